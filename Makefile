@@ -69,6 +69,7 @@ soak: .venv/.installed-test build/clients/.installed build/llm/.installed native
 	GUIDE_EXAMPLES=50000 $(BIN)/python -m pytest tests/sampling/test_guide_fuzz.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
 	LLM=$(CURDIR)/build/llm/bin/llm $(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+	$(BIN)/python -m pytest -m attacks tests/serve/attacks
 	CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest tests/serve/test_serve_clients.py
 
 # Every recipe with every number of processes that can share it; `make test` has two of them.

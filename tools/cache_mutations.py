@@ -747,6 +747,22 @@ MUTATIONS = (
         "scheduler/request_queues.py",
         ("self._fair_share.current if request.was_imported else self._fair_share", "self._fair_share"),
     ),
+    # Shares of the rows.
+    mutation(
+        "share: a client without a row waits where each may have one",
+        "scheduler/request_queues.py",
+        ("self._num_running[each] + 1 <= _share", "self._num_running[each] + 1 < _share"),
+    ),
+    mutation(
+        "share: who yields falls below its share, and takes the row back",
+        "scheduler/request_queues.py",
+        ("if count - 1 >= _share", "if count >= _share"),
+    ),
+    mutation(
+        "share: who has yielded yields again at once",
+        "scheduler/scheduler.py",
+        ("request.min_tokens_to_yield = 2 * request.num_tokens", "request.min_tokens_to_yield = 0"),
+    ),
     mutation(
         "move: window blocks that came are not written",
         "kv_cache/manager.py",

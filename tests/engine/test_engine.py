@@ -353,6 +353,7 @@ def test_stats_count_what_was_done() -> None:
             "steps",
             "failed_steps",
             "preemptions",
+            "yielded_rows",
             "recomputed_tokens",
             "cut_recomputations",
             "steps_ahead",

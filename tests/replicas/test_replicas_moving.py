@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ostinato.engine.process.engine_messages import AbortRequest, OutputDeltas, 
 from ostinato.observe.histograms import EngineHistograms
 from ostinato.replicas import request_mover
 from ostinato.replicas.front import ReplicaSet
+from ostinato.replicas.host import ReplicaHost
 from ostinato.replicas.host_migration import MoveSource
 from ostinato.replicas.replica_messages import (
     AcceptMove,
@@ -171,6 +173,30 @@ def test_what_a_replica_has_told_of_other_fronts_takes_room_too() -> None:
     link.say(ReplicaStatus(StatsSnapshot({"running": 3, "waiting": 0, "cache": cache}, EngineHistograms()), None))
     front.work()
     assert first in link.running
+
+
+def test_window_blocks_take_room_and_have_a_size() -> None:
+    plan = SimpleNamespace(
+        memory=SimpleNamespace(kv_block=0, window_block=1000, sliding_window=64, slots_per_request=0),
+        settings=SimpleNamespace(block_size=16),
+    )
+    cache = {"blocks_total": 0, "blocks_used": 0, "slots_total": 0, "slots_used": 0, "window_blocks_total": 20}
+    stats = {"running": 1, "waiting": 0, "cache": cache}
+    replica = SimpleNamespace(observation=SimpleNamespace(stats=stats), max_num_seqs=4)
+    mover = object.__new__(request_mover.RequestMover)
+    mover._table = SimpleNamespace(replicas={"b": replica}, plan=plan)  # type: ignore[assignment]
+    submitted = SimpleNamespace(prompt_token_ids=[1] * 500, params=SimpleNamespace(n=2))
+    request: Any = SimpleNamespace(submitted=submitted, num_gained=0)
+    # Each output has those of its window, and two.
+    for used, has_room in ((8, True), (9, False)):
+        cache["window_blocks_used"] = used
+        assert mover._has_room("b", request, 1) == has_room
+    assert mover._size(request) == 2 * (4 + 2) * 1000
+    host = object.__new__(ReplicaHost)
+    host.last = replica.observation
+    host._process = SimpleNamespace(started=SimpleNamespace(plan=SimpleNamespace(settings=replica)))  # type: ignore[assignment]
+    cache["window_blocks_used"] = 15
+    assert host.load() == {"requests": 0.25, "slots": 0.75}
 
 
 @on_loop

@@ -38,7 +38,7 @@ def test_the_requests_of_one_client_or_of_none_are_served_as_they_come():
 def test_who_comes_later_does_not_wait_for_turns_that_have_passed_nor_get_them_back():
     queues = arrived(*(request(f"a{i}", "a") for i in range(6)))
     for _ in range(3):
-        queues.start_first()
+        queues.start(queues.next_waiting())
     queues.add(request("b0", "b"), False)
     queues.add(request("b1", "b"), False)
     # The turn of a2, which has begun, is the present one.

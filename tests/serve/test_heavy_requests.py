@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.sampling.params import SamplingParams
+from ostinato.serve.api.tokenize import TokenizeRequest
 from ostinato.serve.body_workers.context import MAX_LOOP_CHARACTERS, NeedsWorker, RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats
@@ -116,3 +118,15 @@ def test_a_server_refuses_what_its_template_takes_too_much_for_and_serves_the_re
         assert ask("9").status_code == 200
         workers = served.lifecycle.workers
         assert (workers.num_done, workers.num_ended_early) == (2, 0)
+
+
+def test_texts_of_many_tokens_are_not_looked_up_on_the_loop():
+    text = SimpleNamespace(
+        encode=lambda *_: list(range(1000)), token_texts=SimpleNamespace(text_of=str), max_model_len=2000
+    )
+    body = TokenizeRequest(prompt="x", return_token_strs=True)
+    with pytest.raises(NeedsWorker):
+        body.prepare(RequestContext(text, ServeSettings(), "m", SamplingParams()))
+    assert (
+        len(json.loads(body.prepare(RequestContext(text, ServeSettings(), "m", None, on_loop=False)))["tokens"]) == 1000
+    )

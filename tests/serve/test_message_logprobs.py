@@ -38,7 +38,7 @@ def tokens_of_message(text, cuts=(), ends=True):
     delta = parser.finish()
     found += scores.take(SimpleNamespace(token_ids=(), logprobs=()), delta)
     rest = scores.rest()
-    return b"".join(bytes(each["bytes"]) for each in found).decode(), rest, content + delta.content
+    return b"".join(TEXT.token_texts.bytes_of(each.token_id) for each in found).decode(), rest, content + delta.content
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def tokens_of_message(text, cuts=(), ends=True):
 def test_a_messages_tokens_are_those_of_its_text(text, message, cuts):
     found, rest, content = tokens_of_message(text, cuts)
     assert found == content == message
-    assert [each["token"] for each in rest][-1:] == [TEXT.token_texts.text_of(END)]
+    assert [each.token_id for each in rest][-1:] == [END]
 
 
 def test_what_ends_an_answer_is_left_at_its_end():
-    assert [each["token"] for each in tokens_of_message("Hello")[1]] == [TEXT.token_texts.text_of(END)]
+    assert [each.token_id for each in tokens_of_message("Hello")[1]] == [END]
     assert tokens_of_message("Hello", ends=False)[1] == []

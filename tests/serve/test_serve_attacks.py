@@ -1,9 +1,10 @@
-"""Bodies made to hold up a server: none takes its event loop for longer than 20 ms."""
+"""Bodies made to hold up a server, and large answers: none takes its event loop for longer than 20 ms."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 import tracemalloc
@@ -12,6 +13,7 @@ import httpx2
 import pytest
 
 from ostinato.serve.http.lifecycle import STALL, EventLoopLag
+from ostinato.serve.http.streaming import LoopTurns
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.stalls import watched
@@ -149,3 +151,100 @@ def test_the_metrics_show_the_loop_and_the_workers(served):
     assert "ostinato:event_loop_stalls_total" in text
     [line] = [each for each in text.splitlines() if each.startswith("ostinato:body_reads_total") and 'done"' in each]
     assert float(line.split()[-1]) >= 1
+
+
+def scored(stream, **more):
+    """A small body whose answer is large: 20 log-probabilities at each of 2,000 places."""
+    ids = [5 + i * 7 % 90 for i in range(2000)]
+    return {"prompt": ids, "echo": True, "logprobs": 20, "max_tokens": 0, "stream": stream, **more}
+
+
+ANSWERS = {
+    "completions": ("/v1/completions", scored(False)),
+    "completions, streamed": ("/v1/completions", scored(True)),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": TALK, "logprobs": True, "top_logprobs": 20, "n": 2, "max_tokens": 300, "ignore_eos": True},
+    ),
+    "responses, streamed": (
+        "/v1/responses",
+        {
+            "input": "Count.",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 20,
+            "max_output_tokens": 300,
+            "ignore_eos": True,
+            "stream": True,
+        },
+    ),
+    "embeddings": ("/v1/embeddings", {"input": [[5 + i, 6, 7] for i in range(64)]}),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_large_answer_is_made_without_a_stall(served, longest, name):
+    path, body = ANSWERS[name]
+    answer = without_stall(served, longest, json.dumps(body).encode(), path)
+    assert answer.status_code == 200
+    if not body.get("stream"):
+        answer.json()
+    assert len(answer.content) > 50_000
+    assert not served.engine.backlog.held_bytes
+
+
+def test_long_answers_take_turns_on_the_loop_and_are_made_only_as_they_are_read():
+    made = []
+
+    def parts(name):
+        for _ in range(3000):
+            made.append(name)
+            yield "x" * 100
+
+    async def answer(turns, name):
+        return b"".join([piece async for piece in turns.pieces(parts(name))])
+
+    async def main():
+        turns = LoopTurns()
+        answers = [asyncio.create_task(answer(turns, name)) for name in range(3)]
+        most = 0
+        await asyncio.sleep(0)  # the short beginning of each needs no turn
+        while not all(task.done() for task in answers):
+            before = len(made)
+            await asyncio.sleep(0)
+            most = max(most, len(made) - before)
+        assert all(len(task.result()) == 300_000 for task in answers)
+        unread = turns.pieces(parts("unread"))
+        await anext(unread)
+        await unread.aclose()
+        return most
+
+    assert asyncio.run(main()) <= 2**13 / 100 + 1
+    assert made.count("unread") * 100 < 2**18 + 2**15
+    changes = sum(made[i] != made[i - 1] for i in range(1, 9000))
+    assert changes > 40, "one answer did not wait for another to end"
+
+
+def test_what_one_client_leaves_unread_is_bounded_and_given_back(served):
+    """A client asks for much and reads nothing: its answer is cut, with an event that says why."""
+    backlog = served.engine.backlog
+    before, backlog.max_bytes = backlog.max_bytes, 2**18
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({**scored(True), "n": 2, "max_tokens": 1500, "ignore_eos": True}).encode()
+    try:
+        with socket.create_connection((host, int(port))) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            served.until(lambda: served.engine.num_unfinished)
+            served.until(lambda: not served.engine.num_unfinished)
+            assert sum(backlog.held_bytes.values()) <= backlog.max_bytes
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += client.recv(2**16)
+        assert b'"code": "client_backlog"' in received
+        answer = post(served, json.dumps(scored(False)).encode(), "/v1/completions")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "client_backlog")
+    finally:
+        backlog.max_bytes = before
+    served.until(lambda: not backlog.held_bytes)
+    assert post(served, json.dumps(scored(False)).encode(), "/v1/completions").status_code == 200

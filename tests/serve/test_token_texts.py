@@ -48,13 +48,13 @@ def test_offsets_count_the_characters_of_the_text_before_a_token():
     offsets = []
     for part in (first, rest):
         logprobs = [TokenLogprobs(token, -1.0, 1) for token in part]
-        offsets += json.loads(writer.json(part, logprobs))["text_offset"]
+        offsets += json.loads("".join(writer.parts(part, logprobs)))["text_offset"]
     assert offsets == [0, 1, 1, 1, 2, 3]
 
 
 def test_what_is_impossible_has_a_number_all_the_same():
     texts = TokenStrings(TOKENIZER)
-    [token] = json.loads(texts.chat_json([TokenLogprobs(5, float("-inf"), 131, ((6, -0.5),))]))
+    [token] = json.loads("".join(texts.chat_parts([TokenLogprobs(5, float("-inf"), 131, ((6, -0.5),))])))
     assert token["logprob"] == LOWEST
     assert token["top_logprobs"] == [
         {"token": texts.text_of(6), "bytes": list(texts.bytes_of(6)), "logprob": -0.5},
@@ -65,5 +65,5 @@ def test_the_better_of_two_tokens_of_one_text_counts():
     twins = TokenStrings(Tokenizer(None))
     twins._names = {0: "x", 1: "x"}
     writer = CompletionLogprobs(twins, Tokenizer(None), skip_special_tokens=True)
-    [top] = json.loads(writer.json([1], [TokenLogprobs(1, -2.0, 2, ((0, -0.5), (1, -2.0)))]))["top_logprobs"]
+    [top] = json.loads("".join(writer.parts([1], [TokenLogprobs(1, -2.0, 2, ((0, -0.5), (1, -2.0)))])))["top_logprobs"]
     assert top == {"x": -0.5}

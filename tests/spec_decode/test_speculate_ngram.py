@@ -100,7 +100,7 @@ def test_a_request_that_was_away_is_found_again_whole() -> None:
     assert proposer.propose(decode(("a", text))) == [(3, 2, 3, 9)]
 
 
-def test_what_is_kept_of_a_request_is_dropped_when_it_is_not_decoded() -> None:
+def test_a_request_is_read_once_also_after_steps_without_it_and_nothing_is_kept_when_it_has_ended() -> None:
     class Watched(list[int]):
         """A prompt that says how often it was read from its beginning."""
 
@@ -116,7 +116,9 @@ def test_what_is_kept_of_a_request_is_dropped_when_it_is_not_decoded() -> None:
     assert Watched.reads == 1
     proposer.propose(decode())
     proposer.propose(decode(("a", text)))
-    assert Watched.reads == 2
+    assert Watched.reads == 1
+    del text
+    assert not proposer._texts
 
 
 def test_the_work_of_a_step_does_not_grow_with_the_text() -> None:

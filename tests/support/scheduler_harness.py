@@ -30,6 +30,7 @@ class Wish:
     priority: int = 0
     prompt_logprobs: bool = False
     salt: str | None = None
+    client: str | None = None
 
 
 @dataclass
@@ -147,6 +148,7 @@ class Harness:
         payload = wish.prompt if wish.prompt_logprobs else None
         prompt, media = as_tokens(wish.prompt)
         request = Request(name, prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt, media)
+        request.client = wish.client
         if self.num_hashes is not None and self.policy.prefix_caching:
             files = self.cache.store.files
             root = None if files is None else files.root
@@ -297,7 +299,8 @@ class Harness:
         return min(len(request.prompt_token_ids) + request.stop.max_tokens, self.limits.max_model_len)
 
     def _check_batch(self, batch: Batch) -> None:
-        """The batch keeps the limits, its rows are in order, nobody was overtaken, and nothing shared is written."""
+        """The batch keeps the limits, its rows are in order, no request was overtaken by another of its client, and
+        nothing shared is written."""
         assert len(batch.rows) <= self.limits.max_num_seqs
         assert batch.num_drafts == (self.num_drafts if any(row.num_drafts for row in batch.rows) else 0)
         assert batch.num_tokens <= self.limits.max_num_batched_tokens
@@ -309,10 +312,12 @@ class Harness:
         for index, row in enumerate(batch.rows):
             follower = self.followers[row.request_id]
             if self._begins(row):
-                begun.append(follower.request.service_order)
+                begun.append(follower.request)
             self._check_row(row, is_decode=index < batch.num_decode_rows)
-        waiting = [f.request.service_order for f in self.followers.values() if f.request.status == "waiting"]
-        assert not begun or not waiting or max(begun) < min(waiting), "a waiting request was overtaken"
+        for client in {request.client for request in begun}:
+            latest = max(request.service_order for request in begun if request.client == client)
+            requests = (f.request for f in self.followers.values() if f.request.client == client)
+            assert all(latest < r.service_order for r in requests if r.status == "waiting"), "one was overtaken"
 
     def _begins(self, row: BatchRow) -> bool:
         """Whether this is the first row of a request, or the first since it was preempted."""

@@ -271,4 +271,7 @@ async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
             raise
     assert output is not None, "a stream ends with its output, or with an error"
     output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
+    for sample in output.outputs:
+        sample.logprobs = None if sample.logprobs is None else list(sample.logprobs)
+    output.prompt_logprobs = None if output.prompt_logprobs is None else list(output.prompt_logprobs)
     return output

@@ -48,6 +48,8 @@ class SchedulerCounts:
     steps: int = 0
     failed_steps: int = 0
     preemptions: int = 0
+    yielded_rows: int = 0
+    """The part of `preemptions` for the share of another client."""
     recomputed_tokens: int = 0
     """Computed tokens that preemptions discarded."""
     cut_recomputations: int = 0

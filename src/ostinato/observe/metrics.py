@@ -169,6 +169,7 @@ _ENGINE = (
     _Spec("counter", "generation_tokens", "Tokens that were generated", "generated_tokens"),
     _Spec("counter", "request_success", "Outputs that ended, by reason", "finished", "finished_reason"),
     _Spec("counter", "num_preemptions", "Outputs that lost their memory and were computed again", "preemptions"),
+    _Spec("counter", "yielded_rows", "Outputs preempted for a client below its share", "yielded_rows"),
     _Spec("counter", "recomputed_tokens", "Tokens that preemptions threw away", "recomputed_tokens"),
     _Spec(
         "counter",

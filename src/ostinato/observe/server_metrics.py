@@ -23,6 +23,12 @@ def connections(open_now: int, refused: int, prefix: str, labels: Mapping[str, s
     yield family("counter", f"{prefix}connections_refused", text, [({}, refused)], labels)
 
 
+def unread_answers(num_bytes: int, prefix: str, labels: Mapping[str, str]) -> Metric:
+    """Return the bytes of answers that clients have not taken as a metric."""
+    text = "Bytes of answers that wait for their clients, of all of them"
+    return family("gauge", f"{prefix}unread_answer_bytes", text, [({}, num_bytes)], labels)
+
+
 def refusals(counts: Mapping[str, int], prefix: str, labels: Mapping[str, str]) -> Metric:
     """Return the requests and connections that were refused below the application, by the error's code."""
     text = "Requests and connections that were refused before they were read, by reason"

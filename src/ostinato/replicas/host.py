@@ -117,12 +117,12 @@ class ReplicaHost:
         """Return how full the engine is, as fractions; 0 before the first look.
 
         `requests` is running and waiting outputs by those that may run at once, and may be above 1. `slots` is the used
-        fraction of blocks or of slots, whichever is larger.
+        fraction of blocks, of window blocks or of slots, whichever is largest.
         """
         if self.last is None:
             return {"requests": 0.0, "slots": 0.0}
         stats, cache = self.last.stats, self.last.stats["cache"]
-        kinds = [kind for kind in ("blocks", "slots") if cache[f"{kind}_total"]]
+        kinds = [kind for kind in ("blocks", "window_blocks", "slots") if cache[f"{kind}_total"]]
         shares = [cache[f"{kind}_used"] / cache[f"{kind}_total"] for kind in kinds]
         max_num_seqs = self._process.started.plan.settings.max_num_seqs
         return {"requests": (stats["running"] + stats["waiting"]) / max_num_seqs, "slots": max(shares, default=0.0)}

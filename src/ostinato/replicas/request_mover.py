@@ -11,6 +11,7 @@ from typing import Any
 from ostinato.engine.process.engine_messages import EngineReply
 from ostinato.engine.process.output_deltas import OutputDelta, without_move
 from ostinato.errors import ForeignExport, RequestError
+from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.replicas.replica_messages import AcceptMove, CancelMove, CommitMove, MovePrepared, PrepareMove
 from ostinato.replicas.request_table import MoveStage, RequestMove, RequestTable, TrackedRequest
 from ostinato.scheduler.request import FinishReason
@@ -277,10 +278,13 @@ class RequestMover:
         cache = stats.get("cache")
         if cache is None:
             return True
-        free = {kind: cache[f"{kind}_total"] - cache[f"{kind}_used"] for kind in ("blocks", "slots")}
         memory = self._table.plan.memory
-        slots = count * memory.slots_per_request
-        return bool(self._blocks(request) <= free["blocks"] or not memory.kv_block) and bool(slots <= free["slots"])
+        needs = {"slots": count * memory.slots_per_request}
+        if memory.kv_block:
+            needs["blocks"] = self._blocks(request)
+        if memory.window_block:
+            needs["window_blocks"] = self._window_blocks(request)
+        return all(need <= cache[f"{kind}_total"] - cache[f"{kind}_used"] for kind, need in needs.items())
 
     def _blocks(self, request: TrackedRequest) -> int:
         """Return the number of blocks of a request, if its outputs share none."""
@@ -288,8 +292,16 @@ class RequestMover:
         # Each output has one more block, which is not full.
         return (prompt * request.submitted.params.n + request.num_gained) // size + request.submitted.params.n
 
+    def _window_blocks(self, request: TrackedRequest) -> int:
+        """Return the number of window blocks of a request, if its outputs share none."""
+        plan = self._table.plan
+        rules = SlidingWindowSpec(plan.memory.sliding_window, plan.settings.block_size, step_tokens=1)
+        count = request.submitted.params.n
+        return rules.blocks_needed(-(-self._blocks(request) // count), count)
+
     def _size(self, request: TrackedRequest) -> int:
         """Return an upper bound on the bytes of a request's blocks and states."""
         memory = self._table.plan.memory
         states = memory.state_slot if memory.slots_per_request else 0
-        return self._blocks(request) * memory.kv_block + request.submitted.params.n * states
+        window_blocks = self._window_blocks(request) * memory.window_block if memory.window_block else 0
+        return self._blocks(request) * memory.kv_block + window_blocks + request.submitted.params.n * states

@@ -65,6 +65,7 @@ class SamplingState:
     """
 
     __slots__ = (
+        "__weakref__",
         "_counts",
         "draw_settings",
         "guidance",

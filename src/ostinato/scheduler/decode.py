@@ -5,6 +5,7 @@ With overlap, the next step's rows are scheduled before the tokens of the step i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import StrEnum
 
 from ostinato.kv_cache.manager import CacheManager
@@ -56,7 +57,8 @@ class DecodeScheduler:
         while not cache.grow(request.request_id, request.num_tokens):
             if any(cache.shrink(other.request_id, other.num_tokens) for other in reversed(running)):
                 continue
-            victim = running[-1]
+            index = bisect_left(running, request.service_order, key=lambda other: other.service_order)
+            victim = self._queues.newest_above_share(len(running), index) or running[-1]
             self.preempt(victim)
             if victim is request:
                 return False
@@ -106,13 +108,14 @@ class OverlapBlocker(StrEnum):
 
 
 def continuing_requests(
-    step: InFlightStep, queues: RequestQueues, max_num_seqs: int, has_refused: bool
+    step: InFlightStep, queues: RequestQueues, max_num_seqs: int, has_refused: bool, must_yield: bool
 ) -> list[tuple[int, Request]] | OverlapBlocker:
     """Return the requests that continue after `step`, in order of rank, with the index of their row in it.
 
     Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
     requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
-    complete are left out. `has_refused`: the first waiting request finds no memory unless another one ends.
+    complete are left out. `has_refused`: the next waiting request finds no memory unless another one ends.
+    `must_yield`: a running request is to be preempted for it.
     """
     if not all(row.samples for row in step.batch.rows):
         return OverlapBlocker.PROMPT
@@ -126,7 +129,7 @@ def continuing_requests(
             continuing.append((row_index, request))
     if queues.waiting:
         any_ends = len(continuing) < len(queues.running)
-        if any_ends or (len(queues.running) < max_num_seqs and not has_refused):
+        if must_yield or any_ends or (len(queues.running) < max_num_seqs and not has_refused):
             return OverlapBlocker.ADMISSION
     if any(len(request.output_token_ids) < request.num_lookback_outputs for _, request in continuing):
         return OverlapBlocker.TOKEN

@@ -71,7 +71,7 @@ class Admission:
         self._refusal: _BlockedHead | None = None
 
     def admit_next(self, budget: int, num_drafts: int) -> Request | None:
-        """Admit the first waiting request to a step with room for `budget` more tokens, and return it.
+        """Admit the next waiting request to a step with room for `budget` more tokens, and return it.
 
         Return None if no request waits, or if it finds no batch row, too few tokens or no memory. At most something
         idle was evicted for it then.
@@ -79,7 +79,7 @@ class Admission:
         queues, cache, limits = self._queues, self._cache, self._limits
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
-        request = queues.waiting[0]
+        request = queues.next_waiting()
         spare_blocks, spare_window_blocks, room = self._available()
         if self._refusal is not None and self._refusal.still_holds(request, *room):
             return None
@@ -109,7 +109,7 @@ class Admission:
         if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_window_blocks, uses_checkpoint=reads):
             self._refusal = _BlockedHead(request, *room)
             return None
-        queues.start_first()
+        queues.start(request)
         self._refusal = None
         self._counters.cut_recomputations += is_cut
         request.num_computed_tokens, request.checkpoint_positions = start, placement
@@ -140,8 +140,29 @@ class Admission:
 
     def is_head_blocked(self) -> bool:
         """Return whether the first waiting request has found too little memory, and would find no more now."""
-        refusal, waiting = self._refusal, self._queues.waiting
-        return refusal is not None and bool(waiting) and refusal.still_holds(waiting[0], *self._available()[2])
+        refusal, queues = self._refusal, self._queues
+        if refusal is None or not queues.waiting:
+            return False
+        return refusal.still_holds(queues.next_waiting(), *self._available()[2])
+
+    def row_to_yield(self) -> Request | None:
+        """Return a running request to preempt for the next waiting one, of a client below its share of the rows.
+
+        None if there are rows and memory for all such clients, or if no other client is above its share.
+        """
+        queues, max_num_seqs = self._queues, self._limits.max_num_seqs
+        if not queues.waiting:
+            return None
+        num_rows = min(len(queues.running) + 1, max_num_seqs)
+        below = queues.clients_below_share(num_rows)
+        if not below:
+            return None
+        head = queues.next_waiting()
+        is_out_of_rows = len(queues.running) + len(below) > max_num_seqs
+        if head.client not in below or not (is_out_of_rows or self.is_head_blocked()):
+            return None
+        request = queues.newest_above_share(num_rows)
+        return None if request is None or request.service_order[0] < head.service_order[0] else request
 
     def retry_head(self) -> None:
         """Forget the refusal after a prompt advanced, since the first waiting request may share its blocks."""

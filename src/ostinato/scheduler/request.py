@@ -107,6 +107,8 @@ class Request:
     num_prompt_logprobs: int = 0
     """Positions, from the first on, whose prompt log-probabilities were delivered; kept by a preemption."""
     num_preemptions: int = 0
+    min_tokens_to_yield: int = 0
+    """Length from which it may be preempted for a client below its share: twice that of the last time."""
     arrival_number: int = 0
     """Sequence number of the arrival, given by the scheduler."""
     service_order: tuple[int, float, int] = (0, 0, 0)

@@ -3,11 +3,16 @@
 A client with many requests waits behind the first ones of clients with few. It is start-time fair queueing (Goyal, Vin,
 Cheng 1996) with requests of one size: a request gets a start tag when it arrives, one after the last of its client, but
 none that has passed already. For a client of weight w it is 1 / w after the last.
+
+Among the requests that run, a client's share is the rows in proportion to its weight, and at least one. A client below
+its share is admitted before those at theirs, and takes rows from the client that is furthest above
+(`newest_above_share`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable
 from operator import attrgetter
 from typing import Self
@@ -75,6 +80,11 @@ class FairShare:
 _rank = attrgetter("service_order")
 
 
+def _share(client: Hashable, rows_per_weight: float) -> float:
+    """Return the rows that the client may have before others take them."""
+    return max(1.0, rows_per_weight * client_weight(client))
+
+
 class RequestQueues:
     """The unfinished requests, in a waiting and a running list, each sorted by rank.
 
@@ -88,6 +98,41 @@ class RequestQueues:
         """All waiting and running requests, by their ids."""
         self._num_arrived = 0
         self._fair_share = FairShare()
+        self._num_waiting: Counter[Hashable] = Counter()
+        self._num_running: Counter[Hashable] = Counter()
+
+    def next_waiting(self) -> Request:
+        """Return the request to admit next: the first of a client below its share of the rows, else the first."""
+        first = self.waiting[0]
+        below = self.clients_below_share(len(self.running) + 1)
+        if not below or first.client in below:
+            return first
+        priority = first.service_order[0]
+        return next((r for r in self.waiting if r.client in below and r.service_order[0] == priority), first)
+
+    def clients_below_share(self, num_rows: int) -> set[Hashable]:
+        """Return the waiting clients with a row less than their share of `num_rows`; none if there is one client."""
+        if len(self._num_waiting.keys() | self._num_running.keys()) < 2:
+            return set()
+        row = self._rows_per_weight(num_rows)
+        return {each for each in self._num_waiting if self._num_running[each] + 1 <= _share(each, row)}
+
+    def newest_above_share(self, num_rows: int, first: int = 0) -> Request | None:
+        """Return the newest request, from index `first` of the running ones, of the client furthest above its share.
+
+        A client that loses the row keeps its share of `num_rows`, so it cannot take the row back. A request that was
+        preempted so is not preempted so again before it is twice as long: its tokens are computed three times at most.
+        """
+        row = self._rows_per_weight(num_rows)
+        above = {each for each, count in self._num_running.items() if count - 1 >= _share(each, row)}
+        newest: dict[Hashable, Request] = {}
+        for request in self.running[first:] if above else ():
+            if request.client in above and request.num_tokens >= request.min_tokens_to_yield:
+                newest[request.client] = request
+        return max(newest.values(), key=lambda r: self._num_running[r.client] / _share(r.client, row), default=None)
+
+    def _rows_per_weight(self, num_rows: int) -> float:
+        return num_rows / sum(map(client_weight, self._num_waiting.keys() | self._num_running.keys()))
 
     def add(self, request: Request, by_priority: bool) -> None:
         """Add a new request to the waiting list, at its client's fair share among those of its priority, or among all.
@@ -101,33 +146,53 @@ class RequestQueues:
         request.service_order = (priority, start_tag, request.arrival_number)
         self._num_arrived += 1
         self.requests[request.request_id] = request
-        insort(self.waiting, request, key=_rank)
+        self._insert(request)
 
-    def start_first(self) -> None:
-        """Move the first waiting request to the running list."""
-        request = self.waiting.pop(0)
+    def start(self, request: Request) -> None:
+        """Move a waiting request to the running list."""
+        self._take_out(request)
         request.status = RequestStatus.RUNNING
         self._fair_share.advance(request.service_order[1])
-        insort(self.running, request, key=_rank)
+        self._insert(request)
 
     def requeue(self, request: Request) -> None:
         """Move a running request back to the waiting list."""
-        self.running.remove(request)
+        self._take_out(request)
         request.status = RequestStatus.WAITING
-        insort(self.waiting, request, key=_rank)
+        self._insert(request)
 
     def remove(self, request: Request) -> bool:
         """Remove a finished request; return whether it ran."""
         is_running = request.status is RequestStatus.RUNNING
-        queue = self.running if is_running else self.waiting
-        del queue[bisect_left(queue, request.service_order, key=_rank)]
+        self._take_out(request)
         del self.requests[request.request_id]
         request.status = RequestStatus.FINISHED
         return is_running
 
+    def _insert(self, request: Request) -> None:
+        queue, counts = self._queue_of(request)
+        insort(queue, request, key=_rank)
+        counts[request.client] += 1
+
+    def _take_out(self, request: Request) -> None:
+        queue, counts = self._queue_of(request)
+        del queue[bisect_left(queue, request.service_order, key=_rank)]
+        counts[request.client] -= 1
+        if not counts[request.client]:
+            del counts[request.client]
+
+    def _queue_of(self, request: Request) -> tuple[list[Request], Counter[Hashable]]:
+        """Return the list that holds an unfinished request, and that list's requests by client."""
+        if request.status is RequestStatus.RUNNING:
+            return self.running, self._num_running
+        return self.waiting, self._num_waiting
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless lists and requests agree with each other."""
+        counts = {RequestStatus.WAITING: self._num_waiting, RequestStatus.RUNNING: self._num_running}
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
+            by_client = Counter(request.client for request in queue)
+            assert by_client == counts[status], f"the {status} requests are miscounted by client"
             ranks = [request.service_order for request in queue]
             assert ranks == sorted(set(ranks)), f"the {status} requests are not in order of rank"
             for request in queue:

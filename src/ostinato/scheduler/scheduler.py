@@ -87,10 +87,11 @@ class Scheduler:
     after it, then prompt chunks of running requests, then of waiting ones. On admission a request gets its prefix cache
     hit, and blocks for all tokens that it knows, so only decoding makes it grow. If no block is available for that, the
     running request that is last in rank is preempted, possibly the one that grows: it loses its memory and waits, with
-    its outputs, to compute all its tokens again. So the first in rank is never preempted for another, and alone it
-    always fits, because `add` refuses what does not: every step has a row, and a request waits for ever only for those
-    that rank before it. No running request is preempted for a waiting one, or for a draft. Cached entries make room for
-    all. A step's results are committed to the index in `update`, so only if the step succeeded.
+    its outputs, to compute all its tokens again. So for memory the first in rank is never preempted for another, and
+    alone it always fits, because `add` refuses what does not: every step has a row, and a request waits for ever only
+    for those that rank before it. No running request is preempted for a draft; for a waiting one, only if that one's
+    client has fewer rows than its share and its own client more (`RequestQueues`). Cached entries make room for all. A
+    step's results are committed to the index in `update`, so only if the step succeeded.
 
     Without chunked prefill a prompt waits until it fits into a step whole. The one exception is a preempted request
     whose prompt and outputs have outgrown `max_num_batched_tokens`, or one that has come from another engine so: it is
@@ -171,6 +172,10 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert not self._in_flight_steps, "the last step needs update() or fail() before the next is scheduled"
+        while (request := self._admission.row_to_yield()) is not None:
+            request.min_tokens_to_yield = 2 * request.num_tokens
+            self._decoding.preempt(request)
+            self.counters.yielded_rows += 1
         num_drafts = self._num_drafts()
         if self._media is not None:
             self._media.begin_step()
@@ -214,8 +219,13 @@ class Scheduler:
         """
         assert len(self._in_flight_steps) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
+        admission = self._admission
         continuing = continuing_requests(
-            self._in_flight_steps.first, self.queues, self.limits.max_num_seqs, self._admission.is_head_blocked()
+            self._in_flight_steps.first,
+            self.queues,
+            self.limits.max_num_seqs,
+            has_refused=admission.is_head_blocked(),
+            must_yield=admission.row_to_yield() is not None,
         )
         if not isinstance(continuing, OverlapBlocker) and not all(
             self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in continuing
@@ -384,7 +394,7 @@ class Scheduler:
         )
         if self.queues.waiting:
             why = self._admission.reason_to_wait(self.limits.max_num_batched_tokens - tokens)
-            log.debug("request %s waits: %s", self.queues.waiting[0].request_id, why)
+            log.debug("request %s waits: %s", self.queues.next_waiting().request_id, why)
 
     def _commit(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
         """Commit the results of the step that computed `row`, so that other requests can share them.

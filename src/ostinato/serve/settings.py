@@ -43,7 +43,7 @@ FORMS = {
     "metrics_prefix": ("letters, digits, _ and :, with no digit at the beginning", "ostinato:"),
 }
 """Setting with a pattern -> description of the pattern in words, and an example."""
-BYTE_SETTINGS = ("max_body", "worker_memory")
+BYTE_SETTINGS = ("client_backlog", "max_body", "worker_memory")
 """Settings that are bytes, and can be given as 16MiB."""
 
 
@@ -106,6 +106,11 @@ class ServeSettings(BaseModel):
 
     A client is a key, or an address without keys (a quarter of those that may run and wait, and at least max_n; without
     keys on a loopback address, all of them).
+    """
+    client_backlog: int = Field(64 * 2**20, ge=2**16)
+    """Bytes, such as 64MiB, of answers that one client may leave unread, whole answers until they are sent.
+
+    Beyond it, the answer that holds most ends with an error, `client_backlog`.
     """
     max_body: int = Field(16 * 2**20, ge=1024)
     """Bytes of a request's body, such as 16MiB, its images included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from ostinato.sampling.state import SamplingState
 from ostinato.scheduler.batch import Batch
@@ -23,25 +24,23 @@ class NgramProposer:
         assert 1 <= lookup_min <= lookup_max, "lengths to look up go from 1 or more to no less than that"
         self.lookup_min = lookup_min
         self.lookup_max = lookup_max
-        self._texts: dict[str, _NgramIndex] = {}
+        # An index lasts as long as its request, which a step of prompts alone does not end.
+        self._texts: WeakKeyDictionary[SamplingState, _NgramIndex] = WeakKeyDictionary()
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
 
         The sampling state of a decode row is in its `sampling_state`. The cost is O(new tokens since the last call),
-        which the first time are all. The index of a request that is not decoded in this step is dropped.
+        which the first time are all.
         """
         drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
-        texts: dict[str, _NgramIndex] = {}
         for i, row in enumerate(batch.rows[: batch.num_decode_rows]):
             state: SamplingState = row.sampling_state
-            text = self._texts.get(row.request_id)
-            if text is None or not text.is_of(state):
-                text = _NgramIndex(state, self.lookup_min, self.lookup_max)
-            texts[row.request_id] = text
+            text = self._texts.get(state)
+            if text is None:
+                text = self._texts[state] = _NgramIndex(state, self.lookup_min, self.lookup_max)
             if row.num_drafts:
                 drafts[i] = text.continuation(row.num_drafts)
-        self._texts = texts
         return drafts
 
 
@@ -58,10 +57,6 @@ class _NgramIndex:
         """Every n-gram that ends at this position or before it is in `_ends`."""
         self._ends: dict[int, int] = {}
         """Key of an n-gram -> the position after its last token."""
-
-    def is_of(self, state: SamplingState) -> bool:
-        """Return whether these are the tokens of this very request, not of another one with the same id."""
-        return self._output is state.output_token_ids
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
         """Return up to `max_tokens` tokens to follow; none if the last n-gram is new."""

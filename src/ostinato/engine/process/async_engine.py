@@ -98,6 +98,8 @@ class AsyncEngine:
         """
         self._process = process
         self._streams = StreamRegistry(self.admission, process.send)
+        self.backlog = self._streams.backlog
+        """Bytes of output that clients have not taken, and their bound."""
         self._calls = PendingCalls(process.send)
         self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None

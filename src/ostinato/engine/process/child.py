@@ -43,7 +43,7 @@ from ostinato.engine.process.engine_messages import (
     SubmitRequest,
 )
 from ostinato.engine.process.engine_process import freeze_gc
-from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta
+from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta, packed
 from ostinato.kv_cache.index_snapshot import prefix_hit_keys, snapshot_index
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.observe.logs import set_log_levels
@@ -328,7 +328,7 @@ def _sendable(delta: OutputDelta) -> OutputDelta:
     if output is None:
         return delta
     error = None if output.error is None else step_error(output.error)
-    return delta._replace(output=replace(output, prompt_token_ids=[], prompt_logprobs=None, error=error))
+    return delta._replace(output=replace(packed(output), prompt_token_ids=[], prompt_logprobs=None, error=error))
 
 
 def _log_errors(outputs: Sequence[RequestOutput], has_step_failed: bool) -> None:

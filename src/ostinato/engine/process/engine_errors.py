@@ -63,3 +63,7 @@ class Overloaded(RequestError):
 
 class DeadlineExceeded(RequestError):
     """Error for a request that was ended because its deadline passed."""
+
+
+class BacklogExceeded(RequestError):
+    """Error for a request that was ended because its client takes too little of its answers."""

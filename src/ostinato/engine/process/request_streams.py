@@ -7,32 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from ostinato.engine.migration.wire_format import RequestSnapshot
 from ostinato.engine.outputs import RequestTimes
-from ostinato.engine.process.engine_errors import DeadlineExceeded
+from ostinato.engine.process.engine_errors import BacklogExceeded, DeadlineExceeded
 from ostinato.engine.process.engine_messages import AbortRequest, DeltasHandled
-from ostinato.engine.process.output_deltas import OutputDelta, without_move
+from ostinato.engine.process.output_deltas import (
+    OutputDelta,
+    PackedLogprobs,
+    held_bytes,
+    join_deltas,
+    without_move,
+)
 from ostinato.engine.process.queue_limit import QueueLimit
-from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.scheduler.request import FinishReason
+
+_JOINED = 64
+"""Deltas that are joined when their reader is slow, so that joining costs little and a fetch gives a bounded part."""
 
 
 class RequestStream:
     """An asynchronous iterator over a request's output deltas. Leaving its `async with` early ends the request.
 
     Deltas that the caller has not fetched are joined, so at most the request's whole output waits for a slow caller. An
-    error that ended the request, or one of its outputs, is raised after all deltas were fetched.
+    error that ended the request, or one of its outputs, is raised after all deltas were fetched. `held_bytes` are those
+    of what waits, and of what a caller has of the whole output until `close`; the registry limits them per client.
     """
 
     def __init__(self, request_id: str, num_outputs: int, abort: Callable[[], None], client: str | None = None) -> None:
         self.request_id, self.client = request_id, client
         self.num_outputs = num_outputs
         self.prompt_token_ids: list[int] = []
-        self.prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+        self.prompt_logprobs: PackedLogprobs | None = None
         """Log-probabilities of the prompt, if asked for; None before the first token of the first output."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that came from the prefix cache; None before the first delta."""
@@ -58,7 +69,13 @@ class RequestStream:
         It is set when the last delta from the first engine has come: whether the request passes to the other one.
         """
         self._abort = abort
-        self._waiting: OutputDelta | None = None
+        self.held_bytes = 0
+        """Bytes of the output that wait for the reader, or that it has whole until it closes the stream."""
+        self.on_held: Callable[[int], None] = lambda num_bytes: None
+        """Callback for a change of `held_bytes`."""
+        self._recent: list[OutputDelta] = []
+        self._waiting: deque[OutputDelta] = deque()
+        """Joined deltas that came before `_recent`."""
         self._error: Exception | None = None
         self._updated = asyncio.Event()
 
@@ -66,19 +83,24 @@ class RequestStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.abort()
+        self.close()
 
     def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> OutputDelta:
-        while self._waiting is None:
+        while not (self._recent or self._waiting):
             if self.ended:
                 self.raise_error()
                 raise StopAsyncIteration
             self._updated.clear()
             await self._updated.wait()
-        delta, self._waiting = self._waiting, None
+        if self._waiting:
+            delta = self._waiting.popleft()
+        else:
+            delta = join_deltas(self._recent)
+            self._recent.clear()
+        self.hold(-delta.num_bytes)
         return delta
 
     async def wait_ended(self) -> None:
@@ -97,6 +119,27 @@ class RequestStream:
         if not self.ended:
             self._abort()
 
+    def close(self) -> None:
+        """End the request, if it has not ended, and drop what waits."""
+        self.abort()
+        self._drop()
+
+    def cut(self, error: Exception) -> None:
+        """Drop what waits, and end the request with an error, also for a reader that is still sending its output."""
+        self.abort()
+        self.end(error)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._recent.clear()
+        self._waiting.clear()
+        self.hold(-self.held_bytes)
+
+    def hold(self, num_bytes: int) -> None:
+        """Add to `held_bytes`, for what the reader keeps of a delta that it has fetched."""
+        self.held_bytes += num_bytes
+        self.on_held(num_bytes)
+
     def rebind(self, request_id: str, abort: Callable[[], None]) -> None:
         """Continue with another engine, under this id."""
         self.request_id, self._abort = request_id, abort
@@ -106,7 +149,8 @@ class RequestStream:
         first = snapshot.samples[0]
         self.prompt_token_ids = snapshot.prompt_token_ids
         if first.token_ids:
-            self.prompt_logprobs = snapshot.prompt_logprobs
+            scores = snapshot.prompt_logprobs
+            self.prompt_logprobs = None if scores is None else PackedLogprobs.of(scores)
         if first.cache is not None:
             self.num_cached_tokens = first.cache.cached_tokens
         self.num_output_tokens = sum(len(sample.token_ids) for sample in snapshot.samples)
@@ -115,18 +159,26 @@ class RequestStream:
     def put(self, delta: OutputDelta) -> None:
         """Add an output delta of the request. Called for the engine."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        num_bytes = delta.num_bytes
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
+            num_bytes += delta.prompt_logprobs.num_bytes
         if delta.output is not None:
             # The engine's process did not send these back.
             delta.output.prompt_token_ids = self.prompt_token_ids
-            delta.output.prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+            delta.output.prompt_logprobs = cast(Any, self.prompt_logprobs)
+            num_bytes += held_bytes(delta.output.outputs)
+            num_bytes += 0 if delta.output.embedding is None else delta.output.embedding.nbytes
         for sample in delta.samples:
             self.num_output_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:
                 self.finish_reasons.append(sample.finish_reason)
-        self._waiting = delta if self._waiting is None else self._waiting.merge(delta)
+        self._recent.append(delta)
+        if len(self._recent) == _JOINED:
+            self._waiting.append(join_deltas(self._recent))
+            self._recent.clear()
         self._updated.set()
+        self.hold(num_bytes)
 
     def end(self, error: Exception | None = None) -> None:
         """End the stream: nothing more will come. Called for the engine."""
@@ -139,6 +191,37 @@ class RequestStream:
         if error is not None:
             self.on_error(error)
         self._updated.set()
+
+
+class BacklogLimit:
+    """Bound on the bytes of output that one client has asked for and not taken.
+
+    Beyond it, the client's stream that holds most is cut. Requests without a client are not bounded.
+    """
+
+    def __init__(self) -> None:
+        self.max_bytes: int | None = None
+        """Bytes of a client; None: any number."""
+        self.held_bytes: Counter[str] = Counter()
+        """Bytes held, by client."""
+        self._streams: dict[str, set[RequestStream]] = {}
+
+    def note(self, stream: RequestStream, num_bytes: int) -> None:
+        """Note that a stream holds `num_bytes` more, or less."""
+        if stream.client is None:
+            return
+        client, streams = stream.client, self._streams.setdefault(stream.client, set())
+        self.held_bytes[client] += num_bytes
+        (streams.add if stream.held_bytes else streams.discard)(stream)
+        if not streams:
+            del self._streams[client], self.held_bytes[client]
+        elif num_bytes > 0 and self.max_bytes is not None and self.held_bytes[client] > self.max_bytes:
+            message = (
+                f"the client has not taken {self.held_bytes[client]} bytes of its answers, and may leave "
+                f"{self.max_bytes} (client_backlog); read streams as they come, or ask for less by n, max_tokens or "
+                "logprobs"
+            )
+            max(streams, key=lambda each: each.held_bytes).cut(BacklogExceeded(message))
 
 
 _LOOP_PASSES = 3
@@ -154,6 +237,7 @@ class StreamRegistry:
     def __init__(self, admission: QueueLimit, send: Callable[[Any], None]) -> None:
         """Create an empty table. `admission` counts the unfinished outputs; `send` is for messages to the engine."""
         self._admission, self._send = admission, send
+        self.backlog = BacklogLimit()
         self._loop = asyncio.get_running_loop()
         self._unfinished: dict[str, RequestStream] = {}
         self._entering: set[str] = set()
@@ -186,6 +270,7 @@ class StreamRegistry:
         self._admission.acquire(num_outputs, client)
         name = self.new_id()
         stream = RequestStream(name, num_outputs, lambda: self.end(name), client)
+        stream.on_held = partial(self.backlog.note, stream)
         if deadline is not None:
             stream.deadline = self._loop.time() + deadline, deadline
         return stream
@@ -236,7 +321,7 @@ class StreamRegistry:
                 self._hand_over(stream, stream.handover, delta)
                 continue
             stream.put(delta)
-            if delta.output is not None:
+            if delta.output is not None and not stream.ended:
                 self.finish(delta.request_id, delta.output.error)
         self._settle(begin, _LOOP_PASSES)
 
@@ -266,7 +351,8 @@ class StreamRegistry:
         passes = any(sample.finish_reason == FinishReason.MOVED.value for sample in delta.output.outputs)
         if not passes:
             stream.put(delta)
-            self.finish(delta.request_id, delta.output.error)  # the request ended by itself
+            if not stream.ended:
+                self.finish(delta.request_id, delta.output.error)  # the request ended by itself
             return
         gained = without_move(delta)
         if gained is not None:

@@ -123,7 +123,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
             f"msg_{request.state.request_id}",
             lifecycle.model_name,
         )
-        return await make_response(request, run, body.stream, written.events, written.whole)
+        return await make_response(request, run, body.stream, written.events, written.whole, model.turns)
 
     @router.post("/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001
@@ -166,8 +166,8 @@ class _Message:
             elif events:
                 yield events.encode()
 
-    async def whole(self) -> str:
-        """Return the whole message as JSON."""
+    async def whole(self) -> list[str]:
+        """Return the whole message as JSON, in one part."""
         ending: dict[str, Any] = {}
         async for _, delta in self._run.deltas():
             if delta.output is not None:
@@ -176,7 +176,7 @@ class _Message:
                 self._blocks.end()
                 self._run.count_reasoning([self._output], [whole])
                 ending = self._ending(whole)
-        return compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})
+        return [compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})]
 
     def _ending(self, output: CompletionOutput) -> dict[str, Any]:
         """Return why the answer ended. The output must have been taken before."""

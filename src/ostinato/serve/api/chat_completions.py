@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -22,6 +23,7 @@ from ostinato.serve.api.generation_run import (
     compact,
     end_members,
     head,
+    in_turns,
     make_response,
     prepare_chat,
     quoted,
@@ -39,7 +41,7 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import DONE, LastEvents
+from ostinato.serve.http.streaming import DONE, LastEvents, LoopTurns
 
 
 class JsonSchema(Body):
@@ -145,8 +147,9 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiR
             request,
             run,
             body.stream,
-            lambda: _events(run, answers, texts, ChunkWriter(own, body, run.usage)),
+            lambda: _events(run, answers, texts, ChunkWriter(own, body, run.usage), model.turns),
             lambda: _whole(run, answers, texts, own),
+            model.turns,
         )
 
     return router
@@ -157,37 +160,41 @@ async def _events(
     answers: Sequence[ChatOutput],
     texts: TokenStrings | None,
     chunks: ChunkWriter,
+    turns: LoopTurns,
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
-    end = ""
     async for _, delta in run.deltas():
-        events = []
+        events: list[Iterable[str]] = []
         for sample in delta.samples:
             index = sample.sample_index
             choice = _streamed(sample, answers[index], texts, begins=index not in begun)
             if choice is not None:
                 begun.add(index)
-                events.append(chunks.event(choice))
+                events.append(chunks.event_parts(choice))
         if delta.output is not None:
             run.count_reasoning(answers, delta.output.outputs)
         if run.has_ended:
-            end = "".join(events)
-        elif events:
-            yield "".join(events).encode()
-    if chunks.include_usage:
-        end += chunks.usage()
-    yield LastEvents(end.encode() + DONE)
+            events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
+        if texts is None:
+            text = "".join(chain.from_iterable(events)).encode()
+            if text:
+                yield LastEvents(text) if run.has_ended else text
+            continue
+        async for piece in in_turns(turns, chain.from_iterable(events), run.has_ended):
+            yield piece
 
 
-def _streamed(sample: SampleDelta, answer: ChatOutput, texts: TokenStrings | None, begins: bool) -> str | None:
-    """Return a chunk's choice as JSON; None if it would be empty."""
+def _streamed(
+    sample: SampleDelta, answer: ChatOutput, texts: TokenStrings | None, begins: bool
+) -> Iterator[str] | None:
+    """Return the parts of a chunk's choice; None if it would be empty."""
     delta = _delta(answer.take(sample), begins)
     if not (delta or sample.finish_reason or (texts is not None and sample.logprobs)):
         return None
     if begins:
         delta = f'"role":"assistant",{delta}' if delta else '"role":"assistant","content":""'
-    logprobs, end = _logprobs(texts, sample.logprobs), end_members(answer.finish_reason(sample), sample.stop_reason)
-    return f'{{"index":{sample.sample_index},"delta":{{{delta}}},"logprobs":{logprobs},{end}}}'
+    body, end = f'{{"index":{sample.sample_index},"delta":{{{delta}}},"logprobs":', answer.finish_reason(sample)
+    return chain([body], _logprobs(texts, sample.logprobs), [f",{end_members(end, sample.stop_reason)}}}"])
 
 
 def _delta(delta: AnswerDelta, begins: bool) -> str:
@@ -216,20 +223,21 @@ def _call_piece(call: ToolCallDelta) -> str:
 
 async def _whole(
     run: GenerationRun, answers: Sequence[ChatOutput], texts: TokenStrings | None, own: dict[str, Any]
-) -> bytes:
-    choices: list[str] = []
+) -> Iterator[str]:
+    choices: list[Iterator[str]] = []
     async for _, delta in run.deltas():
         if delta.output is None:
             continue
         for sample in delta.output.outputs:
             choices.append(_complete(sample, answers[sample.index], texts))
-            # Many log-probabilities take long to write: let other requests run in between.
+            # Parsing a long answer takes long: let other requests run in between.
             await asyncio.sleep(0)
         run.count_reasoning(answers, delta.output.outputs)
     return whole_body(own, choices, run.usage())
 
 
-def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings | None) -> str:
+def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings | None) -> Iterator[str]:
+    """Return the parts of a choice."""
     delta = answer.take(sample)
     message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
     if delta.reasoning:
@@ -240,11 +248,11 @@ def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings 
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in delta.tool_calls
         ]
-    logprobs, end = _logprobs(texts, sample.logprobs), end_members(answer.finish_reason(sample), sample.stop_reason)
-    return f'{{"index":{sample.index},"message":{compact(message)},"logprobs":{logprobs},{end}}}'
+    body, end = f'{{"index":{sample.index},"message":{compact(message)},"logprobs":', answer.finish_reason(sample)
+    return chain([body], _logprobs(texts, sample.logprobs), [f",{end_members(end, sample.stop_reason)}}}"])
 
 
-def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs] | None) -> str:
+def _logprobs(texts: TokenStrings | None, logprobs: Sequence[TokenLogprobs | None] | None) -> Iterable[str]:
     if texts is None or logprobs is None:
-        return "null"
-    return f'{{"content":{texts.chat_json(logprobs)},"refusal":null}}'
+        return ("null",)
+    return chain(['{"content":'], texts.chat_parts(logprobs), [',"refusal":null}'])

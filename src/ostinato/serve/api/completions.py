@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -13,8 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.output_deltas import SampleDelta
-from ostinato.engine.process.request_streams import RequestStream
+from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
@@ -23,6 +22,7 @@ from ostinato.serve.api.generation_run import (
     GenerationRun,
     end_members,
     head,
+    in_turns,
     make_response,
     quoted,
     whole_body,
@@ -35,7 +35,7 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import DONE, LastEvents
+from ostinato.serve.http.streaming import DONE, LastEvents, LoopTurns
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
             request,
             run,
             body.stream,
-            lambda: _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only))),
+            lambda: _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only)), model.turns),
             lambda: _whole(run, form, own),
+            model.turns,
         )
 
     return router
@@ -152,8 +153,9 @@ class _ChoiceForm:
     def num_samples(self) -> int:
         return self.params.n
 
-    def echo_of(self, place: int, stream: RequestStream) -> _Echo:
+    def echo_of(self, place: int, run: GenerationRun) -> _Echo:
         """Return the echo that one prompt's outputs begin with."""
+        stream = run.streams[place]
         if stream.prompt_logprobs is None:
             return _Echo(self.echoes[place])
         return _Echo(self.echoes[place], stream.prompt_token_ids, stream.prompt_logprobs)
@@ -165,33 +167,44 @@ class _ChoiceForm:
         return CompletionLogprobs(self.text.token_texts, self.text.tokenizer, self.params.skip_special_tokens)
 
 
-def _choice(index: int, text: str, logprobs: str, sample: SampleDelta | CompletionOutput, scores_only: bool) -> str:
+def _choice(
+    index: int, text: str, logprobs: Iterable[str], sample: SampleDelta | CompletionOutput, scores_only: bool
+) -> Iterator[str]:
+    """Yield the parts of a choice; `logprobs` are parts too."""
     end = end_members("length", None) if scores_only else end_members(sample.finish_reason, sample.stop_reason)
-    return f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},{end}}}'
+    yield f'{{"index":{index},"text":{quoted(text)},"logprobs":'
+    yield from logprobs
+    yield f",{end}}}"
 
 
-async def _events(run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter) -> AsyncGenerator[bytes]:
+_NULL = ("null",)
+
+
+async def _events(
+    run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, turns: LoopTurns
+) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
     begun: set[int] = set()
     held = _AwaitingPromptLogprobs(form)
-    end = ""
     async for place, delta in run.deltas():
-        events = []
+        events: list[Iterable[str]] = []
         stream = run.streams[place]
         for sample in held.released(place, delta.samples, stream.prompt_logprobs):
             index = place * n + sample.sample_index
-            before = form.echo_of(place, stream) if index not in begun else _NOTHING
+            before = form.echo_of(place, run) if index not in begun else _NOTHING
             begun.add(index)
             if event := _streamed(index, before, sample, logprobs[index], form.scores_only):
-                events.append(chunks.event(event))
+                events.append(chunks.event_parts(event))
         if run.has_ended:
-            end = "".join(events)
-        elif events:
-            yield "".join(events).encode()
-    if chunks.include_usage:
-        end += chunks.usage()
-    yield LastEvents(end.encode() + DONE)
+            events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
+        if form.params.logprobs is None:
+            text = "".join(chain.from_iterable(events)).encode()
+            if text:
+                yield LastEvents(text) if run.has_ended else text
+            continue
+        async for piece in in_turns(turns, chain.from_iterable(events), run.has_ended):
+            yield piece
 
 
 class _AwaitingPromptLogprobs:
@@ -219,37 +232,37 @@ class _AwaitingPromptLogprobs:
 
 def _streamed(
     index: int, before: _Echo, sample: SampleDelta, logprobs: CompletionLogprobs | None, scores_only: bool
-) -> str | None:
-    """Return a chunk's choice as JSON; None if it would be empty."""
+) -> Iterator[str] | None:
+    """Return the parts of a chunk's choice; None if it would be empty."""
     text, tokens, of_tokens = sample.text, sample.token_ids, sample.logprobs or ()
     if scores_only:
         text, tokens, of_tokens = "", (), ()
-    found = "null"
+    found: Iterable[str] = _NULL
     if logprobs is not None and (before.token_ids or tokens):
-        found = logprobs.json([*before.token_ids, *tokens], [*before.logprobs, *of_tokens])
+        found = logprobs.parts([*before.token_ids, *tokens], PackedLogprobs.join((before.logprobs, of_tokens)))
     elif not (before.text or text or sample.finish_reason):
         return None
     return _choice(index, before.text + text, found, sample, scores_only)
 
 
-async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> bytes:
-    choices: dict[int, str] = {}
+async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> Iterator[str]:
+    outputs: dict[int, CompletionOutput] = {}
     async for place, delta in run.deltas():
-        if delta.output is not None:
-            for sample in delta.output.outputs:
-                index = place * form.num_samples + sample.index
-                choices[index] = _complete(index, form.echo_of(place, run.streams[place]), sample, form)
-            # Many log-probabilities take long to write: let other requests run in between.
-            await asyncio.sleep(0)
-    return whole_body(own, [choices[index] for index in sorted(choices)], run.usage(form.scores_only))
+        for sample in delta.output.outputs if delta.output is not None else ():
+            outputs[place * form.num_samples + sample.index] = sample
+    choices = (
+        _complete(index, form.echo_of(index // form.num_samples, run), outputs[index], form)
+        for index in sorted(outputs)
+    )
+    return whole_body(own, choices, run.usage(form.scores_only))
 
 
-def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _ChoiceForm) -> str:
+def _complete(index: int, before: _Echo, sample: CompletionOutput, form: _ChoiceForm) -> Iterator[str]:
     text, token_ids, logprobs = sample.text, sample.token_ids, sample.logprobs
     if form.scores_only:
         text, token_ids, logprobs = "", [], logprobs and []
     writer = form.logprobs()
-    found = "null"
+    found: Iterable[str] = _NULL
     if writer is not None and logprobs is not None:
-        found = writer.json([*before.token_ids, *token_ids], [*before.logprobs, *logprobs])
+        found = writer.parts([*before.token_ids, *token_ids], PackedLogprobs.join((before.logprobs, logprobs)))
     return _choice(index, before.text + text, found, sample, form.scores_only)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -20,14 +20,14 @@ from ostinato.errors import ModelError
 from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids
-from ostinato.serve.api.generation_run import GenerationRun, quoted
+from ostinato.serve.api.generation_run import GenerationRun, joined, quoted, whole_response
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import cancel_on_disconnect, side_by_side
+from ostinato.serve.http.streaming import side_by_side
 
 _KEPT = frozenset({"dimensions", "encoding_format", "normalize", "pooling", "priority", "timeout", "cache_salt"})
 
@@ -89,19 +89,11 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
-        engine, most = models().engine, lifecycle.settings.request_timeout
-        record, deadline = request.state.record, min(body.timeout or most, most)
-        inputs = _Inputs(engine, request.state.prepared, body, deadline, request.state.client, record.begun)
+        model, most, record = models(), lifecycle.settings.request_timeout, request.state.record
+        deadline = min(body.timeout or most, most)
+        inputs = _Inputs(model.engine, request.state.prepared, body, deadline, request.state.client, record.begun)
         record.figures = inputs.run.figures
-        try:
-            data = await cancel_on_disconnect(request, inputs.computed())
-        finally:
-            inputs.run.close()
-        tokens = inputs.run.usage()["prompt_tokens"]
-        usage = f'{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}'
-        model = quoted(lifecycle.model_name)
-        content = f'{{"object":"list","data":[{",".join(data)}],"model":{model},"usage":{usage}}}'
-        return Response(content, media_type="application/json")
+        return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.turns)
 
     return router
 
@@ -123,26 +115,32 @@ class _Inputs:
         self._asked = body.asked(engine)
         self._seconds, self._until = seconds, asyncio.get_running_loop().time() + seconds
         self._places = iter(range(len(prompts)))
-        self._data = [""] * len(prompts)
+        self._vectors: dict[int, np.ndarray] = {}
         self._num_running = 0
         self._ended = asyncio.Event()
 
-    async def computed(self) -> list[str]:
-        """Return the JSON of each input's vector."""
+    async def answer(self, model_name: str) -> Iterator[str]:
+        """Compute all inputs, and return the parts of the answer."""
         count = min(len(self._prompts), self._engine.plan.settings.max_num_seqs)
         await side_by_side(self._take_turns() for _ in range(count))
-        return self._data
+        return self._parts(model_name)
+
+    def _parts(self, model_name: str) -> Iterator[str]:
+        yield '{"object":"list","data":['
+        yield from joined([self._json(place, self._vectors[place])] for place in range(len(self._prompts)))
+        tokens = self.run.usage()["prompt_tokens"]
+        usage = f'{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}'
+        yield f'],"model":{quoted(model_name)},"usage":{usage}}}'
 
     async def _take_turns(self) -> None:
         for place in self._places:
-            async with await self._submitted(self._prompts[place]) as stream:
-                self._num_running += 1
-                try:
-                    vector = await self._vector(stream)
-                finally:
-                    self._num_running -= 1
-                    self._ended.set()
-            self._data[place] = self._json(place, vector)
+            stream = await self._submitted(self._prompts[place])  # closed with the run, which holds the vector
+            self._num_running += 1
+            try:
+                self._vectors[place] = await self._vector(stream)
+            finally:
+                self._num_running -= 1
+                self._ended.set()
 
     async def _submitted(self, prompt: Sequence[int]) -> RequestStream:
         """Submit one input; if there is no room, wait for another input of the request.

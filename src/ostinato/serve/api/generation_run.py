@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -30,7 +31,7 @@ from ostinato.serve.chat.conversation import Conversation, render, starts_in_rea
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
-from ostinato.serve.http.streaming import ChunkedJson, EventStream, cancel_on_disconnect
+from ostinato.serve.http.streaming import PIECE, ChunkedJson, EventStream, LastEvents, LoopTurns, cancel_on_disconnect
 
 __all__ = [
     "ChunkWriter",
@@ -39,12 +40,18 @@ __all__ = [
     "PreparedChat",
     "compact",
     "head",
+    "in_turns",
+    "joined",
     "make_response",
     "prepare_chat",
     "quoted",
     "start_chat",
     "whole_body",
+    "whole_response",
 ]
+
+
+T = TypeVar("T")
 
 
 class GenerationRun:
@@ -131,9 +138,16 @@ class GenerationRun:
         self.reasoning_tokens = sum(counts)
 
     def close(self) -> None:
-        """Abort the streams that are not finished."""
+        """Abort the streams that are not finished, and drop what they hold."""
         for stream in self.streams:
-            stream.abort()
+            stream.close()
+
+    def checked(self, parts: Iterable[T]) -> Iterator[T]:
+        """Yield parts of the answer; raise the error of a stream that was ended meanwhile."""
+        for part in parts:
+            for stream in self.streams:
+                stream.raise_error()
+            yield part
 
     def usage(self, without_output: bool = False) -> dict[str, Any]:
         """Return OpenAI's `usage`; `without_output` if the client asked for no output."""
@@ -269,19 +283,54 @@ async def make_response(
     run: GenerationRun,
     stream: bool | None,
     events: Callable[[], AsyncIterator[bytes]],
-    whole: Callable[[], Coroutine[Any, Any, str | bytes | list[bytes]]],
+    whole: Callable[[], Coroutine[Any, Any, Iterable[str | bytes]]],
+    turns: LoopTurns,
 ) -> Response:
-    """Return the response to `request`: events as they come, or the whole JSON, perhaps in pieces.
+    """Return the response to `request`: events as they come, or the whole JSON, which `whole` gives in parts.
 
     `run` ends with the response.
     """
     if stream:
         return EventStream(events(), run.close)
+    return await whole_response(request, run, whole(), turns)
+
+
+async def whole_response(
+    request: Request, run: GenerationRun, whole: Coroutine[Any, Any, Iterable[str | bytes]], turns: LoopTurns
+) -> Response:
+    """Return the response with a whole JSON; one that is longer than a piece is made while the client takes it."""
     try:
-        body = await cancel_on_disconnect(request, whole())
-        return ChunkedJson(body) if isinstance(body, list) else Response(body, media_type="application/json")
-    finally:
+        parts = await cancel_on_disconnect(request, whole)
+        pieces = turns.pieces(run.checked(parts))
+        first = await anext(pieces)
+        if len(first) >= PIECE:
+            return ChunkedJson(_resumed(first, pieces), run.close)
+    except BaseException:
         run.close()
+        raise
+    run.close()
+    return Response(first, media_type="application/json")
+
+
+async def _resumed(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the first piece and the others."""
+    async with aclosing(pieces):
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
+async def in_turns(turns: LoopTurns, parts: Iterable[str | bytes], is_last: bool) -> AsyncGenerator[bytes]:
+    """Yield events in pieces; with `is_last`, the last piece ends the answer."""
+    async with aclosing(turns.pieces(parts)) as pieces:
+        waiting = await anext(pieces)
+        async for piece in pieces:
+            yield waiting
+            waiting = piece
+    if is_last:
+        yield LastEvents(waiting)
+    elif waiting:
+        yield waiting
 
 
 def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
@@ -313,14 +362,30 @@ class ChunkWriter:
         self._before = f'data: {compact(head)[:-1]},"choices":['
         self._after = '],"usage":null}\n\n' if self.include_usage else "]}\n\n"
 
-    def event(self, choice: str) -> str:
-        return self.usage(choice) if self._continuous else f"{self._before}{choice}{self._after}"
+    def event_parts(self, choice: Iterable[str]) -> Iterator[str]:
+        """Yield the parts of an event; `choice` are parts of a JSON text."""
+        yield self._before
+        yield from choice
+        yield self._end() if self._continuous else self._after
 
-    def usage(self, choice: str = "") -> str:
-        """Return an event with the usage so far; the last event has no choice."""
-        return f'{self._before}{choice}],"usage":{compact(self._usage())}}}\n\n'
+    def usage(self) -> str:
+        """Return the last event, which has the usage and no choice."""
+        return self._before + self._end()
+
+    def _end(self) -> str:
+        return f'],"usage":{compact(self._usage())}}}\n\n'
 
 
-def whole_body(head: Mapping[str, Any], choices: Iterable[str], usage: Mapping[str, Any]) -> bytes:
-    """Return the body of an answer that is not streamed; `choices` are JSON texts."""
-    return f'{compact(head)[:-1]},"choices":[{",".join(choices)}],"usage":{compact(usage)}}}'.encode()
+def whole_body(head: Mapping[str, Any], choices: Iterable[Iterable[str]], usage: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the parts of an answer that is not streamed; `choices` are the parts of JSON texts."""
+    yield f'{compact(head)[:-1]},"choices":['
+    yield from joined(choices)
+    yield f'],"usage":{compact(usage)}}}'
+
+
+def joined(items: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yield the parts of items with commas between the items."""
+    for number, item in enumerate(items):
+        if number:
+            yield ","
+        yield from item

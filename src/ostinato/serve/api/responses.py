@@ -5,6 +5,8 @@ A response has output items, and events that report their growth.
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 import time
 import uuid
@@ -16,18 +18,19 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.output_deltas import SampleDelta
+from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
 from ostinato.sampling.params import SamplingParams
-from ostinato.serve.api.generation_run import GenerationRun, compact, make_response, start_chat
+from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.serve.api.generation_run import GenerationRun, in_turns, make_response, start_chat
 from ostinato.serve.api.responses_request import PreparedResponse, ResponsesRequest
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
-from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.chat.text_support import ModelText, TokenStrings
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import LastEvents, coalesce
+from ostinato.serve.http.streaming import LoopTurns
 
 
 class Event(NamedTuple):
@@ -47,10 +50,10 @@ class ResponseItems:
         self.items: list[dict[str, Any]] = []
         """The complete items, and the one that grows, whose text is not in it yet."""
         self._text: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[PackedLogprobs] = []
         self._is_open = False
 
-    def take(self, delta: AnswerDelta, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+    def take(self, delta: AnswerDelta, logprobs: Sequence[TokenLogprobs] = ()) -> Iterator[Event]:
         """Yield the events of a delta. `logprobs` belong to the tokens of its content, if they were requested."""
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
@@ -59,7 +62,7 @@ class ResponseItems:
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
-    def end(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+    def end(self, status: str, logprobs: Sequence[TokenLogprobs] = ()) -> Iterator[Event]:
         """Yield the events of the end.
 
         The last item gets the response's `status`; an empty answer has one empty message. `logprobs` belong to the
@@ -76,14 +79,14 @@ class ResponseItems:
         """The position of the item that grows."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
-    def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+    def _grow(self, kind: str, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> Iterator[Event]:
         if not self._is_open or self.items[-1]["type"] != kind:
             yield from self._close("completed")
             yield from self._begin(_message() if kind == "message" else _reasoning())
         self._text.append(text)
         if kind == "message":
-            self._logprobs += logprobs
-            more = {"content_index": 0, "delta": text, "logprobs": list(logprobs)}
+            self._logprobs.append(PackedLogprobs.of(logprobs))
+            more = {"content_index": 0, "delta": text, "logprobs": self._logprobs[-1]}
             yield Event("response.output_text.delta", {**self._at, **more})
         else:
             yield Event("response.reasoning_text.delta", {**self._at, "content_index": 0, "delta": text})
@@ -101,7 +104,10 @@ class ResponseItems:
         self._text, self._logprobs, self._is_open = [], [], True
         yield Event("response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})
         if item["type"] != "function_call":
-            yield Event("response.content_part.added", {**self._at, "content_index": 0, "part": _part(item, "", [])})
+            yield Event(
+                "response.content_part.added",
+                {**self._at, "content_index": 0, "part": _part(item, "", PackedLogprobs())},
+            )
 
     def _close(self, status: str) -> Iterator[Event]:
         if not self._is_open:
@@ -112,11 +118,12 @@ class ResponseItems:
             done = {**at, "name": item["name"], "arguments": text}
             yield Event("response.function_call_arguments.done", done)
         else:
-            part = _part(item, text, self._logprobs)
+            logprobs = PackedLogprobs.join(self._logprobs)
+            part = _part(item, text, logprobs)
             item["content"] = [part]
             at["content_index"] = 0
             if item["type"] == "message":
-                yield Event("response.output_text.done", {**at, "text": text, "logprobs": self._logprobs})
+                yield Event("response.output_text.done", {**at, "text": text, "logprobs": logprobs})
             else:
                 yield Event("response.reasoning_text.done", {**at, "text": text})
             yield Event("response.content_part.done", {**at, "part": part})
@@ -144,7 +151,7 @@ def _call(call: ToolCallDelta) -> dict[str, Any]:
     }
 
 
-def _part(item: dict[str, Any], text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _part(item: dict[str, Any], text: str, logprobs: PackedLogprobs) -> dict[str, Any]:
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -155,8 +162,8 @@ def _id(prefix: str) -> str:
 
 
 _ECHO = secrets.token_hex(16)
-"""Name of a member that marks the place of the client's echoed fields. No client knows it."""
-_MARK = f'"{_ECHO}":null'.encode()
+"""Mark of the places of what is written in parts: as a member, of the client's echoed fields. No client knows it."""
+_MARKS = re.compile(f'("{_ECHO}"(?::null)?)')
 
 
 def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
@@ -174,8 +181,9 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) ->
             request,
             run,
             body.stream,
-            lambda: _events(run, parts, own, prepared.echo),
+            lambda: _events(run, parts, own, _EventWriter(prepared.echo, model.text.token_texts), model.turns),
             lambda: _whole(run, parts, own, prepared.echo),
+            model.turns,
         )
 
     return router
@@ -201,16 +209,26 @@ def _response(response_id: str, model: str) -> dict[str, Any]:
     }
 
 
-def _parts(data: Mapping[str, Any], echo: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the JSON of data that may hold a response.
+def _parts(data: Mapping[str, Any], echo: Iterable[bytes], texts: TokenStrings) -> Iterator[str | bytes]:
+    """Yield the parts of the JSON of data that may hold a response and log-probabilities.
 
     `echo`, the part that the client sent, is JSON already: it may be long, and must not be copied at once.
     """
-    before, found, after = compact(data).encode().partition(_MARK)
-    yield before
-    if found:
-        yield from echo
-        yield after
+    logprobs: list[PackedLogprobs] = []
+
+    def mark(value: PackedLogprobs) -> str:
+        logprobs.append(value)
+        return _ECHO
+
+    text = json.dumps(data, separators=(",", ":"), default=mark)
+    following = iter(logprobs)
+    for piece in _MARKS.split(text):
+        if piece == f'"{_ECHO}"':
+            yield from texts.chat_parts(next(following))
+        elif piece == f'"{_ECHO}":null':
+            yield from echo
+        else:
+            yield piece
 
 
 def _ended(
@@ -244,6 +262,7 @@ class _ResponseOutput:
 
     def __init__(self, text: ModelText, form: AnswerLayout, params: SamplingParams) -> None:
         self.items = ResponseItems()
+        self.texts = text.token_texts
         self.answer = ChatOutput(text, form)
         self._logprobs = None
         if params.logprobs is not None:
@@ -261,7 +280,7 @@ class _ResponseOutput:
 
 async def _whole(
     run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
-) -> list[bytes]:
+) -> Iterator[str | bytes]:
     async for _, delta in run.deltas():
         if delta.output is not None:
             [output] = delta.output.outputs
@@ -269,33 +288,34 @@ async def _whole(
                 pass
             run.count_reasoning([parts.answer], [output])
             response = _ended(response, parts.items, output, run)
-    return list(coalesce(_parts(response, echo)))
+    return _parts(response, echo, parts.texts)
 
 
 async def _events(
-    run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
+    run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], writer: _EventWriter, turns: LoopTurns
 ) -> AsyncGenerator[bytes]:
-    writer = _EventWriter(echo)
     opening = {"response": response}
-    for piece in writer.write([Event("response.created", opening), Event("response.in_progress", opening)]):
+    beginning = [Event("response.created", opening), Event("response.in_progress", opening)]
+    async for piece in in_turns(turns, writer.parts(beginning), is_last=False):
         yield piece
     try:
         async for _, delta in run.deltas():
             events: list[Event] = []
             for sample in delta.samples:
                 events += parts.take(sample)
+                if sample.logprobs is not None:  # they are repeated at the end
+                    run.streams[0].hold(sample.logprobs.num_bytes)
             if delta.output is not None and delta.output.error is None:
                 [output] = delta.output.outputs
                 events += parts.end(output)
                 run.count_reasoning([parts.answer], [output])
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
-            pieces = writer.write(events)
-            for place, piece in enumerate(pieces, start=1):
-                yield LastEvents(piece) if run.has_ended and place == len(pieces) else piece
+            async for piece in in_turns(turns, writer.parts(events), run.has_ended):
+                yield piece
     except Exception as error:
         failed = _failed(response, parts.items, as_api_error(error))
-        for piece in writer.write([Event("response.failed", {"response": failed})]):
+        async for piece in in_turns(turns, writer.parts([Event("response.failed", {"response": failed})]), False):
             yield piece
         raise
 
@@ -308,18 +328,15 @@ def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> 
 class _EventWriter:
     """Writer that numbers events and serialises them."""
 
-    def __init__(self, echo: Sequence[bytes]) -> None:
-        self._echo = echo
+    def __init__(self, echo: Sequence[bytes], texts: TokenStrings) -> None:
+        self._echo, self._texts = echo, texts
         self._number = 0
 
-    def write(self, events: Iterable[Event]) -> list[bytes]:
-        """Return the events in pieces that can be sent one after the other; nearly always one."""
-        return list(coalesce(self._written(events)))
-
-    def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
+    def parts(self, events: Iterable[Event]) -> Iterator[str | bytes]:
+        """Yield the parts of the events."""
         for event in events:
             data = {"type": event.type, "sequence_number": self._number, **event.data}
             self._number += 1
-            yield f"event: {event.type}\ndata: ".encode()
-            yield from _parts(data, self._echo)
-            yield b"\n\n"
+            yield f"event: {event.type}\ndata: "
+            yield from _parts(data, self._echo, self._texts)
+            yield "\n\n"

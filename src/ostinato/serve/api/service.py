@@ -30,6 +30,7 @@ from ostinato.observe.server_metrics import (
     key_metrics,
     loop_delay,
     refusals,
+    unread_answers,
     workers,
 )
 from ostinato.replicas.replicated_engine import ReplicatedEngine
@@ -121,6 +122,7 @@ def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
         delay, reads = lifecycle.loop_delay, lifecycle.present_workers
         served = [
             alive,
+            unread_answers(engine.backlog.held_bytes.total(), prefix, labels),
             *loop_delay(delay.seconds, delay.num_stalls, prefix, labels),
             *workers(reads.num_done, reads.num_ended_early, reads.num_running, prefix, labels),
             *key_metrics(counts.key_rows, lifecycle.keys.weights, seen_keys, prefix, labels),

@@ -24,6 +24,9 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, ListOf
 
+_MAX_LOOP_STRINGS = 256
+"""Tokens whose texts are looked up on the event loop: each takes up to 20 microseconds the first time."""
+
 
 class TokenizeRequest(ConversationBody):
     """Text as `/v1/completions` takes it, or a conversation as `/v1/chat/completions` does."""
@@ -49,6 +52,8 @@ class TokenizeRequest(ConversationBody):
             check_counts(self.messages or (), self.tools, work.settings)
             rendered = render(work, conversation_of(text, self, checked_tools(text, self.tools, None).offered_tools))
             token_ids = token_ids_of(work, rendered, "messages", adds is True)
+        if self.return_token_strs and len(token_ids) > _MAX_LOOP_STRINGS:
+            work.require_worker()
         texts = [text.token_texts.text_of(token_id) for token_id in token_ids] if self.return_token_strs else None
         found = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
         return _json({**found, "token_strs": texts})

@@ -45,6 +45,7 @@ def batch_settings(served_model_name: Sequence[str], unknown_fields: UnknownFiel
         request_timeout=_EVER,
         client_seconds=_EVER,
         client_pixels=2**62,
+        client_backlog=2**62,
     )
 
 
@@ -98,7 +99,7 @@ async def run_batch(
         async def take_turns(bodies: Iterator[tuple[BatchLine, dict[str, Any]]]) -> None:
             for line, body in bodies:
                 response, record = await _answered(endpoints, settings, line.url, body)
-                answers.write(line.custom_id, response.status_code, record.request_id, body_of(response))
+                answers.write(line.custom_id, response.status_code, record.request_id, await body_of(response))
                 on_answer(record.figures().get("completion_tokens", 0))
 
         await side_by_side(take_turns(bodies) for _ in range(count))

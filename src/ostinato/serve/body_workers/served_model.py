@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.sampling.guide import Guide
@@ -12,6 +12,7 @@ from ostinato.serve.body_workers.guide_trial import GuideTrial
 from ostinato.serve.body_workers.pool import BodyWorkerPool
 from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.http.streaming import LoopTurns
 from ostinato.serve.settings import ServeSettings
 
 
@@ -24,6 +25,8 @@ class ServedModel:
     compiler: GuideCompiler
     work: RequestContext
     """Work for requests that are prepared on the event loop."""
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    """Turns of the event loop for making long answers."""
 
 
 def model_of(

@@ -7,7 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
@@ -27,7 +27,7 @@ class OutputPart(Protocol):
     @property
     def stop_reason(self) -> int | str | None: ...
     @property
-    def logprobs(self) -> Sequence[TokenLogprobs] | None: ...
+    def logprobs(self) -> Sequence[TokenLogprobs | None] | None: ...
 
 
 class ChatOutput:
@@ -113,16 +113,17 @@ class MessageLogprobs:
 
     def __init__(self, text: ModelText, skip_special_tokens: bool, is_plain: bool) -> None:
         """Begin an output; `is_plain`: the whole answer is content."""
-        self._texts, self._is_plain = text.token_texts, is_plain
+        self._is_plain = is_plain
         self._offsets = Offsets(text.token_texts, text.tokenizer, skip_special_tokens)
         self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
         """Tokens whose part of the answer is not known yet: (begin, end, log-probability), places in characters."""
 
-    def take(self, piece: OutputPart, delta: AnswerDelta) -> list[dict[str, Any]]:
+    def take(self, piece: OutputPart, delta: AnswerDelta) -> list[TokenLogprobs]:
         """Return the log-probabilities of the content's tokens that a piece added."""
         for token_id, logprob in zip(piece.token_ids, piece.logprobs or (), strict=True):
             begin = self._offsets.next(token_id)
-            self._waiting.append((begin, self._offsets.end, logprob))
+            if logprob is not None:
+                self._waiting.append((begin, self._offsets.end, logprob))
         if self._is_plain:
             return self.rest() if delta.content else []
         found = []
@@ -131,10 +132,10 @@ class MessageLogprobs:
                 first, last, logprob = self._waiting.popleft()
                 if last > begin or first >= begin:
                     found.append(logprob)
-        return self._texts.chat_objects(found)
+        return found
 
-    def rest(self) -> list[dict[str, Any]]:
+    def rest(self) -> list[TokenLogprobs]:
         """Return the log-probabilities that are left: at the end, those of the tokens that ended the answer."""
         left = [logprob for _, _, logprob in self._waiting]
         self._waiting.clear()
-        return self._texts.chat_objects(left)
+        return left

@@ -9,9 +9,8 @@ import codecs
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
@@ -63,13 +62,9 @@ class TokenStrings:
             self._names[token_id] = text
         return self._names[token_id]
 
-    def chat_json(self, logprobs: Iterable[TokenLogprobs]) -> str:
-        """Return the `content` list of a chat answer's logprobs."""
-        return f"[{','.join(map(self._chat_token, logprobs))}]"
-
-    def chat_objects(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Return the `content` list as objects."""
-        return json.loads(self.chat_json(logprobs))  # type: ignore[no-any-return]
+    def chat_parts(self, logprobs: Iterable[TokenLogprobs | None]) -> Iterator[str]:
+        """Yield the parts of the `content` list of a chat answer's logprobs, one for each token."""
+        return json_list(self._chat_token(each) for each in logprobs if each is not None)
 
     def _chat_token(self, logprob: TokenLogprobs) -> str:
         top = ",".join(f"{{{self._chat_head(token)}{number(value)}}}" for token, value in logprob.top)
@@ -110,14 +105,18 @@ class CompletionLogprobs:
         self._texts = texts
         self._offsets = Offsets(texts, tokenizer, skip_special_tokens)
 
-    def json(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> str:
-        """Return the object of the next tokens. A token without a log-probability (the first of a prompt) has null."""
+    def parts(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> Iterator[str]:
+        """Yield the parts of the next tokens' object. A token without a log-probability, a prompt's first, has null."""
         name = self._texts.name_of
-        tokens = json.dumps([name(token_id) for token_id in token_ids])
-        values = ",".join("null" if each is None else number(each.logprob) for each in logprobs)
-        tops = ",".join("null" if each is None else self._top(each) for each in logprobs)
-        offsets = ",".join(str(self._offsets.next(token_id)) for token_id in token_ids)
-        return f'{{"tokens":{tokens},"token_logprobs":[{values}],"top_logprobs":[{tops}],"text_offset":[{offsets}]}}'
+        yield '{"tokens":'
+        yield from json_list(json.dumps(name(token_id)) for token_id in token_ids)
+        yield ',"token_logprobs":'
+        yield from json_list("null" if each is None else number(each.logprob) for each in logprobs)
+        yield ',"top_logprobs":'
+        yield from json_list("null" if each is None else self._top(each) for each in logprobs)
+        yield ',"text_offset":'
+        yield from json_list(str(self._offsets.next(token_id)) for token_id in token_ids)
+        yield "}"
 
     def _top(self, logprob: TokenLogprobs) -> str:
         """Return the best tokens and the sampled one. Of several with the same text, the best one counts."""
@@ -125,6 +124,15 @@ class CompletionLogprobs:
         for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
             found.setdefault(self._texts.name_of(token_id), value)
         return "{" + ",".join(f"{json.dumps(name)}:{number(value)}" for name, value in found.items()) + "}"
+
+
+def json_list(items: Iterable[str]) -> Iterator[str]:
+    """Yield the parts of a JSON list; `items` are JSON texts."""
+    before = "["
+    for item in items:
+        yield before + item
+        before = ","
+    yield "[]" if before == "[" else "]"
 
 
 def number(value: float) -> str:
@@ -197,7 +205,7 @@ class ModelText:
         self.media = _for_clients(media, settings)
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
 
-    def formats_with(self, tools: Sequence[Any]) -> AnswerFormats:
+    def formats_with(self, tools: Sequence[object]) -> AnswerFormats:
         """Return the formats of an answer that may call these tools.
 
         If the model's form is not known, a grammar forces calls in one of ours (`checked_tools`).

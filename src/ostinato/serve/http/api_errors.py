@@ -10,7 +10,14 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, Overloaded, ReplicaLost
+from ostinato.engine.process.engine_errors import (
+    BacklogExceeded,
+    DeadlineExceeded,
+    EngineFailed,
+    EngineStopped,
+    Overloaded,
+    ReplicaLost,
+)
 from ostinato.errors import ContextLengthError, OstinatoError, RequestError
 from ostinato.observe.request_record import RequestRecord
 
@@ -151,6 +158,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(429, error.message, code="queue_full", headers=headers)
     if isinstance(error, DeadlineExceeded):
         return ApiError(504, error.message, param="timeout", code="deadline_exceeded")
+    if isinstance(error, BacklogExceeded):
+        return ApiError(400, error.message, code="client_backlog")
     if isinstance(error, ContextLengthError):
         return _context_exceeded(error)
     if isinstance(error, RequestError):

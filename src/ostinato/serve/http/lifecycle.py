@@ -155,6 +155,7 @@ class Lifecycle:
             WorkerContext(engine.started, self.settings.without_keys(), self.model_name, remote)
         )
         engine.on_failure = self._fail
+        engine.backlog.max_bytes = self.settings.client_backlog
         self._engine = engine
         self.on_ready()
         log.info("%s is ready", self.model_name)

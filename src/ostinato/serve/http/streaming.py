@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -29,39 +30,78 @@ def chunks_of(data: bytes) -> list[bytes]:
     return [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
 
 
-def coalesce(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of at most PIECE bytes; a longer part is one piece."""
-    waiting: list[bytes] = []
-    size = 0
+_FIRST_SLICE = 2**11
+_SLICE = 2**13
+"""Bytes of JSON that are made at once: a few milliseconds, if each of their tokens is looked up for the first time."""
+
+
+class LoopTurns:
+    """Turns of the event loop for making long answers: one slice of one answer in each iteration of the loop.
+
+    A short answer, or a stream's next tokens, needs no turn.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def pieces(self, parts: Iterable[str | bytes]) -> AsyncGenerator[bytes]:
+        """Yield the parts, which are made as they are read, in pieces of about PIECE bytes; at least one piece."""
+        iterator, waiting, is_first = iter(parts), bytearray(), True
+        while True:
+            if is_first:
+                is_over = _extend(waiting, iterator, _FIRST_SLICE)
+            else:
+                async with self._lock:
+                    is_over = _extend(waiting, iterator, _SLICE)
+                    await asyncio.sleep(0)
+            if is_over:
+                yield bytes(waiting)
+                return
+            if len(waiting) >= PIECE:
+                yield bytes(waiting)
+                waiting.clear()
+            is_first = False
+
+
+def _extend(waiting: bytearray, parts: Iterator[str | bytes], num_bytes: int) -> bool:
+    """Add parts of that many bytes, or a little more; return whether no part is left."""
+    end = len(waiting) + num_bytes
     for part in parts:
-        if waiting and size + len(part) > PIECE:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-        waiting.append(part)
-        size += len(part)
-    if waiting:
-        yield b"".join(waiting)
+        waiting += part.encode() if isinstance(part, str) else part
+        if len(waiting) >= end:
+            return False
+    return True
 
 
 class ChunkedJson(Response):
-    """JSON response in pieces; each is written when the client has taken the one before."""
+    """JSON response in pieces; each is made and written when the client has taken the one before.
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    `close` is always called at the end.
+    """
+
+    def __init__(self, pieces: AsyncGenerator[bytes], close: Callable[[], None]) -> None:
         super().__init__(media_type="application/json")
-        self.pieces = pieces
-        self.headers["content-length"] = str(sum(map(len, pieces)))
+        del self.headers["content-length"]
+        self.pieces, self._close = pieces, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        del scope
+        try:
+            async with _until_left(receive):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for piece in self.pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self.pieces.aclose()
+            self._close()
 
 
-def body_of(response: Response) -> bytes:
-    """Return the whole body, for callers that a pause does not hurt."""
-    return b"".join(response.pieces) if isinstance(response, ChunkedJson) else bytes(response.body)
+async def body_of(response: Response) -> bytes:
+    """Return the whole body, for callers that need no pieces."""
+    if not isinstance(response, ChunkedJson):
+        return bytes(response.body)
+    return b"".join([piece async for piece in response.pieces])
 
 
 T = TypeVar("T")
@@ -95,15 +135,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # The timeout begins without a deadline: it gets one when the client leaves.
-            async with asyncio.timeout(None) as sending:
-                leaving = asyncio.create_task(_end_when_left(receive, sending))
-                try:
-                    await self._send(send, scope["state"]["record"], scope["state"]["dialect"])
-                finally:
-                    leaving.cancel()
-        except TimeoutError:
-            raise ClientDisconnected from None
+            async with _until_left(receive):
+                await self._send(send, scope["state"]["record"], scope["state"]["dialect"])
         finally:
             self._close()
             if isinstance(self._events, AsyncGenerator):
@@ -150,6 +183,21 @@ def log_failure(request_id: str, error: Exception) -> None:
     """Log an error that is the server's fault, with a traceback unless the engine has logged one."""
     is_known = isinstance(error, (OstinatoError, StepFailed, EngineFailed, ReplicaLost))
     log.error("request %s failed: %s", request_id, error, exc_info=None if is_known else error)
+
+
+@asynccontextmanager
+async def _until_left(receive: Receive) -> AsyncIterator[None]:
+    """Raise ClientDisconnected inside when the client leaves."""
+    try:
+        # The timeout begins without a deadline: it gets one when the client leaves.
+        async with asyncio.timeout(None) as sending:
+            leaving = asyncio.create_task(_end_when_left(receive, sending))
+            try:
+                yield
+            finally:
+                leaving.cancel()
+    except TimeoutError:
+        raise ClientDisconnected from None
 
 
 async def _end_when_left(receive: Receive, sending: asyncio.Timeout) -> None:
