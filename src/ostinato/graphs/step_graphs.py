@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Bytes of all graphs, without the persistent buffers."""
         ...
 
+    def compute_padding(self) -> None:
+        """Let replays compute padding too, where they leave it out."""
+        ...
+
     def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> Graph:
         """Run `forward(step)`, whose tensors are in persistent buffers, and record it as a graph.
 
@@ -126,6 +130,10 @@ class StepGraphs:
     @property
     def num_captured(self) -> int:
         return len(self._graphs)
+
+    def compute_padding(self) -> None:
+        """Let all replays compute padding too, so that a mistake in it shows."""
+        self._backend.compute_padding()
 
     def planned(self) -> list[GraphKey]:
         """Return every graph of the plan, largest first, so that the first one makes the arena large enough."""
