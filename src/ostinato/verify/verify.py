@@ -18,6 +18,7 @@ from ostinato.verify.compare import Verdict, verdict_of
 from ostinato.verify.engine_configs import base_config, check_length, check_memory, plain_config, way_config, with_cache
 from ostinato.verify.matrix import MatrixSize, can_draft, make_matrix, named, small_chunks, speculations
 from ostinato.verify.reference_run import PlainPath, ReferenceCase
+from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
 SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.1}
@@ -78,6 +79,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     contradictions = [
         TokenMismatch(case.kind, case.number, divergence) for case in cases for divergence in plain.contradictions(case)
     ]
+    states = check_states(plain.engine, max((case.prompt for case in cases), key=len))
     cells: list[Cell] = []
     for cell in run_ways(config, matrix.ways, plain, prompts, cases):
         cells.append(cell)
@@ -94,6 +96,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
             "verdict": verdict_of([each.divergence for each in contradictions]),
             "found": [each.to_json() for each in contradictions],
         },
+        "states": states,
         "cells": [cell.to_json() for cell in cells],
         "summary": {
             **{verdict.value: count for verdict, count in _count(cells).items()},
@@ -104,9 +107,9 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
 
 
 def has_passed(report: dict[str, Any]) -> bool:
-    """Return whether no cell is different or has an error, and the plain path agrees with itself."""
-    summary = report["summary"]
-    return not (summary["different"] or summary["error"]) and report["plain"]["verdict"] != Verdict.DIFFERENT
+    """Return whether no cell is different or has an error, and the plain path and its states are right."""
+    verdicts = (report["plain"]["verdict"], report["states"]["verdict"])
+    return not (report["summary"]["different"] or report["summary"]["error"]) and Verdict.DIFFERENT not in verdicts
 
 
 def _params(trial: Trial, texts: PromptTexts) -> dict[str, SamplingParams]:
