@@ -16,8 +16,7 @@ import torch
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.media.media_item import rope_positions
-from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.media.media_prompt import MediaPrompt
 from ostinato.ops import noise
 from ostinato.ops.seeds import mix64
 from ostinato.ops.sizes import MAX_INT8
@@ -36,6 +35,7 @@ FIRST_PREEMPTION, GAP = 3, 5
 
 Gaps double, so that every request reaches its end.
 """
+
 
 class VerifyRequest(NamedTuple):
     """Token ids with their sampling parameters, salt and images."""
@@ -84,33 +84,24 @@ def run_to_end(engine: EngineCore, requests: Sequence[VerifyRequest], preempts: 
 class ReferenceCase:
     """A request, and its tokens by the plain path. `number` is that of its prompt.
 
-    `unstopped` are the tokens without the stop of its prompt, () if it has none. `images` are those of turns before
-    too.
+    `unstopped` are the tokens without the stop of its prompt, () if it has none.
     """
 
     number: int
     kind: str
     prompt: tuple[int, ...]
     params: SamplingParams
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
     unstopped: tuple[int, ...] = ()
     cache_salt: str | None = None
-    images: tuple[MediaPlacement, ...] = ()
-    merge_size: int = 1
+    media: MediaPrompt | None = None
 
-    def request(self, num_outputs: int = 0) -> VerifyRequest:
-        """Return the request, to continue behind the first `num_outputs` tokens of the output."""
-        prompt, params = [*self.prompt, *self.tokens[:num_outputs]], self.params
-        if num_outputs:
-            params = params.replace(
-                max_tokens=(params.max_tokens or 0) - num_outputs, min_tokens=max(0, params.min_tokens - num_outputs)
-            )
-        return VerifyRequest(prompt, params, self.cache_salt, media_of(prompt, self.images, self.merge_size))
-
-
-def media_of(prompt: Sequence[int], images: tuple[MediaPlacement, ...], merge_size: int) -> MediaPrompt | None:
-    """Return the prompt with its images; None if there are none."""
-    return MediaPrompt([*prompt], images, rope_positions(len(prompt), images, merge_size)) if images else None
+    def request(self, done: int = 0) -> VerifyRequest:
+        """Return the request, to continue after the first `done` tokens of the output."""
+        prompt, params = [*self.prompt, *self.tokens[:done]], self.params
+        params = params.replace(max_tokens=(params.max_tokens or 0) - done, min_tokens=max(0, params.min_tokens - done))
+        media = None if self.media is None else replace(self.media, token_ids=prompt)
+        return VerifyRequest(prompt, params, self.cache_salt, media)
 
 
 class PlainPath:
@@ -123,51 +114,40 @@ class PlainPath:
     def cases(self, prompts: Sequence[Prompt], kind: str, params: SamplingParams) -> list[ReferenceCase]:
         """Return one case for each prompt, in their order."""
         cases: list[ReferenceCase] = []
-        vision = self.engine.spec.vision
         for number, prompt in enumerate(prompts):
-            before, text, images = None, (), ()
-            salt = f"{kind} {number}" if prompt.salted else None
+            text, media, salt = (), prompt.media, f"{kind} {number}" if prompt.salted else None
             if prompt.after is not None:
                 before = cases[prompt.after]
-                text, images, salt = before.prompt + (before.unstopped or before.tokens), before.images, before.cache_salt
+                text, media, salt = before.prompt + (before.unstopped or before.tokens), before.media, before.cache_salt
             whole = tuple(prompt.whole(text, self.engine.plan.settings.block_size))
-            images += tuple(MediaPlacement(len(text) + start, len(text) + end, it) for start, end, it in prompt.images)
-            case = ReferenceCase(
-                number, kind, whole, params, (), (), salt, images, 1 if vision is None else vision.merge_size
-            )
-            case = replace(case, tokens=self._tokens(case))
+            case = self._run(ReferenceCase(number, kind, whole, params, cache_salt=salt, media=media))
             if prompt.stop_at is not None and prompt.stop_at + 1 < len(case.tokens):
-                stopped = replace(case, params=self._stopped(case, prompt.stop_at), unstopped=case.tokens)
-                case = replace(stopped, tokens=self._tokens(stopped))
+                case = self._run(replace(case, params=self._stopped(case, prompt.stop_at), unstopped=case.tokens))
             cases.append(case)
         return cases
 
-    def _tokens(self, case: ReferenceCase) -> tuple[int, ...]:
-        [tokens] = complete(self.engine, [case.request()])
-        return tuple(tokens)
+    def _run(self, case: ReferenceCase) -> ReferenceCase:
+        [tokens] = complete(self.engine, [replace(case, tokens=()).request()])
+        return replace(case, tokens=tuple(tokens))
 
     def _stopped(self, case: ReferenceCase, place: int) -> SamplingParams:
-        """Return parameters that end the output at the token at `place`, by a stop string if there is a tokenizer."""
-        token = case.tokens[place]
-        text = self.engine.tokenizer.decode([token])
-        if text:
-            return case.params.replace(stop=(text,), min_tokens=place + 1)
-        # Before `min_tokens`, tokens that stop cannot be sampled at all.
-        return case.params if token in case.tokens[:place] else case.params.replace(stop_token_ids=(token,))
+        """Return parameters that end the output at a place, by a stop string or, where that is possible, by a token."""
+        token, params = case.tokens[place], case.params
+        text, is_new = self.engine.tokenizer.decode([token]), token not in case.tokens[:place]
+        if text and (params.greedy or not is_new):
+            return params.replace(stop=(text,), min_tokens=place + 1)
+        # Below `min_tokens` a token that stops is ruled out, which would change the output.
+        return params.replace(stop_token_ids=(token,)) if is_new else params
 
     def scores(self, case: ReferenceCase, place: int) -> Scores:
         """Return the scores of the token after the first `place` tokens of the case's output."""
-        [logits] = self._text_logits(case, place, 1)
+        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1, case.media)
         return self._scores(case, place, logits)
-
-    def _text_logits(self, case: ReferenceCase, place: int, count: int) -> torch.Tensor:
-        text = [*case.prompt, *case.tokens[:place]]
-        return text_logits(self.engine, text, count, media_of(text, case.images, case.merge_size))
 
     def contradictions(self, case: ReferenceCase) -> list[Divergence]:
         """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
         count = len(case.tokens)
-        logits = self._text_logits(case, count - 1, count)
+        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count, case.media)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
         best = [each.best[0][0] for each in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
@@ -201,9 +181,7 @@ class PlainPath:
 
 
 @torch.inference_mode()
-def text_logits(
-    engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None
-) -> torch.Tensor:
+def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None) -> torch.Tensor:
     """Compute the logits of the last `count` tokens of `text`, with its images, in one step, without a graph.
 
     Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.

@@ -1,7 +1,6 @@
-"""Check of states of 16 bits: what is stored is the nearest value to what a float32 state would be.
+"""Check of states of 16 bits: each stored value is the nearest to what a float32 state would be.
 
-Paths that round alike are equal to each other, so tokens do not show how a state is rounded. Each step runs from the
-same memory with states of 16 bits and of float32.
+Paths that round alike are equal, so their tokens do not show how they round.
 """
 
 from __future__ import annotations
@@ -21,73 +20,67 @@ from ostinato.verify.compare import Verdict
 
 DTYPES = ("bfloat16", "float16")
 NUM_DRAFTS = 2
-NUM_SLOTS = 3 + NUM_DRAFTS
-"""The null slot, one behind a prompt, and one behind each token of a verify step."""
 OTHERS = 0.05
-"""Part of the values that may be others: where float32 itself differs in its last bits. Cutting bits off makes half."""
+"""Largest part of other values, where float32 differs in its last bits. Without rounding half of them are others."""
 
 
 @torch.inference_mode()
 def check_states(engine: EngineCore, text: Sequence[int]) -> dict[str, Any]:
-    """Return the verdict on states of 16 bits, and for each dtype the numbers of values and of those not the nearest.
+    """Return the verdict, and for each dtype of 16 bits the numbers of values, and of those that are not the nearest.
 
-    `engine` is that of the plain path. A model without recurrent states, or whose states are float32 only, has no
-    dtypes.
+    `engine` is that of the plain path. Models without recurrent states in 16 bits have no dtypes.
     """
     mixers = [mixer for mixer in engine.spec.state_layers if mixer.state.recurrent_elements]
     names = DTYPES if mixers and not any(mixer.needs_float32 for mixer in mixers) else ()
-    # A prompt within which no state is rounded.
-    length = min((mixer.chunk_size or 1 for mixer in mixers), default=1)
-    dtypes = {name: _count(engine, text, min(length, SCAN_CHUNK), getattr(torch, name)) for name in names}
+    # No state is rounded within such a prompt.
+    length = min((SCAN_CHUNK, *(mixer.chunk_size or 1 for mixer in mixers)))
+    dtypes = {name: _count(engine, text, length, getattr(torch, name)) for name in names}
     is_right = all(each["others"] <= OTHERS * each["values"] for each in dtypes.values())
     return {"verdict": Verdict.EQUAL if is_right else Verdict.DIFFERENT, "dtypes": dtypes}
 
 
 def _count(engine: EngineCore, text: Sequence[int], length: int, dtype: torch.dtype) -> dict[str, int]:
-    """Count the values that a prompt's end and a verify step's first token leave in the state layers."""
-    narrow, wide = (_memory(engine, each) for each in (dtype, torch.float32))
-    counts = {"values": 0, "others": 0}
+    """Count values after a prompt, and after the first token of a verify step.
+
+    Each step runs from the same memory with states of `dtype` and of float32.
+    """
     token, *drafts = text[length : length + 1 + NUM_DRAFTS]
-    blocks = tuple(range(1, 1 + -(-(length + 1 + NUM_DRAFTS) // engine.runner.block_size)))
-    tables: dict[str, Any] = {"block_table": blocks, "window_block_table": blocks}
-    prompt = BatchRow("", tuple(text[:length]), 0, write_slots=(1,), **tables)
-    slots = tuple(range(2, NUM_SLOTS))
-    verified = BatchRow("", (token,), length, read_slot=1, write_slots=slots, num_drafts=NUM_DRAFTS, **tables)
-    for batch, ahead, slot in (
-        (Batch((prompt,), 0), [()], 1),
-        (Batch((verified,), 1, NUM_DRAFTS), [tuple(drafts)], 2),
-    ):
+    blocks = tuple(range(1, 2 + len(text[: length + NUM_DRAFTS]) // engine.runner.block_size))
+    prompt = BatchRow("", tuple(text[:length]), 0, blocks, 0, (1,), window_block_table=blocks)
+    verified = BatchRow("", (token,), length, blocks, 1, (2, 3, 4), num_drafts=NUM_DRAFTS, window_block_table=blocks)
+    recurrent = [
+        (number, array.name)
+        for number, layer in enumerate(engine.spec.cached_layers)
+        for array in (layer.mixer.state.arrays if layer.mixer is not None else ())
+        if array.dtype == "state"
+    ]
+    narrow, wide = (_memory(engine, recurrent, each, len(blocks)) for each in (dtype, torch.float32))
+    counts = {"values": 0, "others": 0}
+    for batch, ahead in ((Batch((prompt,), 0), ()), (Batch((verified,), 1, NUM_DRAFTS), tuple(drafts))):
         for own, other in zip(narrow, wide, strict=True):
             for name, kept in own.tensors.items():
                 other.tensors[name].copy_(kept)
-        step = make_step_inputs(
-            batch, engine.runner.block_size, engine.runner.device, ahead, takes_images=engine.runner.takes_images
-        )
+        runner, slot = engine.runner, batch.rows[0].write_slots[0]
+        step = make_step_inputs(batch, runner.block_size, runner.device, [ahead], takes_images=runner.takes_images)
         for memory in (narrow, wide):
-            engine.runner.model(step, memory)
-        for number, (own, other) in enumerate(zip(narrow, wide, strict=True)):
-            for name in own.states:
-                if _recurs(engine, number, name):
-                    stored, exact = own.states[name][slot], other.states[name][slot]
-                    counts["values"] += stored.numel()
-                    counts["others"] += int((stored != exact.to(dtype)).sum())
+            runner.model(step, memory)
+        for number, name in recurrent:
+            stored, exact = (memory[number].states[name][slot] for memory in (narrow, wide))
+            counts["values"] += stored.numel()
+            counts["others"] += int((stored != exact.to(dtype)).sum())
     return counts
 
 
-def _memory(engine: EngineCore, dtype: torch.dtype) -> list[LayerCache]:
-    """Return memory like the engine's, for one request, with recurrent states in `dtype`; all zeros."""
+def _memory(
+    engine: EngineCore, recurrent: Sequence[tuple[int, str]], dtype: torch.dtype, num_blocks: int
+) -> list[LayerCache]:
+    """Return zeros for the memory of one request, with recurrent states in `dtype`."""
     memory = []
     for number, layer in enumerate(engine.runner.layer_memory):
-        blocks = {name: torch.zeros_like(kept[: 2 + SCAN_CHUNK]) for name, kept in layer.block_tensors.items()}
+        blocks = {name: torch.zeros_like(kept[: 1 + num_blocks]) for name, kept in layer.block_tensors.items()}
         states = {
-            name: kept.new_zeros((NUM_SLOTS, *kept.shape[1:]), dtype=dtype if _recurs(engine, number, name) else None)
+            name: kept.new_zeros((5, *kept.shape[1:]), dtype=dtype if (number, name) in recurrent else None)
             for name, kept in layer.states.items()
         }
         memory.append(replace(layer, **blocks, states=states, noise=None))
     return memory
-
-
-def _recurs(engine: EngineCore, number: int, name: str) -> bool:
-    layers = engine.spec.cached_layers
-    mixer = layers[number].mixer if number < len(layers) else None
-    return mixer is not None and mixer.state[name].dtype == "state"

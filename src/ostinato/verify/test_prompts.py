@@ -13,8 +13,8 @@ from ostinato.demo.problems import held_out
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
 from ostinato.errors import RequestError
-from ostinato.media.media_item import MediaItem
-from ostinato.media.media_prompt import MediaPlacement
+from ostinato.media.media_item import MediaItem, rope_positions
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
@@ -114,7 +114,7 @@ class Prompt:
     ends_block: bool = False
     salted: bool = False
     stop_at: int | None = None
-    images: tuple[MediaPlacement, ...] = ()
+    media: MediaPrompt | None = None
 
     def whole(self, before: Sequence[int], block_size: int) -> list[int]:
         """Return all tokens, including those of the turn before."""
@@ -168,27 +168,23 @@ def make_prompts(
     if vision is not None:
         second.append(Prompt("second turn behind images", pieces.next(TURN_TOKENS), after=len(first)))
         parts = [pieces.next(length) for length in (block_size + 3, 2 * block_size, 5)]
-        for seeds in ((0, 1), (0, 3)):
-            first.append(_with_images(parts, [_image(vision, seed) for seed in seeds], vision))
+        first += [_with_images(parts, seeds, vision) for seeds in ((0, 1), (0, 3))]
     return first + second
 
 
-def _with_images(parts: Sequence[tuple[int, ...]], items: Sequence[MediaItem], vision: VisionSpec) -> Prompt:
-    """Return a prompt of text with an image behind each part but the last."""
-    tokens, images = [*parts[0]], []
-    for item, part in zip(items, parts[1:], strict=True):
+def _with_images(parts: Sequence[tuple[int, ...]], seeds: Sequence[int], vision: VisionSpec) -> Prompt:
+    """Return a prompt of text with an image of noise behind each part but the last."""
+    tokens, placed, merge = [*parts[0]], list[MediaPlacement](), vision.merge_size
+    for seed, part in zip(seeds, parts[1:], strict=True):
+        rows, columns = IMAGES[seed % len(IMAGES)]
+        shape = (rows * columns * merge**2, vision.patch_elements)
+        patches = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        item = MediaItem(patches, (rows * merge, columns * merge), rows * columns, f"noise {seed}")
         tokens.append(vision.start_token_id)
-        images.append(MediaPlacement(len(tokens), len(tokens) + item.num_tokens, item))
+        placed.append(MediaPlacement(len(tokens), len(tokens) + item.num_tokens, item))
         tokens += [vision.image_token_id] * item.num_tokens + [vision.end_token_id, *part]
-    return Prompt("with images", tuple(tokens), images=tuple(images))
-
-
-def _image(vision: VisionSpec, seed: int) -> MediaItem:
-    """Return an image of noise."""
-    rows, columns = IMAGES[seed % len(IMAGES)]
-    shape = (rows * columns * vision.merge_size**2, vision.patch_elements)
-    patches = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-    return MediaItem(patches, (rows * vision.merge_size, columns * vision.merge_size), rows * columns, f"noise {seed}")
+    media = MediaPrompt(tokens, tuple(placed), rope_positions(len(tokens), placed, merge))
+    return Prompt("with images", tuple(tokens), media=media)
 
 
 def longest_text(prompts: Sequence[Prompt], max_tokens: int) -> int:
