@@ -55,8 +55,6 @@ class FakeBackend:
         self.captured: list[tuple[bool, int, int]] = []
         """(full, rows, tokens) of each graph."""
 
-    def compute_padding(self) -> None: ...
-
     def capture(self, _forward: StepForward, step: StepInputs, _splits: Any) -> FakeGraph:
         rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
         self.captured.append((step.num_decode_rows == rows, rows, tokens))

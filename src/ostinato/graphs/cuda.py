@@ -86,9 +86,6 @@ class CudaBackend:
         self.num_bytes = 0
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
-    def compute_padding(self) -> None:
-        """Do nothing: a replay always computes padding."""
-
     def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> CudaGraph:
         """Run `forward(step)` to record it and to warm up, then capture it.
 

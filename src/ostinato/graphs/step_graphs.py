@@ -14,6 +14,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.replay_check import compare_replay
+from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.module import Module
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -45,10 +46,6 @@ class Backend(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of all graphs, without the persistent buffers."""
-        ...
-
-    def compute_padding(self) -> None:
-        """Let replays compute padding too, where they leave it out."""
         ...
 
     def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> Graph:
@@ -132,8 +129,9 @@ class StepGraphs:
         return len(self._graphs)
 
     def compute_padding(self) -> None:
-        """Let all replays compute padding too, so that a mistake in it shows."""
-        self._backend.compute_padding()
+        """Let replays compute padding, as those of CUDA graphs always do, so that a mistake in it shows."""
+        if isinstance(self._backend, TapeBackend):
+            self._backend.compute_padding()
 
     def planned(self) -> list[GraphKey]:
         """Return every graph of the plan, largest first, so that the first one makes the arena large enough."""

@@ -170,7 +170,7 @@ class TapeBackend:
         return self.arena.size
 
     def compute_padding(self) -> None:
-        """Let replays compute padding, so that a mistake in it shows as it would on a GPU."""
+        """Let the replays of all tapes compute padding."""
         self._computes_padding = True
         for tape in self._tapes:
             tape.computes_padding = True

@@ -115,7 +115,8 @@ class PlainPath:
         """Return one case for each prompt, in their order."""
         cases: list[ReferenceCase] = []
         for number, prompt in enumerate(prompts):
-            text, media, salt = (), prompt.media, f"{kind} {number}" if prompt.salted else None
+            media, salt = prompt.media, f"{kind} {number}" if prompt.salted else None
+            text: tuple[int, ...] = ()
             if prompt.after is not None:
                 before = cases[prompt.after]
                 text, media, salt = before.prompt + (before.unstopped or before.tokens), before.media, before.cache_salt

@@ -77,7 +77,9 @@ def _memory(
     """Return zeros for the memory of one request, with recurrent states in `dtype`."""
     memory = []
     for number, layer in enumerate(engine.runner.layer_memory):
-        blocks = {name: torch.zeros_like(kept[: 1 + num_blocks]) for name, kept in layer.block_tensors.items()}
+        blocks: dict[str, Any] = {
+            name: torch.zeros_like(kept[: 1 + num_blocks]) for name, kept in layer.block_tensors.items()
+        }
         states = {
             name: kept.new_zeros((5, *kept.shape[1:]), dtype=dtype if (number, name) in recurrent else None)
             for name, kept in layer.states.items()
