@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -159,12 +160,12 @@ def test_drafts_change_no_bit(name: str) -> None:
 PICTURE = (text(9), images((8, 12), seed=4), text(31), images((4, 8), (8, 8), seed=5), text(6))
 
 
-@pytest.mark.parametrize("name", SEEING)
-def test_in_a_prompt_with_images_no_path_changes_a_bit(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), list(zip(SEEING, cycle(("bfloat16", "float32")), strict=False)))
+def test_in_a_prompt_with_images_no_path_changes_a_bit(name: str, dtype: str) -> None:
     """Neither others with images of their own, nor chunks, a preemption and a hit, nor graphs and threads."""
 
     def asked(others: int = 0, preempts: bool = False, **settings: Any) -> list[Scores]:
-        defaults = {"deterministic": True, "dtype": "bfloat16", "max_num_seqs": 8}
+        defaults = {"deterministic": True, "dtype": dtype, "max_num_seqs": 8}
         engine = make_seeing_engine(name, **(defaults | settings))
         params = SamplingParams(temperature=0.9, seed=3, max_tokens=NEW, ignore_eos=True, logprobs=3)
 
@@ -189,8 +190,7 @@ def test_in_a_prompt_with_images_no_path_changes_a_bit(name: str) -> None:
     assert cold == warm
     for settings in (
         {"others": 5},
-        {"max_num_batched_tokens": 33, "max_num_seqs": 4, "others": 2},
-        {"preempts": True},
+        {"max_num_batched_tokens": 33, "max_num_seqs": 4, "others": 2, "preempts": True},
         {"graph_mode": "full_and_piecewise", "encoder_graph_mode": "always", "threads": 2, "capture": "lazy"},
         {"speculative": "ngram:3", "speculative_adaptive": "off"},
     ):
