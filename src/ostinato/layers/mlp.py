@@ -60,9 +60,7 @@ class GatedMLP(Module):
         self.token_gate = sigmoid_gate(build, size)
         self.names = {"down_proj": names[2]}
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden].
 
         The sigmoid of `gate` [tokens, 1] multiplies the MLP's output before it is added.
