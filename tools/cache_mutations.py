@@ -1,4 +1,7 @@
-"""Ways to break the prefix cache, for mutate_cache.py. A text that is edited stands exactly once in its file."""
+"""Ways to break the prefix cache, and what `ostinato verify` compares, for mutate_cache.py.
+
+A text that is edited stands exactly once in its file.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """`edits` are (text that stands once in `path`, what takes its place)."""
+    """`edits` are (text that stands once in `path`, what takes its place).
+
+    With `verify`, arguments of `ostinato verify --quick`, that command must find it, in place of the tests.
+    """
 
     what: str
     path: str
     edits: tuple[tuple[str, str], ...]
+    verify: tuple[str, ...] = ()
 
 
-def mutation(what: str, path: str, *edits: tuple[str, str]) -> Mutation:
-    return Mutation(what, path, edits)
+def mutation(what: str, path: str, *edits: tuple[str, str], verify: tuple[str, ...] = ()) -> Mutation:
+    return Mutation(what, path, edits, verify)
 
 
 MUTATIONS = (
@@ -979,5 +986,85 @@ MUTATIONS = (
         "window blocks: those that no token sees are not let go of",
         "scheduler/scheduler.py",
         ("        if cache.window_blocks is not None:\n", "        if False:\n"),
+    ),
+    # What whole runs show.
+    mutation(
+        "verify: padding of a replay writes a live slot",
+        "graphs/buffers.py",
+        ("= end if field.ends else 0\n", "= end if field.ends else 1\n"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: padding of a replay keeps what stood there",
+        "graphs/buffers.py",
+        ("            if field.per == per and field.is_padded:\n", "            if field.per == per and field.ends:\n"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: a salt does not change hashes, though what is found is compared",
+        "kv_cache/prefix_index.py",
+        ("if index == 0 and self.salt is not None:", "if False:"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: a salt is left out",
+        "kv_cache/prefix_index.py",
+        ("if index == 0 and self.salt is not None:", "if False:"),
+        ("            and entry.salt == block_hashes.salt\n", ""),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: states of 16 bits are truncated",
+        "ops/reference/stochastic_rounding.py",
+        (
+            "        return states.to(dtype)\n",
+            "        bits = DROPPED_BITS.get(dtype, 0)\n"
+            "        return (states.float().view(torch.int32) >> bits << bits).view(torch.float32).to(dtype)\n",
+        ),
+        # The native kernels round in C++. With references alone each way takes long, so these are few.
+        verify=("demo", "--kernels", "reference", "--state-cache-mode", "none", "--graph-mode", "none"),
+    ),
+    mutation(
+        "verify: a request with images loses their positions when it is preempted",
+        "scheduler/request.py",
+        ("        request.rope,\n", "        None if request.num_preemptions else request.rope,\n"),
+        verify=("demo-vl",),
+    ),
+    mutation(
+        "verify: images have no place in the positions of tokens that are computed again",
+        "media/media_item.py",
+        ("dtype=np.int64) + self.delta\n", "dtype=np.int64)\n"),
+        verify=("demo-vl",),
+    ),
+    mutation(
+        "verify: images do not change hashes",
+        "kv_cache/prefix_index.py",
+        ('                content += _length_prefixed(b"media", digest)\n', "                pass\n"),
+        ("            and entry.digests == block_hashes.digests(index)\n", ""),
+        verify=("demo-vl",),
+    ),
+    mutation(
+        "verify: a round that ends inside publishes the state behind all of its drafts",
+        "scheduler/scheduler.py",
+        ("anchor=num_kept - 1)", "anchor=len(row_result.token_ids) - 1)"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: a boundary inside a round gets the state behind the round",
+        "kv_cache/checkpoints.py",
+        ("        slot = written[position - start]\n", "        slot = written[-1]\n"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: drafts are kept without a look at them",
+        "sampling/sampler.py",
+        ("if draft != drawn[i]), len(ahead))", "if False), len(ahead))"),
+        verify=("demo",),
+    ),
+    mutation(
+        "verify: one wrong draft is let pass",
+        "sampling/sampler.py",
+        ("if draft != drawn[i]), len(ahead))", "if draft != drawn[i] and i), len(ahead))"),
+        verify=("demo",),
     ),
 )

@@ -2,6 +2,7 @@
 
     .venv/bin/python tools/mutate_cache.py [--match WORD] [TESTS...]
 
+Some mutations have to be found by `ostinato verify --quick`, whose texts begin with "verify:".
 Each mutation is an edit of a temporary copy of the package; the repository is not touched. A mutation whose text is
 not found exactly once does not apply any more: mend it. Exits with 1 if one survives or does not apply.
 """
@@ -9,6 +10,7 @@ not found exactly once does not apply any more: mend it. Exits with 1 if one sur
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -85,9 +87,27 @@ def run_tests(tests: list[str], copy: Path) -> str | None:
     return found.group(1)
 
 
+def run_verify(arguments: tuple[str, ...], copy: Path) -> str | None:
+    """What `ostinato verify --quick` finds with the copy's package; None if all is equal."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "ostinato", "verify", *arguments, "--quick", "--json"]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        sys.exit(f"verify gave no report:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    counts = [f"{report['summary'][name]} cells {name}" for name in ("different", "error")]
+    rest = [f"{name} {report[name]['verdict']}" for name in ("plain", "states")]
+    return f"verify {' '.join(arguments)}: {', '.join(counts + rest)}"
+
+
 def copy_package(folder: Path) -> Path:
     package = folder / "ostinato"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "checkpoint"))
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "checkpoint", "checkpoint-*"))
+    for checkpoint in (PACKAGE / "demo").glob("checkpoint*"):
+        (package / "demo" / checkpoint.name).symlink_to(checkpoint)
     return package
 
 
@@ -97,7 +117,10 @@ def check_mutation(mutation: Mutation | None, tests: list[str]) -> tuple[str | N
         copy = Path(folder)
         package = copy_package(copy)
         problem = apply(mutation, package) if mutation is not None else None
-        return problem, None if problem else run_tests(tests, copy)
+        if problem:
+            return problem, None
+        verify = () if mutation is None else mutation.verify
+        return None, run_verify(verify, copy) if verify else run_tests(tests, copy)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ is never changed.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -57,7 +57,7 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"] = Field(
+    quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"] | None = Field(
         "auto",
         description="Of weights, made while loading: 8 bits with one scale per row (int8) or per 128 elements of one "
         "(int8_g128), or 4 bits with a scale and a zero point per 128 (int4), 64 or 32 elements; auto is the "
@@ -239,8 +239,11 @@ class EngineConfig(BaseModel):
     )
 
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
+        # None leaves a setting open, where it may be None: a plan prints so what was not given or does not exist.
+        named = by_canonical_name(settings)
+        open_settings = {name for name, value in named.items() if value is None and _may_be_none(type(self), name)}
         try:
-            super().__init__(**by_canonical_name(settings))
+            super().__init__(**{name: value for name, value in named.items() if name not in open_settings})
         except ValidationError as error:
             raise config_error(error.errors(include_url=False), EngineConfig.model_fields) from None
 
@@ -310,6 +313,11 @@ class EngineConfig(BaseModel):
         """Return this config with some settings given other values. Raises ConfigError as construction does."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))
+
+
+def _may_be_none(model: type[BaseModel], name: str) -> bool:
+    field = model.model_fields.get(name)
+    return field is not None and type(None) in get_args(field.annotation)
 
 
 def _listed(sizes: Any) -> Any:

@@ -57,6 +57,14 @@ def test_speed_is_that_of_a_round_over_the_same_round_without_drafts() -> None:
     assert figures["step_cost"] == pytest.approx(1.2)
 
 
+def test_a_speed_up_by_wrong_tokens_shows_as_outputs_that_are_not_equal() -> None:
+    plain = RoundTrace(20, [[1, 2, 3]] * 2, [1, 2, 3], ((5, 6, 7), (8, 9, 10)))
+    drafted = RoundTrace(20, [[1, 2, 2]] * 2, [1, 2], ((5, 6, 7), (8, 9, 9)))
+    rounds = [DraftRound(drafted, (1,), (1,))]
+    assert speculative_figures(rounds, [DraftRound(plain)], k=1)["equal_outputs"] == 0.5
+    assert speculative_figures(rounds, rounds, k=1)["equal_outputs"] == 1.0
+
+
 def test_a_step_costs_what_it_takes_before_any_request_ends() -> None:
     trace = RoundTrace(20, [[1, 2, 3], [1, 2]], [1, 2, 9])
     figures = speculative_figures([DraftRound(trace)], [DraftRound(trace)], k=0)

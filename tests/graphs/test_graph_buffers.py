@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses, StepBuffers
 from ostinato.ops.step_inputs import StepInputs
 from ostinato.plan.memory.graph_memory import buffer_bytes
@@ -126,6 +127,22 @@ def test_cleared_buffers_are_padding_everywhere() -> None:
     buffers = full_buffers()
     buffers.clear()
     assert not any(buffer.any() for buffer in buffers.tensors.values())
+
+
+def test_what_stood_in_buffers_that_were_cleared_comes_back_also_after_an_error() -> None:
+    buffers = full_buffers()
+    before = {name: array.copy() for name, array in buffers.arrays.items()}
+    with pytest.raises(ValueError, match="in between"), buffers.cleared():
+        raise ValueError("in between")
+    for name, array in buffers.arrays.items():
+        assert (array == before[name]).all(), name
+
+
+def test_a_buffer_that_is_gone_is_named() -> None:
+    step = full_buffers().view(1, 2, 1, 0)
+    captured = BufferAddresses(step)
+    with pytest.raises(CaptureError, match=r"\.positions moved or went"):
+        captured.check(replace(step, positions=None))  # type: ignore[arg-type]
 
 
 def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ModelError
+from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.config_json import ROPE_KINDS
 from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.model import ModelSpec
-from tests.support.checkpoints import checkpoint
+from tests.support.checkpoints import checkpoint, random_prompt, randomize
 
 
 def spec_with(name: str, **changes: Any) -> ModelSpec:
@@ -130,3 +136,51 @@ def test_what_is_not_implemented_is_refused_by_name(name: str, changes: dict[str
     with pytest.raises(ModelError) as error:
         spec_with(name, **changes)
     assert all(word in error.value.message for word in words), error.value.message
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 2.0},
+    "default": {},
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"factor": 2.0},
+    "factors": {"factors": [1.0] * 12},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_a_model_of_any_rope_is_planned_and_inspected_before_its_longest_request_is_known(kind: str) -> None:
+    assert set(ROPES) == set(ROPE_KINDS)
+    for keys in ({"rope_type": kind}, {"type": kind}):
+        spec = spec_with("llama", rope_parameters=..., rope_scaling=ROPES[kind] | keys)
+        assert spec.rope is not None
+        assert spec.rope.kind == kind
+        assert spec.calls is not None
+        [missing] = mismatches(spec, [], of_gguf=False)
+        assert "tensors are missing" in missing
+
+
+@pytest.mark.parametrize("length", [150, 65, 64, 40])
+def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(length: int, tmp_path: Path) -> None:
+    """The longest request has `length` tokens, for which transformers computes the frequencies of a text as long."""
+    config = transformers.LlamaConfig.from_pretrained(checkpoint("llama"))
+    config.max_position_embeddings = 64
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 700.0, "factor": 4.0}
+    oracle = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(oracle, 0)
+    oracle.eval().save_pretrained(tmp_path)
+    engine = EngineCore(EngineConfig(model=str(tmp_path), max_model_len=length, cache_memory="4MiB", threads=1))
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    prompt = random_prompt(length - 1, seed=1)
+    output = engine.output(engine.add_request(prompt, params))
+    assert output is not None
+    while engine.has_unfinished:
+        engine.step()
+    [only] = output.outputs
+    text = [*prompt, *only.token_ids]
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([text]), use_cache=False).logits[0, :-1]
+    scored = [*(output.prompt_logprobs or [])[1:], *(only.logprobs or [])]
+    own = torch.tensor([each.logprob for each in scored if each is not None])
+    expected = logits.log_softmax(-1)[torch.arange(length - 1), text[1:]]
+    torch.testing.assert_close(own, expected, atol=1e-4 * logits.abs().max().item(), rtol=0)

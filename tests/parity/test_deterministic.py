@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -13,11 +14,16 @@ from ostinato import SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import ConfigError
+from ostinato.models.registry import MODELS
 from ostinato.plan.device.detect import detect
+from ostinato.sampling.pooler import POOLING_PARAMS
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import cached, has_state, make_engine, run, run_with_preemptions
-from tests.support.recipes import HEADED
+from tests.support.recipes import HEADED, RECIPES
 from tests.support.turns import in_turns
+from tests.support.vision_parity import images, make_prompt, text
+from tests.support.vision_parity import make_engine as make_seeing_engine
+from tests.support.vl_models import VL_RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +34,14 @@ def _native() -> None:
 
 
 LENGTH, NEW = 90, 24
-NAMES = (
-    "bamba",
-    "falcon_h1",
-    "falcon_mamba",
-    "granitemoehybrid",
-    "jamba",
-    "mamba2",
-    "nemotron_h",
-    "nemotron_h_dense",
-    "qwen3",
-    "qwen3_5_text",
-    "zamba2",
-)
+ARCHITECTURES = {name: make().model_type for name, make in (RECIPES | VL_RECIPES).items()}
+NAMES = tuple(name for name in RECIPES if ARCHITECTURES[name] in MODELS)
+SEEING = tuple(name for name in VL_RECIPES if ARCHITECTURES[name] in MODELS)
 Scores = list[tuple[int, float, tuple[tuple[int, float], ...]]]
+
+
+def test_every_architecture_of_the_registry_is_tried() -> None:
+    assert {ARCHITECTURES[name] for name in (*NAMES, *SEEING)} == set(MODELS)
 
 
 def dtypes(test: Callable[[str, str], None]) -> Callable[[str, str], None]:
@@ -157,6 +157,46 @@ def test_drafts_change_no_bit(name: str) -> None:
     assert other.error is None
 
 
+PICTURE = (text(9), images((8, 12), seed=4), text(31), images((4, 8), (8, 8), seed=5), text(6))
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(zip(SEEING, cycle(("bfloat16", "float32")), strict=False)))
+def test_in_a_prompt_with_images_no_path_changes_a_bit(name: str, dtype: str) -> None:
+    """Neither others with images of their own, nor chunks, a preemption and a hit, nor graphs and threads."""
+
+    def asked(others: int = 0, preempts: bool = False, **settings: Any) -> list[Scores]:
+        defaults = {"deterministic": True, "dtype": dtype, "max_num_seqs": 8}
+        engine = make_seeing_engine(name, **(defaults | settings))
+        params = SamplingParams(temperature=0.9, seed=3, max_tokens=NEW, ignore_eos=True, logprobs=3)
+
+        def output_of(number: int) -> RequestOutput:
+            parts = PICTURE if number == 0 else (text(4 + number), images((4, 4 + 4 * number), seed=7 + number))
+            prompt = make_prompt(name, parts, number)
+            output = engine.output(engine.add_request(prompt.token_ids, params, media=prompt))
+            assert output is not None
+            return output
+
+        beside = [output_of(number) for number in range(1, 1 + others)]
+        for _ in range(2):
+            engine.step()
+        found = [output_of(0)]
+        run_with_preemptions(engine, found if preempts else [], at=(1, 6, 13))
+        found.append(output_of(0))
+        run(engine)
+        assert all(each.error is None for each in beside)
+        return [scores(each) for each in found]
+
+    cold, warm = asked(enable_prefix_caching=False)
+    assert cold == warm
+    for settings in (
+        {"others": 5},
+        {"max_num_batched_tokens": 33, "max_num_seqs": 4, "others": 2, "preempts": True},
+        {"graph_mode": "full_and_piecewise", "encoder_graph_mode": "always", "threads": 2, "capture": "lazy"},
+        {"speculative": "ngram:3", "speculative_adaptive": "off"},
+    ):
+        assert asked(**settings) == [cold, cold], settings
+
+
 @pytest.mark.parametrize("name", HEADED)
 def test_drafts_of_a_head_change_no_bit(name: str) -> None:
     engine = deterministic_engine(name, speculative="mtp:3", speculative_adaptive="off")
@@ -164,6 +204,18 @@ def test_drafts_of_a_head_change_no_bit(name: str) -> None:
     run(engine)
     assert engine.stats()["speculation"]["drafts_proposed"] > 0
     assert scores(output) == alone(name, "bfloat16")
+
+
+def test_the_cuts_of_a_prompt_change_no_bit_of_the_mean_of_its_hidden_states() -> None:
+    def mean(tokens: int) -> bytes:
+        engine = deterministic_engine("llama", max_num_batched_tokens=tokens, enable_prefix_caching=False)
+        output = engine.output(engine.add_request(random_prompt(LENGTH, 0), POOLING_PARAMS, pooling="mean"))
+        run(engine)
+        assert output is not None
+        assert output.embedding is not None
+        return output.embedding.tobytes()
+
+    assert {mean(tokens) for tokens in (256, 33, 20)} == {mean(77)}
 
 
 @pytest.mark.parametrize("states", ["bfloat16", "float16"])

@@ -10,6 +10,10 @@ from pydantic import ValidationError
 
 from ostinato import ConfigError, EngineConfig
 from ostinato.config_fields import Speculative
+from ostinato.models.checkpoint import load_spec
+from ostinato.plan.device.detect import detect
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.plan import make_plan
 from ostinato.setting_names import ALIASES
 from ostinato.units import format_bytes, parse_bytes
 
@@ -292,6 +296,24 @@ def test_malformed_speculation_is_told_beside_other_problems() -> None:
 def test_none_leaves_a_setting_open() -> None:
     assert not EngineConfig(max_num_seqs=None).is_given("max_num_seqs")
     assert EngineConfig(max_num_seqs=None).max_num_seqs is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_plan_prints_as_null_can_be_given_as_none(device: str) -> None:
+    config = EngineConfig(device=device)
+    plan = make_plan(config, load_spec(config), CATALOGUE["h100-80gb"] if device == "cuda" else detect("cpu"))
+    printed = plan.to_json()["settings"]
+    nulls = {name for name in EngineConfig.model_fields if printed[name] is None}
+    assert {"quantization", "cache_dir"} <= nulls
+    for name in nulls:
+        config = EngineConfig(**{name: None})
+        assert config == EngineConfig(), name
+        assert not config.model_fields_set, name
+
+
+def test_none_is_no_value_of_a_setting_that_plans_never_leave_open() -> None:
+    with pytest.raises(ConfigError, match="block_size"):
+        EngineConfig(block_size=None)
 
 
 def test_changing_settings_keeps_the_others_and_checks_again() -> None:

@@ -16,20 +16,29 @@ from ostinato import EngineConfig
 from ostinato.cli.main import main
 from ostinato.cli.verify import print_report
 from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.graphs.buffers import StepBuffers
 from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.ops.reference import selective, ssd
 from ostinato.runner.draft_override import OverriddenProposer
 from ostinato.sampling import sampler
 from ostinato.sampling.sampler import LogitChunks, SampleKernel
 from ostinato.sampling.state import SamplingState
+from ostinato.scheduler import decode, prefill
+from ostinato.scheduler import request as scheduled
 from ostinato.scheduler.batch import BatchRow, RowResult
+from ostinato.scheduler.request import Request
+from ostinato.scheduler.scheduler import Scheduler
 from ostinato.spec_decode.ngram import NgramProposer
 from ostinato.verify.engine_configs import base_config, plain_config
 from ostinato.verify.reference_run import PlainPath, complete
+from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import greedy, make_engine, sampled
 from tests.support.text_checkpoint import text_checkpoint
+from tests.support.vl_models import vl_checkpoint
 
 SMALL = Trial(num_prompts=1, max_tokens=8)
 ONE_WAY = {"speculative": "ngram:3", "graph_mode": "none", "max_num_batched_tokens": 64, "state_cache_mode": "all"}
@@ -185,6 +194,135 @@ def test_a_mistake_is_found_and_told_with_its_place_and_the_plain_logits_there(
         assert best_score == found["expected_score"] > found["came_score"]
         assert best_score - second_score > found["tolerance"] > 0
     assert "cell 1: different" in printed(report)
+
+
+def pad_with_a_live_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding rows of a graph read and write slot 1."""
+    pad = StepBuffers.pad
+
+    def padded(self: StepBuffers, rows: int, tokens: int, to_rows: int, to_tokens: int) -> None:
+        pad(self, rows, tokens, to_rows, to_tokens)
+        self.arrays["write_slots"][rows:to_rows] = 1
+
+    monkeypatch.setattr(StepBuffers, "pad", padded)
+
+
+def keep_the_state_behind_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that a token stops leaves the state after the draft behind it."""
+    commit = Scheduler._commit
+
+    def committed(self: Scheduler, request: Request, row: BatchRow, anchor: int = 0) -> None:
+        is_stopped = request.stop_reason is not None and anchor < row.num_drafts
+        commit(self, request, row, anchor + is_stopped)
+
+    monkeypatch.setattr(Scheduler, "_commit", committed)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "settings"),
+    [
+        (pad_with_a_live_slot, ONE_WAY | {"graph_mode": "full_decode_only"}),
+        (keep_the_state_behind_a_stop, ONE_WAY),
+    ],
+)
+def test_a_mistake_in_what_nobody_asked_for_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    report = verified("nemotron_h_dense", Trial(num_prompts=0, max_tokens=12), **settings)
+    assert report["plain"]["verdict"] == "equal"
+    assert "different" in verdicts(report)
+
+
+def forget_salts(hashes: BlockHashes) -> None:
+    hashes.salt = None
+
+
+def hash_without_salts(hashes: BlockHashes) -> None:
+    extend = hashes.extend
+
+    def extended(*given: Any) -> None:
+        salt, hashes.salt = hashes.salt, None
+        extend(*given)
+        hashes.salt = salt
+
+    hashes.extend = extended  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "found"), [(forget_salts, "of its own, and found"), (hash_without_salts, "did not find what")]
+)
+def test_a_salt_that_is_left_out_is_found_though_the_tokens_are_equal(
+    mistake: Callable[[BlockHashes], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = BlockHashes.__init__
+
+    def make(self: BlockHashes, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        mistake(self)
+
+    monkeypatch.setattr(BlockHashes, "__init__", make)
+    report = verified("llama", Trial(extent="quick", num_prompts=0, max_tokens=4), graph_mode="none")
+    assert not has_passed(report)
+    errors = [cell["error"] for cell in report["cells"] if cell["error"] is not None]
+    assert errors
+    assert all(found in error for error in errors)
+    assert {cell["greedy"] for cell in report["cells"] if cell["error"] is None} == {"equal"}
+
+
+def truncated(states: torch.Tensor, dtype: torch.dtype, *_: Any) -> torch.Tensor:
+    bits = {torch.bfloat16: 16, torch.float16: 13}[dtype] if dtype != torch.float32 else 0
+    return (states.view(torch.int32) >> bits << bits).view(torch.float32).to(dtype)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mamba"])
+def test_states_of_16_bits_that_are_cut_off_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = base_config({"model": str(checkpoint(name)), "threads": 1, "max_model_len": 64, "kernels": "reference"})
+    engine = PlainPath(plain_config(config, 64)).engine
+    right = check_states(engine, random_prompt(30, 1))
+    assert right["verdict"] == "equal"
+    assert [dtype["others"] for dtype in right["dtypes"].values()] == [0, 0]
+    monkeypatch.setattr({"mamba2": ssd, "mamba": selective}[name], "rounded", truncated)
+    wrong = check_states(engine, random_prompt(30, 1))
+    assert wrong["verdict"] == "different"
+    assert all(dtype["others"] > dtype["values"] / 4 for dtype in wrong["dtypes"].values())
+
+
+# Models with an encoder
+
+
+def seen(name: str, **settings: Any) -> dict[str, Any]:
+    trial = Trial(extent="quick", num_prompts=1, max_tokens=8)
+    return verify({"model": str(vl_checkpoint(name)), "threads": 1, **settings}, trial, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("qwen3_vl_moe", {}), ("qwen3_5", {"state_cache_mode": "all", "graph_mode": "full_and_piecewise"})],
+)
+def test_a_model_with_an_encoder_is_equal_with_images_in_its_prompts(name: str, settings: dict[str, Any]) -> None:
+    report = seen(name, **settings)
+    assert has_passed(report)
+    assert verdicts(report) == {"equal"}, printed(report)
+    assert [prompt["about"] for prompt in report["prompts"]].count("with images") == 2
+    assert not any("draft:" in str(value) for value in report["axes"]["speculative"])
+    assert any("give one with --draft" in reason for reason in report["left_out"])
+
+
+def test_images_whose_place_is_forgotten_when_a_request_is_computed_again_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = scheduled.make_row
+
+    def forgetful(request: Request, *given: Any, **named: Any) -> BatchRow:
+        row = made(request, *given, **named)
+        return row._replace(rope=None) if request.num_preemptions else row
+
+    for module in (prefill, decode):
+        monkeypatch.setattr(module, "make_row", forgetful)
+    report = seen("qwen3_vl", graph_mode="none", speculative="ngram:2", max_num_batched_tokens=64)
+    assert {cell["verdict"] for cell in report["cells"] if cell["preemption"]} == {"different"}
+    assert {cell["verdict"] for cell in report["cells"] if not cell["preemption"]} == {"equal"}
 
 
 def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,12 @@ def test_what_is_asked_for_and_cannot_be_is_an_error() -> None:
         matrix("demo", draft="demo", speculative="mtp:3")
 
 
+def test_axes_without_any_combination_are_an_error_that_names_them() -> None:
+    config = base_config({"model": "demo"}).with_settings(max_model_len=256)
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens.* as given"):
+        make_matrix(config, (None,), (), "quick")
+
+
 def test_a_draft_model_of_another_vocabulary_is_to_be_left_out() -> None:
     with pytest.raises(ConfigError, match="vocabulary of 768 tokens") as error:
         matrix("nemotron_h_dense", draft="demo")
@@ -190,7 +196,7 @@ def test_several_prompts_share_a_prefix_that_ends_inside_a_block() -> None:
 
 def test_second_turns_go_on_from_an_output_and_one_ends_at_a_block_whatever_its_length() -> None:
     second = [prompt for prompt in prompts() if prompt.after is not None]
-    assert len(second) == 3
+    assert len(second) == 3 + 2
     [to_block] = [prompt for prompt in second if prompt.ends_block]
     for length in range(90, 90 + BLOCK + 1):
         before = list(range(length))
@@ -198,6 +204,33 @@ def test_second_turns_go_on_from_an_output_and_one_ends_at_a_block_whatever_its_
         assert whole[:length] == before
         assert len(whole) > length
         assert len(whole) % BLOCK == 0
+
+
+def test_stopped_outputs_end_where_all_that_was_computed_fills_blocks_and_another_turn_follows() -> None:
+    made = prompts()
+    stopped = [(number, prompt) for number, prompt in enumerate(made) if prompt.stop_at is not None]
+    assert len(stopped) == 2
+    for number, prompt in stopped:
+        assert prompt.salted
+        assert prompt.stop_at is not None
+        assert (len(prompt.tokens) + prompt.stop_at) % BLOCK == 0
+        assert [later.after for later in made].count(number) == 1
+
+
+def test_prompts_with_images_share_one_and_differ_in_the_pixels_of_another() -> None:
+    vision = load_spec(base_config({"model": "demo-vl"})).vision
+    assert vision is not None
+    made = make_prompts(range(100, 5000), (), BLOCK, STATE_BLOCK, CHUNKS, vision)
+    first, second = (prompt.media for prompt in made if prompt.media is not None)
+    assert first is not None
+    assert second is not None
+    assert first.token_ids == second.token_ids
+    digests = [[span.item.digest for span in media.spans] for media in (first, second)]
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
+    for start, end, item in first.spans:
+        assert set(first.token_ids[start:end]) == {vision.image_token_id}
+        assert end - start == item.num_tokens == len(item.patches) // vision.patches_per_token
 
 
 def test_the_longest_text_counts_outputs_and_the_turns_before() -> None:

@@ -167,6 +167,7 @@ def run_batch(
     token_times: dict[str, list[float]] = {
         engine.add_request(prompt, each, media=media): [] for prompt, each in zip(prompts, params, strict=True)
     }
+    tokens: dict[str, list[int]] = {}
     while engine.has_unfinished:
         outputs = engine.step()
         now = time.perf_counter() - begin
@@ -174,9 +175,11 @@ def run_batch(
         for output in outputs:
             if output.error is not None:
                 raise output.error
+            tokens[output.request_id] = output.outputs[0].token_ids
             times = token_times[output.request_id]
             times.extend([now] * (len(output.outputs[0].token_ids) - len(times)))
-    return RoundTrace(sum(map(len, prompts)), list(token_times.values()), step_ends)
+    written = tuple(tuple(tokens[request_id]) for request_id in token_times)
+    return RoundTrace(sum(map(len, prompts)), list(token_times.values()), step_ends, written)
 
 
 ENTERED = time.monotonic()

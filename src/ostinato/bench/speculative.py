@@ -245,7 +245,13 @@ def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound
     included. `acceptance` is by position: of the drafts there whose predecessors were all accepted, those that were
     accepted. `tokens_per_step` is the mean number of output tokens of a row with drafts. `step_milliseconds` is the
     median length of decode steps before any request ended, and `step_cost` that in steps without drafts.
+    `equal_outputs` is the part of the outputs whose tokens are those without drafts.
     """
+    written = [
+        pair
+        for one, other in zip(rounds, plain, strict=True)
+        for pair in zip(one.trace.outputs, other.trace.outputs, strict=True)
+    ]
     rates, plain_rates = ([each.trace.decode_rate for each in given] for given in (rounds, plain))
     totals, plain_totals = ([_total_rate(each) for each in given] for given in (rounds, plain))
     reached, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("reached", "accepted"))
@@ -259,6 +265,7 @@ def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound
         "step_milliseconds": 1e3 * seconds,
         "step_cost": seconds / plain_seconds,
         "output_tokens": sum(each.trace.output_tokens for each in rounds),
+        "equal_outputs": sum(own == other for own, other in written) / len(written) if written else None,
     }
 
 
@@ -306,6 +313,7 @@ def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
         Column("tokens/s", "decode_tokens_per_second.median", "count"),
         Column("speed", "speed.median", two),
         Column("in all", "total_speed.median", two, help="as speed, prefill included"),
+        Column("equal", "equal_outputs", "{:.0%}", help="outputs with the tokens that they have without drafts"),
     )
     steps = (
         Column("step ms", "step_milliseconds", two),

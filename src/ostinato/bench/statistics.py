@@ -27,6 +27,8 @@ class RoundTrace:
     token_times: list[list[float]]
     """Times of the output tokens, [requests][output tokens]."""
     step_ends: list[float]
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """Output tokens of each request."""
 
     @property
     def prefill_end(self) -> float:

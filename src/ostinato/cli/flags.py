@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -272,7 +272,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
     """Return the type that typer parses, and the placeholder in help if the type does not give one."""
-    if isinstance(annotation, UnionType):
+    if get_origin(annotation) in (UnionType, Union):
         annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
     origin = get_origin(annotation)
     if origin is Literal:

@@ -51,6 +51,13 @@ def _facts(report: Mapping[str, Any]) -> Table:
     table.add_row("prompts", f"{asked}, up to {settings['max_tokens']} new")
     plain = Text.assemble(_verdict(report["plain"]["verdict"]), " to the whole texts, each computed at once")
     table.add_row("plain path", plain)
+    if report["states"]["dtypes"]:
+        words = (
+            f"{name}, {each['others']:,} of {each['values']:,} others"
+            for name, each in report["states"]["dtypes"].items()
+        )
+        states = Text.assemble(_verdict(report["states"]["verdict"]), f" to the nearest values of {'; '.join(words)}")
+        table.add_row("16-bit states", states)
     ways = f"{extent['ways']} of {extent['possible_ways']} ways, each with a cold and then a warm cache"
     table.add_row("cells", ways)
     return table

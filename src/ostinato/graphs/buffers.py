@@ -197,9 +197,11 @@ class StepBuffers(Buffers):
         """Fill everything with padding for the duration of the context, and restore the content afterwards."""
         content, tables, window_blocks = self._bytes.copy(), self.written_tables, self.written_window_blocks
         self.clear()
-        yield
-        self._bytes[:] = content
-        self.written_tables, self.written_window_blocks = tables, window_blocks
+        try:
+            yield
+        finally:
+            self._bytes[:] = content
+            self.written_tables, self.written_window_blocks = tables, window_blocks
 
 
 class EncoderBuffers(Buffers):
@@ -243,12 +245,13 @@ class BufferAddresses:
         moved = [name for name, old, new in zip(self._names, self._captured, now, strict=True) if old != new]
         named = ", ".join(f"{inputs.buffers}.{name}" for name in moved)
         raise CaptureError(
-            f"{named} moved after the graph was captured, and replays would read the old memory. Buffers are "
+            f"{named} moved or went after the graph was captured, and replays would read the old memory. Buffers are "
             "written in place, never replaced"
         )
 
-    def _of(self, inputs: BufferedInputs) -> list[int]:
-        return [getattr(inputs, name).data_ptr() for name in self._names]
+    def _of(self, inputs: BufferedInputs) -> list[int | None]:
+        tensors = (getattr(inputs, name, None) for name in self._names)
+        return [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None for tensor in tensors]
 
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:

@@ -14,6 +14,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.replay_check import compare_replay
+from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.module import Module
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -126,6 +127,11 @@ class StepGraphs:
     @property
     def num_captured(self) -> int:
         return len(self._graphs)
+
+    def compute_padding(self) -> None:
+        """Let replays compute padding, as those of CUDA graphs always do, so that a mistake in it shows."""
+        if isinstance(self._backend, TapeBackend):
+            self._backend.compute_padding()
 
     def planned(self) -> list[GraphKey]:
         """Return every graph of the plan, largest first, so that the first one makes the arena large enough."""

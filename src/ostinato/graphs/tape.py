@@ -33,6 +33,9 @@ class Tape:
     `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
     """
 
+    computes_padding = False
+    """True if native kernels compute padding too, as those of a CUDA graph do."""
+
     def __init__(
         self, calls: Sequence[RecordedCall], layout: Layout, result: TensorRef, captured: BufferedInputs
     ) -> None:
@@ -96,7 +99,7 @@ class Tape:
         """Add a program; `tokens` is the number of tokens of its kernels, padding included."""
         self.programs.append(program)
         real = _real_tokens(tokens, self._length)
-        self._plays.append(lambda step: program.run(real(step)))
+        self._plays.append(lambda step: program.run(tokens if self.computes_padding else real(step)))
         self._profiles.append(lambda step: program.profile(real(step)))
 
     def _play(self, call: RecordedCall, memory: torch.Tensor) -> ReplayFn:
@@ -160,11 +163,18 @@ class TapeBackend:
         self._persistent = persistent
         self._tapes: list[Tape] = []
         self.arena = Arena(device)
+        self._computes_padding = False
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the graphs, without the persistent buffers."""
         return self.arena.size
+
+    def compute_padding(self) -> None:
+        """Let the replays of all tapes compute padding."""
+        self._computes_padding = True
+        for tape in self._tapes:
+            tape.computes_padding = True
 
     def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Tape:
         """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
@@ -178,6 +188,7 @@ class TapeBackend:
             self._tap.recorder = None
         layout = plan_layout(recorder.calls, recorder.sizes, [result], step.num_tokens)
         tape = self.tape_type(recorder.calls, layout, result, step)
+        tape.computes_padding = self._computes_padding
         self._tapes.append(tape)
         with torch.inference_mode():
             to_bind = self._tapes if self.arena.reserve(layout.size) else [tape]

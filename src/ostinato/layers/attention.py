@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm
+from ostinato.layers.norm import RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
 
@@ -55,6 +55,7 @@ class Attention(Module):
         self.spec = spec
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.is_gated = is_gated
+        self.output_gate = sigmoid_gate(build, self.q_size)
         self.q_out_size = 2 * self.q_size if is_gated else self.q_size
         parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
         self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
@@ -114,9 +115,10 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q = self._store(q, k, v, angles if self.spec.rotates else None, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
+        out = out.flatten(1)
         if self.is_gated:
-            out = out * gate.sigmoid()
-        return self.o_proj(out.flatten(1), residual)
+            out = self.output_gate(out, gate.contiguous().flatten(1))
+        return self.o_proj(out, residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
         """Write the keys and values of `x` [tokens, hidden] without attending.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.layers.linear import Linear, PackedLinear, QuantizableMatrix
 from ostinato.layers.module import ModelBuilder, Module, Multiplier
+from ostinato.layers.norm import sigmoid_gate
 from ostinato.plan.layer_specs import ExpertsSpec
 
 if TYPE_CHECKING:
@@ -56,17 +57,18 @@ class GatedMLP(Module):
         parts = ((names[0], size), (names[1], size))
         self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier, cuts_inputs=True)
+        self.token_gate = sigmoid_gate(build, size)
         self.names = {"down_proj": names[2]}
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, share: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden].
 
-        `share` [tokens, 1] multiplies the MLP's output before it is added.
+        The sigmoid of `gate` [tokens, 1] multiplies the MLP's output before it is added.
         """
         inner = self.gate_up(x, activation=self.activation)
-        return self.down_proj(inner if share is None else inner * share, residual)
+        if gate is not None:
+            inner = self.token_gate(inner, gate.expand(-1, inner.shape[1]).contiguous())
+        return self.down_proj(inner, residual)
 
 
 class Experts(Module):

@@ -95,3 +95,8 @@ class GatedRMSNorm(Module):
             return self.of_ranks(x, self.weight, self.eps, self.ranks, gate, self.norm_before_gate)
         how = (self.eps, self.group_size, self.norm_before_gate, self.gate_is_sigmoid)
         return self.op(x, gate, self.weight, *how)
+
+
+def sigmoid_gate(build: ModelBuilder, size: int) -> GatedRMSNorm:
+    """Return the module that multiplies `x` by the sigmoid of a gate, both contiguous [tokens, size]; no weights."""
+    return GatedRMSNorm(build, size, 0.0, None, gate_is_sigmoid=True)

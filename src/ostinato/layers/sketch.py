@@ -20,6 +20,9 @@ class SketchTensor:
     """Stand-in for a tensor: shape, dtype name and the call that computed it.
 
     The dtype `model` is the model's own. `call` is None for weights, inputs and cache memory.
+
+    It has no functions that torch rounds by an element's place in memory, as it does exponentials: the last elements
+    of a tensor are not computed by vectors. Layers call operations for those, whose kernels treat all tokens alike.
     """
 
     shape: tuple[int, ...]
@@ -65,8 +68,11 @@ class SketchTensor:
     def __mul__(self, other: float | SketchTensor) -> SketchTensor:
         return self._traced.note("mul", (self, other), self.shape, self.dtype)
 
-    def sigmoid(self) -> SketchTensor:
-        return self._computed("sigmoid", self.dtype)
+    def contiguous(self) -> SketchTensor:
+        return self._computed("contiguous", self.dtype)
+
+    def expand(self, _: int, columns: int) -> SketchTensor:
+        return replace(self, shape=(self.shape[0], columns))
 
     def unbind(self, dim: int) -> tuple[SketchTensor, ...]:
         return (replace(self, shape=(*self.shape[:dim], *self.shape[dim + 1 :])),) * self.shape[dim]

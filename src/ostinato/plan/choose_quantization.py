@@ -72,6 +72,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
         )
     if config.quantization == "auto":
         return runs_as
+    assert config.quantization is not None, "None leaves it at auto"
     wanted = GIVEN[config.quantization]
     if stored is None or runs_as is None or wanted is None or stored.storage == "float8":
         return wanted

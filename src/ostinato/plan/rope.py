@@ -66,11 +66,11 @@ def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     """Return (radians per position for each pair of rotated elements, factor on cosine and sine).
 
-    `dynamic` must have been resolved. The definitions are those of transformers: linear divides all frequencies; llama3
-    (Llama 3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071,
-    section 3) blends by the rotations within the original length. `factors` divides each frequency by its own.
+    `dynamic` has those of its original length until it is resolved: a sketch is made before the longest request is
+    known. The definitions are those of transformers: linear divides all frequencies; llama3 (Llama 3.1) divides the low
+    ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3) blends by the
+    rotations within the original length. `factors` divides each frequency by its own.
     """
-    assert rope.kind != "dynamic", "resolve_rope comes first"
     dim = rope.rotary_dim
     plain = [rope.theta ** (-i / dim) for i in range(0, dim, 2)]
     if rope.kind == "linear":

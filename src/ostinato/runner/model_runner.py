@@ -236,6 +236,15 @@ class ModelRunner:
             self.measured["encoder"] = self.encoder_graphs.figures()
             self._check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
 
+    @torch.inference_mode()
+    def expose_padding(self) -> None:
+        """Make mistakes in padding visible: replays compute it, and the null ids, which it reads, hold NaN."""
+        for graphs in self._all_graphs():
+            graphs.compute_padding()
+        for layer in self.layer_memory:
+            for cells in layer.tensors.values():
+                cells[0] = torch.nan if cells.is_floating_point() else torch.iinfo(cells.dtype).max
+
     @property
     def takes_images(self) -> bool:
         return self.image_encoder is not None

@@ -125,7 +125,8 @@ def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
         if pool is not None and (pool.kind == "mean" or row.samples):
             found.append((pool, row.start, end - begin))
             vectors.append(
-                hidden[begin:end].sum(0, dtype=torch.float32) if pool.kind == "mean" else hidden[end - 1].float()
+                # In float64, so that neither chunks nor torch's order of adding change the mean's bits.
+                hidden[begin:end].sum(0, dtype=torch.float64) if pool.kind == "mean" else hidden[end - 1].double()
             )
         begin = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     if found:

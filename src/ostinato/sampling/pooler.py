@@ -25,7 +25,7 @@ class HiddenStatePooler:
         self._count = 0
 
     def add(self, vector: np.ndarray, start: int, count: int) -> None:
-        """Add a vector of [hidden] float32 for the tokens at positions `start` to `start + count - 1`.
+        """Add a vector of [hidden] float64 for the tokens at positions `start` to `start + count - 1`.
 
         It is the sum over these tokens for the kind `mean`, else the last hidden state.
         """

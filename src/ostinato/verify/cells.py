@@ -9,13 +9,14 @@ from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
+from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import CapacityError, ConfigError
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.runner.draft_override import override_drafts
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
 from ostinato.verify.engine_configs import way_config
 from ostinato.verify.matrix import VerifyVariant
-from ostinato.verify.reference_run import PlainPath, ReferenceCase, ReferenceDrafts, complete
+from ostinato.verify.reference_run import PlainPath, ReferenceCase, ReferenceDrafts, complete, run_to_end
 from ostinato.verify.test_prompts import Prompt
 
 KINDS = ("greedy", "sampled")
@@ -91,6 +92,7 @@ def run_ways(
                 engine = None  # free its memory for the next one
                 engine = EngineCore(way_config(config, **way.settings))
                 override_drafts(engine.runner, ReferenceDrafts(engine.spec.vocab_size, cases))
+                engine.runner.expose_padding()
             assert engine.reset_prefix_cache(), "a finished request holds a prefix"
         except (ConfigError, CapacityError):
             raise
@@ -119,26 +121,52 @@ def _run(
     cases: Sequence[ReferenceCase],
 ) -> Cell:
     before = _counts(engine)
-    came: dict[int, list[int]] = {}
+    outputs: dict[int, RequestOutput] = {}
     for is_second in (False, True):
         turn = [i for i, case in enumerate(cases) if (prompts[case.number].after is not None) == is_second]
-        requests = [(cases[i].prompt, cases[i].params) for i in turn]
-        came |= zip(turn, complete(engine, requests, way.preemption), strict=True)
+        outputs |= zip(turn, run_to_end(engine, [cases[i].request() for i in turn], way.preemption), strict=True)
+    problem = None if way.preemption else _mixed_salts(engine, cache, prompts, cases, outputs)
     found = []
     for i, case in enumerate(cases):
         go_on = partial(_go_on, engine, case, way.preemption)
-        for divergence in compare(case.tokens, came[i], partial(plain.scores, case), go_on):
+        for divergence in compare(case.tokens, outputs[i].outputs[0].token_ids, partial(plain.scores, case), go_on):
             found.append(TokenMismatch(case.kind, case.number, divergence))
     after = _counts(engine)
     counts = {name: after[name] - before[name] for name in after}
-    return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)))
+    return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)), problem)
 
 
 def _go_on(engine: EngineCore, case: ReferenceCase, preempts: bool, done: int) -> list[int]:
     """Return the engine's tokens after the first `done` tokens of the plain output."""
-    params = case.params.replace(max_tokens=(case.params.max_tokens or 0) - done)
-    [tokens] = complete(engine, [((*case.prompt, *case.tokens[:done]), params)], preempts)
+    [tokens] = complete(engine, [case.request(done)], preempts)
     return tokens
+
+
+def _mixed_salts(
+    engine: EngineCore,
+    cache: str,
+    prompts: Sequence[Prompt],
+    cases: Sequence[ReferenceCase],
+    outputs: Mapping[int, RequestOutput],
+) -> str | None:
+    """Return what is wrong with the hits of first turns with a salt of their own, which tokens do not show."""
+    counters = engine.stats()["prefix_cache"]
+    lost = any(count for name, count in counters.items() if name.startswith("evicted") or name.endswith("not_taken"))
+    for i, case in enumerate(cases):
+        if not prompts[case.number].salted:
+            continue
+        hit = outputs[i].num_cached_tokens or 0
+        # Files may hold what requests of the same salt left in an earlier run.
+        if hit and cache == "cold" and engine.plan.settings.cache_offload is None:
+            return f"prompt {case.number} ({case.kind}) has a cache_salt of its own, and found {hit} tokens of others"
+        if not hit and cache == "warm" and _can_hit(engine) and not lost:
+            return f"prompt {case.number} ({case.kind}) did not find what requests of its cache_salt left in the cache"
+    return None
+
+
+def _can_hit(engine: EngineCore) -> bool:
+    settings, slots = engine.plan.settings, engine.plan.memory.num_slots
+    return settings.enable_prefix_caching and (settings.state_cache_mode != "none" or not slots)
 
 
 def _counts(engine: EngineCore) -> dict[str, int]:
@@ -167,9 +195,7 @@ def _not_shown(engine: EngineCore, way: VerifyVariant, cache: str, counts: Mappi
             yield "no draft was accepted"
         elif counts["drafts_accepted"] == counts["drafts_proposed"]:
             yield "no draft was rejected"
-    settings, slots = engine.plan.settings, engine.plan.memory.num_slots
-    can_hit = settings.enable_prefix_caching and (settings.state_cache_mode != "none" or not slots)
-    if cache == "warm" and can_hit and not counts["cached_tokens"]:
+    if cache == "warm" and _can_hit(engine) and not counts["cached_tokens"]:
         yield "no prompt hit the cache"
     if way.preemption and not counts["preemptions"]:
         yield "no request was preempted"

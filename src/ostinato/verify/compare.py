@@ -16,7 +16,7 @@ class Verdict(StrEnum):
     """Output that differs only where the plain path itself is too close to call."""
     DIFFERENT = "different"
     ERROR = "error"
-    """Cell in which an exception was raised."""
+    """Cell in which an exception was raised, or the cache gave a request what it must not have."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def named(speculative: Speculative | None) -> str | dict[str, Any]:
 def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> tuple[Speculative | None, ...]:
     """Return the given speculation alone, or none and each that the model can do.
 
-    `draft` is a draft model's checkpoint; without it the model drafts for itself.
+    `draft` is a draft model's checkpoint; without it the model drafts for itself, if it has no encoder.
     """
     if config.speculative is not None:
         if draft is not None:
@@ -117,8 +117,14 @@ def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> t
     made = [
         Speculative(method=method, num_speculative_tokens=DRAFTS[method], **(own if method == "draft" else {}))
         for method in available_methods(model)
+        if method != "draft" or can_draft(model, draft)
     ]
     return (None, *made)
+
+
+def can_draft(model: ModelSpec, draft: str | None) -> bool:
+    """Return whether there is a draft model: a given one, or the model itself, which must have no encoder."""
+    return draft is not None or model.vision is None
 
 
 def small_chunks(config: EngineConfig, most_drafts: int) -> tuple[int, ...]:
@@ -173,7 +179,7 @@ def make_matrix(
 
     possible = every_choice(axes, is_possible)
     if not possible:
-        raise next(iter(refusals.values()))
+        raise next(iter(refusals.values()), ConfigError(f"no way has {' and '.join(axes)} as given"))
     pairs = tuple(combinations(axes, 2))
     groups = {"quick": (*QUICK_GROUPS, *((axis,) for axis in axes)), "pairs": pairs, "full": (tuple(axes),)}[extent]
     ways = [VerifyVariant(**choice) for choice in cover(possible, groups, also=tuple(combinations(axes, 3)))]

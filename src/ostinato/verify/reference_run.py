@@ -8,12 +8,15 @@ sides of a comparison.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
+from ostinato.engine.outputs import RequestOutput
+from ostinato.media.media_prompt import MediaPrompt
 from ostinato.ops import noise
 from ostinato.ops.seeds import mix64
 from ostinato.ops.sizes import MAX_INT8
@@ -23,7 +26,7 @@ from ostinato.runner.step_logits import logit_positions
 from ostinato.sampling.logits_processing import process_logits, truncate_logits
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.state import PendingToken, SamplingState
-from ostinato.scheduler.batch import Batch, BatchRow
+from ostinato.scheduler.batch import Batch, BatchRow, MediaToEncode, MediaUse
 from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
 from ostinato.verify.test_prompts import Prompt
 
@@ -33,23 +36,39 @@ FIRST_PREEMPTION, GAP = 3, 5
 Gaps double, so that every request reaches its end.
 """
 
-Request = tuple[Sequence[int], SamplingParams]
+
+class VerifyRequest(NamedTuple):
+    """Token ids with their sampling parameters, salt and images."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    cache_salt: str | None = None
+    media: MediaPrompt | None = None
 
 
-def complete(engine: EngineCore, requests: Sequence[Request], preempts: bool = False) -> list[list[int]]:
-    """Run requests that come at once to their end, and return their tokens.
+def complete(engine: EngineCore, requests: Sequence[tuple[Any, ...]], preempts: bool = False) -> list[list[int]]:
+    """Run requests, the fields of a `VerifyRequest` each, as `run_to_end` does, and return their tokens."""
+    outputs = run_to_end(engine, [VerifyRequest(*request) for request in requests], preempts)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def run_to_end(engine: EngineCore, requests: Sequence[VerifyRequest], preempts: bool = False) -> list[RequestOutput]:
+    """Run requests that come at once to their end, and return their outputs.
 
     Raises the error that ended one of them, and AssertionError if memory is still in use afterwards.
     """
-    ids = [engine.add_request(prompt, params) for prompt, params in requests]
-    tokens: dict[str, list[int]] = {}
+    ids = [
+        engine.add_request(request.prompt, request.params, cache_salt=request.cache_salt, media=request.media)
+        for request in requests
+    ]
+    outputs: dict[str, RequestOutput] = {}
     step, next_preemption, gap = 0, FIRST_PREEMPTION, GAP
     while engine.has_unfinished:
         for output in engine.step():
             if output.error is not None:
                 raise output.error
             if output.finished:
-                tokens[output.request_id] = output.outputs[0].token_ids
+                outputs[output.request_id] = output
         step += 1
         if preempts and step == next_preemption:
             for request_id in ids:
@@ -58,18 +77,31 @@ def complete(engine: EngineCore, requests: Sequence[Request], preempts: bool = F
     engine.scheduler.check_integrity()
     usage = engine.scheduler.cache.usage()
     assert usage.blocks_used == usage.window_blocks_used == usage.slots_used == 0, "finished requests hold memory"
-    return [tokens[request_id] for request_id in ids]
+    return [outputs[request_id] for request_id in ids]
 
 
 @dataclass(frozen=True)
 class ReferenceCase:
-    """A request, and its tokens by the plain path. `number` is that of its prompt."""
+    """A request, and its tokens by the plain path. `number` is that of its prompt.
+
+    `unstopped` are the tokens without the stop of its prompt, () if it has none.
+    """
 
     number: int
     kind: str
     prompt: tuple[int, ...]
     params: SamplingParams
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    unstopped: tuple[int, ...] = ()
+    cache_salt: str | None = None
+    media: MediaPrompt | None = None
+
+    def request(self, done: int = 0) -> VerifyRequest:
+        """Return the request, to continue after the first `done` tokens of the output."""
+        prompt, params = [*self.prompt, *self.tokens[:done]], self.params
+        params = params.replace(max_tokens=(params.max_tokens or 0) - done, min_tokens=max(0, params.min_tokens - done))
+        media = None if self.media is None else replace(self.media, token_ids=prompt)
+        return VerifyRequest(prompt, params, self.cache_salt, media)
 
 
 class PlainPath:
@@ -83,21 +115,40 @@ class PlainPath:
         """Return one case for each prompt, in their order."""
         cases: list[ReferenceCase] = []
         for number, prompt in enumerate(prompts):
-            before = () if prompt.after is None else cases[prompt.after].prompt + cases[prompt.after].tokens
-            whole = tuple(prompt.whole(before, self.engine.plan.settings.block_size))
-            [tokens] = complete(self.engine, [(whole, params)])
-            cases.append(ReferenceCase(number, kind, whole, params, tuple(tokens)))
+            media, salt = prompt.media, f"{kind} {number}" if prompt.salted else None
+            text: tuple[int, ...] = ()
+            if prompt.after is not None:
+                before = cases[prompt.after]
+                text, media, salt = before.prompt + (before.unstopped or before.tokens), before.media, before.cache_salt
+            whole = tuple(prompt.whole(text, self.engine.plan.settings.block_size))
+            case = self._run(ReferenceCase(number, kind, whole, params, cache_salt=salt, media=media))
+            if prompt.stop_at is not None and prompt.stop_at + 1 < len(case.tokens):
+                case = self._run(replace(case, params=self._stopped(case, prompt.stop_at), unstopped=case.tokens))
+            cases.append(case)
         return cases
+
+    def _run(self, case: ReferenceCase) -> ReferenceCase:
+        [tokens] = complete(self.engine, [replace(case, tokens=()).request()])
+        return replace(case, tokens=tuple(tokens))
+
+    def _stopped(self, case: ReferenceCase, place: int) -> SamplingParams:
+        """Return parameters that end the output at a place, by a stop string or, where that is possible, by a token."""
+        token, params = case.tokens[place], case.params
+        text, is_new = self.engine.tokenizer.decode([token]), token not in case.tokens[:place]
+        if text and (params.greedy or not is_new):
+            return params.replace(stop=(text,), min_tokens=place + 1)
+        # Below `min_tokens` a token that stops is ruled out, which would change the output.
+        return params.replace(stop_token_ids=(token,)) if is_new else params
 
     def scores(self, case: ReferenceCase, place: int) -> Scores:
         """Return the scores of the token after the first `place` tokens of the case's output."""
-        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1)
+        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1, case.media)
         return self._scores(case, place, logits)
 
     def contradictions(self, case: ReferenceCase) -> list[Divergence]:
         """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
         count = len(case.tokens)
-        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count)
+        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count, case.media)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
         best = [each.best[0][0] for each in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
@@ -131,8 +182,8 @@ class PlainPath:
 
 
 @torch.inference_mode()
-def text_logits(engine: EngineCore, text: Sequence[int], count: int) -> torch.Tensor:
-    """Compute the logits of the last `count` tokens of `text` in one step, without a graph.
+def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None) -> torch.Tensor:
+    """Compute the logits of the last `count` tokens of `text`, with its images, in one step, without a graph.
 
     Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
     """
@@ -147,11 +198,28 @@ def text_logits(engine: EngineCore, text: Sequence[int], count: int) -> torch.Te
         write_slots=(min(1, memory.num_slots),),
         num_logits=count,
         num_scored=count,
+        rope=None if media is None else media.rope,
+        media=_encoded(engine, media),
     )
     batch = Batch((row,), num_decode_rows=0)
     step = make_step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
     hidden = runner.model(step, runner.layer_memory)
     return runner.model.compute_logits(hidden[logit_positions(batch).scored])
+
+
+def _encoded(engine: EngineCore, media: MediaPrompt | None) -> tuple[MediaUse, ...]:
+    """Encode the images of a prompt into the first cells of the encoder cache, which forgets what it held."""
+    if media is None:
+        return ()
+    assert engine.runner.image_encoder is not None, "a model with images in its prompts has an encoder"
+    engine.reset_prefix_cache()
+    uses, first = [], 1
+    for start, end, item in media.spans:
+        cells = range(first, first + end - start)
+        engine.runner.image_encoder.run([MediaToEncode(item.digest, item, cells)])
+        uses.append(MediaUse(start, end, cells))
+        first = cells.stop
+    return tuple(uses)
 
 
 WRONG, RIGHT = 1, 2
@@ -161,20 +229,26 @@ WRONG, RIGHT = 1, 2
 class ReferenceDrafts:
     """Steering that corrects and misleads drafts with the plain path's tokens.
 
-    The outcome for a draft depends on position and prefix alone, so it is the same whenever the prefix comes.
+    The outcome for a draft depends on position and prefix alone, so it is the same whenever the prefix comes. Drafts of
+    outputs that are stopped are right, so that they go on behind the stop.
     """
 
     def __init__(self, vocab_size: int, cases: Sequence[ReferenceCase]) -> None:
         self._vocab_size = vocab_size
-        self._tokens = {(case.params.greedy, case.prompt): case.tokens for case in cases}
+        self._tokens = {(case.params.greedy, case.prompt): case.unstopped or case.tokens for case in cases}
+        self._stopped = {(case.params.greedy, case.prompt) for case in cases if case.unstopped}
 
     def token(self, state: SamplingState, position: int, own: int) -> int:
         right = self._right(state, position)
+        if right and _key(state) in self._stopped:
+            return right[0]
         return self._steered(position, own, right[0] if right else None)
 
     def drafts(self, row: BatchRow, own: tuple[int, ...]) -> Sequence[int]:
         """Return steered drafts; if the row has room for more than `own`, right ones are sometimes added."""
         right = self._right(row.sampling_state, row.end)
+        if right and _key(row.sampling_state) in self._stopped:
+            return right[: row.num_drafts]
         # Half of the rows whose drafter finds nothing get no draft.
         count = max(len(own), len(right)) if mix64(row.end) % 2 else len(own)
         steered = []
@@ -193,5 +267,8 @@ class ReferenceDrafts:
 
     def _right(self, state: SamplingState, position: int) -> tuple[int, ...]:
         """Return the plain path's tokens from a position on, as far as they are known."""
-        prompt = tuple(state.prompt_token_ids)
-        return self._tokens.get((state.params.greedy, prompt), ())[position - len(prompt) :]
+        return self._tokens.get(_key(state), ())[position - len(state.prompt_token_ids) :]
+
+
+def _key(state: SamplingState) -> tuple[bool, tuple[int, ...]]:
+    return state.params.greedy, tuple(state.prompt_token_ids)

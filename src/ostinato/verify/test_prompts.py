@@ -6,12 +6,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
 from ostinato.errors import RequestError
+from ostinato.media.media_item import MediaItem, rope_positions
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
 NUM_EXAMPLES = 24
@@ -75,13 +80,23 @@ def _question(text: str, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[
 
 def _random(model: ModelSpec, num_prompts: int, seed: int) -> PromptTexts:
     rng = random.Random(f"verify {seed}")
+    vision = model.vision
+    placeholders = set() if vision is None else {vision.image_token_id, vision.video_token_id}
     words = rng.sample(range(model.vocab_size), min(model.vocab_size, NUM_WORDS))
+    words = [word for word in words if word not in placeholders]
     others = [tuple(rng.choices(words, k=rng.randint(SHORTEST, LONGEST))) for _ in range(num_prompts)]
     return PromptTexts(tuple(rng.choices(words, k=NUM_TOKENS)), tuple(others), ends=False)
 
 
 TURN_TOKENS = 9
 """Tokens of a second turn that ends anywhere."""
+STOPS = (6, 7)
+"""Places of the tokens that end stopped outputs.
+
+Drafts of 2, 3 and 4 tokens, if they are right, go on behind one of the two.
+"""
+IMAGES = ((2, 3), (4, 4))
+"""Height and width of images, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +104,17 @@ class Prompt:
     """One prompt, perhaps a second turn.
 
     It follows the text of prompt `after`, the output included. With `ends_block` it has only as many of its own tokens
-    as end at a block boundary, else all of them.
+    as end at a block boundary, else all of them. If it is `salted`, its cache entries serve no other first turn. Its
+    output ends at the token `stop_at`, as if a stop string ended there; later turns go on as if it had not.
     """
 
     about: str
     tokens: tuple[int, ...]
     after: int | None = None
     ends_block: bool = False
+    salted: bool = False
+    stop_at: int | None = None
+    media: MediaPrompt | None = None
 
     def whole(self, before: Sequence[int], block_size: int) -> list[int]:
         """Return all tokens, including those of the turn before."""
@@ -105,9 +124,14 @@ class Prompt:
 
 
 def make_prompts(
-    text: Sequence[int], others: Sequence[Sequence[int]], block_size: int, state_block_size: int, chunks: Sequence[int]
+    text: Sequence[int],
+    others: Sequence[Sequence[int]],
+    block_size: int,
+    state_block_size: int,
+    chunks: Sequence[int],
+    vision: VisionSpec | None = None,
 ) -> list[Prompt]:
-    """Make prompts of every kind of length from `text`, and of `others` unchanged.
+    """Make prompts of every kind of length from `text`, and of `others` unchanged; with images for an encoder.
 
     `text` repeats where it ends. All first turns come first, then the second ones. Some share a prefix that ends inside
     a block. They end at block boundaries and boundaries of checkpoints, just behind one, and off them; and at
@@ -136,7 +160,31 @@ def make_prompts(
     ]
     if others:
         second.append(Prompt("second turn", pieces.next(TURN_TOKENS), after=len(first) - 1))
+    for stop_at in STOPS:
+        second.append(Prompt("second turn behind a stop", pieces.next(TURN_TOKENS), after=len(first)))
+        # All tokens before the last are computed when the output ends, and end at a block.
+        about = f"salted, shared prefix, stopped at token {stop_at}"
+        first.append(Prompt(about, sharing(long - stop_at), salted=True, stop_at=stop_at))
+    if vision is not None:
+        second.append(Prompt("second turn behind images", pieces.next(TURN_TOKENS), after=len(first)))
+        parts = [pieces.next(length) for length in (block_size + 3, 2 * block_size, 5)]
+        first += [_with_images(parts, seeds, vision) for seeds in ((0, 1), (0, 3))]
     return first + second
+
+
+def _with_images(parts: Sequence[tuple[int, ...]], seeds: Sequence[int], vision: VisionSpec) -> Prompt:
+    """Return a prompt of text with an image of noise behind each part but the last."""
+    tokens, placed, merge = [*parts[0]], list[MediaPlacement](), vision.merge_size
+    for seed, part in zip(seeds, parts[1:], strict=True):
+        rows, columns = IMAGES[seed % len(IMAGES)]
+        shape = (rows * columns * merge**2, vision.patch_elements)
+        patches = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        item = MediaItem(patches, (rows * merge, columns * merge), rows * columns, f"noise {seed}")
+        tokens.append(vision.start_token_id)
+        placed.append(MediaPlacement(len(tokens), len(tokens) + item.num_tokens, item))
+        tokens += [vision.image_token_id] * item.num_tokens + [vision.end_token_id, *part]
+    media = MediaPrompt(tokens, tuple(placed), rope_positions(len(tokens), placed, merge))
+    return Prompt("with images", tuple(tokens), media=media)
 
 
 def longest_text(prompts: Sequence[Prompt], max_tokens: int) -> int:

@@ -16,8 +16,9 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
 from ostinato.verify.engine_configs import base_config, check_length, check_memory, plain_config, way_config, with_cache
-from ostinato.verify.matrix import MatrixSize, make_matrix, named, small_chunks, speculations
+from ostinato.verify.matrix import MatrixSize, can_draft, make_matrix, named, small_chunks, speculations
 from ostinato.verify.reference_run import PlainPath, ReferenceCase
+from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "repetition_penalty": 1.1}
@@ -26,6 +27,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "repetition_penalty": 1.1}
 The penalty depends on the tokens before a token, prompt or output alike, so a text continues the same from anywhere; a
 parameter that cuts logits off at a threshold would not be a matter of the best two.
 """
+NO_DRAFT = "speculation by a draft model: this model has an encoder, so it is none; give one with --draft"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     texts = make_texts(config, model, trial.lines, trial.num_prompts, trial.seed)
     small = small_chunks(config, most_drafts)
     assert config.state_block_size is not None, "the base of all ways has it"
-    prompts = make_prompts(texts.text, texts.others, config.block_size, config.state_block_size, small)
+    prompts = make_prompts(texts.text, texts.others, config.block_size, config.state_block_size, small, model.vision)
     longest = longest_text(prompts, trial.max_tokens)
     config = check_length(config, model, longest)
     whole = max(longest, min_batched_tokens(config.max_num_seqs or 1, 1 + most_drafts, config.block_size))
@@ -77,6 +79,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     contradictions = [
         TokenMismatch(case.kind, case.number, divergence) for case in cases for divergence in plain.contradictions(case)
     ]
+    states = check_states(plain.engine, max((case.prompt for case in cases), key=len))
     cells: list[Cell] = []
     for cell in run_ways(config, matrix.ways, plain, prompts, cases):
         cells.append(cell)
@@ -87,12 +90,13 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
         "settings": _settings(config, plain, trial, whole),
         "axes": matrix.axes | {"speculative": tuple(map(named, matrix.axes["speculative"])), "cache": CACHES},
         "extent": {"name": trial.extent, "ways": len(matrix.ways), "possible_ways": matrix.num_possible},
-        "left_out": matrix.left_out,
+        "left_out": matrix.left_out if can_draft(model, trial.draft) else (NO_DRAFT, *matrix.left_out),
         "prompts": _prompt_facts(prompts, cases),
         "plain": {
             "verdict": verdict_of([each.divergence for each in contradictions]),
             "found": [each.to_json() for each in contradictions],
         },
+        "states": states,
         "cells": [cell.to_json() for cell in cells],
         "summary": {
             **{verdict.value: count for verdict, count in _count(cells).items()},
@@ -103,9 +107,9 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
 
 
 def has_passed(report: dict[str, Any]) -> bool:
-    """Return whether no cell is different or has an error, and the plain path agrees with itself."""
-    summary = report["summary"]
-    return not (summary["different"] or summary["error"]) and report["plain"]["verdict"] != Verdict.DIFFERENT
+    """Return whether no cell is different or has an error, and the plain path and its states are right."""
+    verdicts = (report["plain"]["verdict"], report["states"]["verdict"])
+    return not (report["summary"]["different"] or report["summary"]["error"]) and Verdict.DIFFERENT not in verdicts
 
 
 def _params(trial: Trial, texts: PromptTexts) -> dict[str, SamplingParams]:

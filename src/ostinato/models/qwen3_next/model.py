@@ -35,7 +35,7 @@ class SparseMLP(Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        shared = self.shared_expert(x, residual, self.shared_expert_gate(x).sigmoid())
+        shared = self.shared_expert(x, residual, self.shared_expert_gate(x))
         choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
         return self.experts(x, choices, shared)
 
