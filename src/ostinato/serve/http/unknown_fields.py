@@ -18,7 +18,7 @@ HEADER = "x-ignored-fields"
 MAX_IGNORED = 20
 """Unknown names that a request may have where they are left out: it is read again after each."""
 MAX_ON_LOOP = 5
-"""Those that the event loop leaves out of a request: each costs it some milliseconds."""
+"""Most unknown fields that the event loop removes from a request: each costs it some milliseconds."""
 _MAX_LISTED = 12
 """Known names that an error lists."""
 
