@@ -275,6 +275,11 @@ def test_an_option_of_one_value_is_not_taken_twice(
     assert (status, message in err) == (2, True), err
 
 
+def test_an_option_may_be_given_twice_with_one_value(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "serve", "--port", "1", "--port=1", "--deterministic", "--deterministic", "--print-config")
+    assert yaml.safe_load(out) == {"port": 1, "deterministic": True}
+
+
 def test_a_model_may_have_several_names(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "serve", "--served-model-name", "a", "--served-model-name", "b", "--print-config")
     assert yaml.safe_load(out)["served_model_name"] == ["a", "b"]

@@ -110,13 +110,16 @@ class HelpCommand(TyperCommand):
             raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
 
     def _check_repeated(self, ctx: Any, args: list[str]) -> None:
-        """Raise UsageError for an option that has one value and is given twice; the parser would take the last."""
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        options: list[Any] = [param for param in order if param.param_type_name == "option" and not param.multiple]
-        for param in options:
-            if options.count(param) > 1 and not (param.is_flag and not param.secondary_opts):
+        """Raise UsageError for an option of one value that is given several; the parser would take the last."""
+        parser = self.make_parser(ctx)
+        for option in (*parser._long_opt.values(), *parser._short_opt.values()):
+            option.action = {"store": "append", "store_const": "append_const"}.get(option.action, option.action)
+        values, _, order = parser.parse_args(args=list(args))
+        for param in order:
+            given = values.get(param.name)
+            if param.param_type_name == "option" and not param.multiple and given is not None and len({*given}) > 1:
                 once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
-                raise UsageError(f"{param.opts[0]} is given {options.count(param)} times; give it once: {once}", ctx)
+                raise UsageError(f"{param.opts[0]} is given {len(given)} times; give it once: {once}", ctx)
 
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""
