@@ -219,7 +219,7 @@ def plan_prediction(
         )
     machine = make_machine(model, device, rates, dtype, ssm_state_dtype, kv_cache_dtype)
     if machine is None:
-        return Prediction("not predicted: nobody has measured or published this device's rates")
+        return Prediction("not predicted: this device's rates are neither measured nor published")
     context = min(CONTEXT, limits.max_model_len - 1)
     shown = sorted({*(rows for rows in ROWS[device.kind] if rows < limits.max_num_seqs), limits.max_num_seqs})
     steps = [StepShape(rows, 1, context, decodes=True) for rows in shown]

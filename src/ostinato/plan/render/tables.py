@@ -187,7 +187,8 @@ def summary_line(plan: Plan) -> str:
         words += f", a cache of {(memory.num_blocks - 1) * settings.block_size:,} tokens"  # block 0 holds none
     decode = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
     if not decode:
-        return f"{words}; speed not predicted"
+        how = " (--measure measures this machine)" if plan.device.kind == "cpu" else ""
+        return f"{words}; speed not predicted{how}"
     about = "at most" if plan.prediction.is_lower_bound else "about"
     return f"{words}, {about} {max(decode, key=lambda step: step.rows).tokens_per_second:,.0f} tokens/s"
 
