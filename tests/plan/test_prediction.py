@@ -176,7 +176,7 @@ def test_a_plan_and_its_prediction_come_back_from_json(tmp_path: Path) -> None:
         (cpu(made_rates(dtype="bfloat16")), {}, "bfloat16 with 2 threads"),
         (cpu(made_rates()), {"kernels": "reference"}, "native kernels"),
         (cpu(made_rates()), {"deterministic": True}, "deterministic"),
-        (replace(CATALOGUE["l4-24gb"], bandwidth=None), {}, "nobody has measured"),
+        (replace(CATALOGUE["l4-24gb"], bandwidth=None), {}, "neither measured nor published"),
     ],
 )
 def test_a_plan_says_why_it_predicts_nothing(device: DeviceSpec, settings: dict[str, Any], said: str) -> None:

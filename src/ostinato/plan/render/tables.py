@@ -187,8 +187,7 @@ def summary_line(plan: Plan) -> str:
         words += f", a cache of {(memory.num_blocks - 1) * settings.block_size:,} tokens"  # block 0 holds none
     decode = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
     if not decode:
-        how = " (--measure measures this machine)" if plan.device.kind == "cpu" else ""
-        return f"{words}; speed not predicted{how}"
+        return f"{words}; {'--measure predicts its speed' if plan.device.kind == 'cpu' else 'speed not predicted'}"
     about = "at most" if plan.prediction.is_lower_bound else "about"
     return f"{words}, {about} {max(decode, key=lambda step: step.rows).tokens_per_second:,.0f} tokens/s"
 
