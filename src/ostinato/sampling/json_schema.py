@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCost, check_numbers, check_object, path
+from ostinato.sampling.schema_limits import (
+    ANNOTATIONS,
+    COUNTS,
+    MAX_NUMBER,
+    Place,
+    SchemaCost,
+    check_numbers,
+    check_object,
+    path,
+)
 
 MAX_PARTS = 20_000
 """Most parts of a schema and names of properties, once those that are joined know of each other."""
@@ -28,11 +37,11 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LITERAL = ("type", "const", "enum", "required", "pattern", *COUNTS)
 _UNENFORCED = (
-    *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies", "propertyNames"),
+    *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
     *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
     *("$dynamicRef", "$recursiveRef"),
 )
-"""Keywords that the library refuses by name."""
+"""Keywords that restrict and cannot be enforced, but for `not` and `uniqueItems` that are false."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -65,6 +74,7 @@ _IPV6 = "|".join(
         f"(({_HEX}:){{0,6}}{_HEX})?::",
     ]
 )
+_UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-%s[0-9a-fA-F]{3}-%s[0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 FORMATS = {
     "date": (_DAY,),
@@ -74,8 +84,24 @@ FORMATS = {
     "email": (rf"{_ATOM}(\.{_ATOM})*@({_HOST}|\[{_IPV4}\]|\[IPv6:({_IPV6})\])", "[^@]{1,64}@.{1,253}"),
     "ipv4": (_IPV4,),
     "ipv6": (_IPV6,),
+    "uuid": (_UUID % ("[0-9a-fA-F]", "[0-9a-fA-F]"),),
+    **{f"uuid{version}": (_UUID % (version, "[89abAB]"),) for version in range(1, 9)},
 }
-"""Patterns of formats (RFC 3339, 1123, 5321, 2673 and 4291). A text matches all; the library has other formats."""
+"""Patterns of formats (RFC 3339, 1123, 5321, 2673, 4291 and 9562). A text matches all."""
+_LIBRARY_FORMATS = ("duration", "uri")
+_UNENFORCED_FORMATS = (
+    *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
+    *("relative-json-pointer", "regex"),
+)
+"""All other formats of the standard. Names that it does not know, such as `password` or `path`, are annotations."""
+_INTEGER = re.compile("(u?)int(8|16|32|64)")
+"""Formats of OpenAPI for integers."""
+_SAME_PATTERN = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    )
+}
+"""A pattern of zod for addresses -> the same without look-ahead, which the library does not have."""
 
 
 def enforceable(schema: Any) -> dict[str, Any]:
@@ -130,11 +156,11 @@ class SchemaRewriter:
         self._cost = SchemaCost(MAX_PARTS)
         self._index()
 
-    def document(self, schema: Any) -> dict[str, Any]:
-        """Return the root or a part of it with the definitions that it needs. ValueError as `enforceable`."""
+    def document(self, schema: Any, place: Place = ()) -> dict[str, Any]:
+        """Return the root, or its part at `place`, with the definitions that it needs. ValueError as `enforceable`."""
         self._definitions, self._cost = {}, SchemaCost(MAX_PARTS)
         base = self._bases.get(id(self._root), "")
-        made = self._schema(schema, (), base, _Known())
+        made = self._schema(schema, place, base, _Known())
         document = made if isinstance(made, dict) else {} if made else {"anyOf": [False]}
         definitions = {}
         while self._pending:
@@ -230,19 +256,23 @@ class SchemaRewriter:
             raise ValueError(f"{path(place)} should be a schema: an object, true or false")
         if len(place) > _MAX_PLACE:
             raise ValueError(f"the schema is nested too deep, at {path(place)}")
+        if schema.get("not") == {} or schema.get("not") is True:
+            return False
         base = self._bases.get(id(schema), base)
         self._cost.add_schema(schema, place)
-        made: dict[str, Any] = {key: True for key in _UNENFORCED if key in schema}
-        if schema.get("uniqueItems") is False:
-            del made["uniqueItems"]
-        made |= {key: schema[key] for key in _LITERAL if key in schema}
+        for key in _UNENFORCED:
+            if key in schema and not (key in ("not", "uniqueItems") and schema[key] is False):
+                raise ValueError(f"{path((*place, key))} cannot be enforced; leave {key} out")
+        made: dict[str, Any] = {key: schema[key] for key in _LITERAL if key in schema}
+        if isinstance(made.get("pattern"), str):
+            made["pattern"] = _SAME_PATTERN.get(made["pattern"], made["pattern"])
         made |= {key: int(made[key]) for key in COUNTS if isinstance(made.get(key), float) and made[key].is_integer()}
         check_numbers(made, place)
         self._bound(schema, made, place)
         self._apply(schema, made, place, base, outer)
         self._items(schema, made, place, base)
         self._object(schema, made, place, base, outer)
-        self._format(schema, made)
+        self._format(schema, made, place)
         check_object(place, made)
         return made
 
@@ -281,7 +311,7 @@ class SchemaRewriter:
                 raise ValueError(f"{path((*place, key))} should be a list of schemas")
             to = key
             if key == "oneOf":
-                if self._all_differ(schema[key], place, base):
+                if self._all_differ(schema[key], place, base, beside):
                     to = "anyOf"  # the library compares less
                 else:
                     beside.is_open = True  # what a closed alternative refuses may fit two open ones
@@ -335,6 +365,7 @@ class SchemaRewriter:
                 if patterns:
                     made["patternProperties"] = patterns
                 self._cost.add(len(names) + len(patterns), place)
+        others = self._named(schema, made, others, place, base)
         self._other_names(made, others, place)
         least = made.get("minProperties", 0)
         if isinstance(least, int) and least > 1 and (others is not False or "patternProperties" in made):
@@ -342,6 +373,34 @@ class SchemaRewriter:
                 f"{path((*place, 'minProperties'))} is {least}; it may be more than 1 only where "
                 "additionalProperties is false, since a name that the schema does not know could come twice"
             )
+
+    def _named(self, schema: Mapping[str, Any], made: dict[str, Any], others: Any, place: Place, base: str) -> Any:
+        """Enforce `propertyNames` that list names or have one pattern, and return the schema of other names."""
+        place, rule = (*place, "propertyNames"), schema.get("propertyNames", True)
+        for _ in range(10):
+            if isinstance(rule, Mapping) and "$ref" in rule:
+                rule = self._target(rule["$ref"], (*place, "$ref"), base)[0]
+        rule = {} if rule is True else rule if isinstance(rule, Mapping) else {"not": {}}
+        self._cost.add_schema(rule, place)
+        limits = {key: rule[key] for key in rule if key not in ANNOTATIONS and (key, rule[key]) != ("type", "string")}
+        if not limits:
+            return others
+        match limits:
+            case _ if len(limits) > 1 or {"properties", "patternProperties"} & made.keys():
+                pass
+            case {"enum": [*names]} if all(isinstance(name, str) for name in names):
+                part = schema.get("additionalProperties", True)
+                if isinstance(part, Mapping):
+                    part = {"$ref": self._reference(part, base, (*place[:-1], "additionalProperties"), _Known())}
+                made["properties"] = dict.fromkeys(names, part)
+                return False
+            case {"pattern": str(pattern)}:
+                made["patternProperties"] = {pattern: others}
+                return False
+            case {"format": str(name)} if len(FORMATS.get(name, ())) == 1:
+                made["patternProperties"] = {f"^({FORMATS[name][0]})$": others}
+                return False
+        raise ValueError(f"{path(place)} can be enforced if it is one enum, pattern or format, without properties")
 
     def _other_names(self, made: dict[str, Any], others: Any, place: Place) -> None:
         """Add the schema of properties without names in the schema. Where there are some, keys have one spelling.
@@ -373,13 +432,19 @@ class SchemaRewriter:
         pattern = "" if others in (True, {}) else f"^{_none_of(set(names))}$"
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
 
-    def _format(self, schema: Mapping[str, Any], made: dict[str, Any]) -> None:
-        if "format" not in schema:
-            return
-        patterns = FORMATS.get(schema["format"]) if isinstance(schema["format"], str) else None
-        if patterns is None:
-            made["format"] = schema["format"]
-            return
+    def _format(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place) -> None:
+        name = schema.get("format")
+        patterns = FORMATS.get(name, ()) if isinstance(name, str) else ()
+        if name in _UNENFORCED_FORMATS:
+            known = ", ".join(sorted([*FORMATS, *_LIBRARY_FORMATS]))
+            raise ValueError(f"{path((*place, 'format'))} is {name!r}; formats that can be enforced are {known}")
+        if name in _LIBRARY_FORMATS:
+            made["format"] = name
+        elif isinstance(name, str) and (integer := _INTEGER.fullmatch(name)):
+            least = 0 if integer[1] else -(2 ** (int(integer[2]) - 1))
+            bounds: dict[str, Any] = {}
+            self._bound({"minimum": least, "maximum": least + 2 ** int(integer[2]) - 1}, bounds, place)
+            made.setdefault("allOf", []).append(bounds)
         for pattern in patterns:
             if "pattern" in made:
                 kind = {"type": "string"} if made.get("type") == "string" else {}
@@ -387,17 +452,18 @@ class SchemaRewriter:
             else:
                 made["pattern"] = f"^({pattern})$"
 
-    def _all_differ(self, schemas: list[Any], place: Place, base: str) -> bool:
-        """Return whether no value follows two of the schemas, as far as types and constants show."""
+    def _all_differ(self, schemas: list[Any], place: Place, base: str, beside: _Known) -> bool:
+        """Return whether no value follows two of the schemas, as far as types, constants and names show."""
         if len(schemas) > _MAX_COMPARED:
             return False
         return all(
-            self._differ(first, second, place, base)
+            self._differ(first, second, place, base, beside)
             for number, first in enumerate(schemas)
             for second in schemas[number + 1 :]
         )
 
-    def _differ(self, first: Any, second: Any, place: Place, base: str, depth: int = 3) -> bool:
+    def _differ(self, first: Any, second: Any, place: Place, base: str, beside: _Known, depth: int = 3) -> bool:
+        whole = first, second
         for _ in range(10):
             first, second = (
                 self._target(each["$ref"], place, base)[0] if isinstance(each, Mapping) and "$ref" in each else each
@@ -416,10 +482,24 @@ class SchemaRewriter:
         if kinds != [{"object"}, {"object"}]:
             return False
         shared = [key for key in _names(first, "properties") if key in _names(second, "properties")]
-        return any(
-            self._differ(first["properties"][key], second["properties"][key], place, base, depth - 1)
+        if any(
+            self._differ(first["properties"][key], second["properties"][key], place, base, _Known(), depth - 1)
             for key in shared
             if key in _names(first, "required") or key in _names(second, "required")
+        ):
+            return True
+        # Closed objects of which each requires a name that the other one has not.
+        known = [_Known(), _Known()]
+        for all_names, one in zip(known, whole, strict=True):
+            all_names.add(beside)
+            all_names.add(self._mentioned(one, place, base))
+        if any(each.is_open or each.patterns for each in known) or any(
+            "properties" not in schema or {"const", "enum"} & schema.keys() for schema in (first, second)
+        ):
+            return False
+        return all(
+            any(name not in other.names for name in _names(schema, "required"))
+            for schema, other in ((first, known[1]), (second, known[0]))
         )
 
 
