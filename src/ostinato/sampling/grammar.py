@@ -194,7 +194,7 @@ def _with_large_stack(work: Callable[[], T]) -> T:
 
 
 def _refused(reason: str) -> str:
-    works = "anyOf works, or alternatives that differ in type, or in a required property or its constant"
+    works = "anyOf works, or alternatives that differ in type or in a constant of a required property"
     return f"the guide cannot be compiled: {reason.replace(_ONE_OF, works)}"
 
 

@@ -14,16 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from ostinato.sampling.schema_limits import (
-    ANNOTATIONS,
-    COUNTS,
-    MAX_NUMBER,
-    Place,
-    SchemaCost,
-    check_numbers,
-    check_object,
-    path,
-)
+from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCost, check_numbers, check_object, path
 
 MAX_PARTS = 20_000
 """Most parts of a schema and names of properties, once those that are joined know of each other."""
@@ -94,8 +85,6 @@ _UNENFORCED_FORMATS = (
     *("relative-json-pointer", "regex"),
 )
 """All other formats of the standard. Names that it does not know, such as `password` or `path`, are annotations."""
-_INTEGER = re.compile("(u?)int(8|16|32|64)")
-"""Formats of OpenAPI for integers."""
 _SAME_PATTERN = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
@@ -311,7 +300,7 @@ class SchemaRewriter:
                 raise ValueError(f"{path((*place, key))} should be a list of schemas")
             to = key
             if key == "oneOf":
-                if self._all_differ(schema[key], place, base, beside):
+                if self._all_differ(schema[key], place, base):
                     to = "anyOf"  # the library compares less
                 else:
                     beside.is_open = True  # what a closed alternative refuses may fit two open ones
@@ -376,31 +365,26 @@ class SchemaRewriter:
 
     def _named(self, schema: Mapping[str, Any], made: dict[str, Any], others: Any, place: Place, base: str) -> Any:
         """Enforce `propertyNames` that list names or have one pattern, and return the schema of other names."""
-        place, rule = (*place, "propertyNames"), schema.get("propertyNames", True)
+        where, rule = (*place, "propertyNames"), schema.get("propertyNames", True)
         for _ in range(10):
             if isinstance(rule, Mapping) and "$ref" in rule:
-                rule = self._target(rule["$ref"], (*place, "$ref"), base)[0]
-        rule = {} if rule is True else rule if isinstance(rule, Mapping) else {"not": {}}
-        self._cost.add_schema(rule, place)
-        limits = {key: rule[key] for key in rule if key not in ANNOTATIONS and (key, rule[key]) != ("type", "string")}
-        if not limits:
-            return others
-        match limits:
-            case _ if len(limits) > 1 or {"properties", "patternProperties"} & made.keys():
-                pass
-            case {"enum": [*names]} if all(isinstance(name, str) for name in names):
+                rule = self._target(rule["$ref"], (*where, "$ref"), base)[0]
+        limits = rule = self._schema(rule, where, base, _Known())
+        beside = {"properties", "patternProperties"} & made.keys()
+        limits = {} if isinstance(limits, bool) else limits
+        match {key: limits[key] for key in limits if (key, limits[key]) != ("type", "string")}:
+            case {**more} if not more and rule is not False:
+                return others
+            case {"enum": [*names], **more} if not (more or beside) and all(isinstance(name, str) for name in names):
                 part = schema.get("additionalProperties", True)
                 if isinstance(part, Mapping):
-                    part = {"$ref": self._reference(part, base, (*place[:-1], "additionalProperties"), _Known())}
+                    part = {"$ref": self._reference(part, base, (*place, "additionalProperties"), _Known())}
                 made["properties"] = dict.fromkeys(names, part)
                 return False
-            case {"pattern": str(pattern)}:
+            case {"pattern": str(pattern), **more} if not (more or beside):
                 made["patternProperties"] = {pattern: others}
                 return False
-            case {"format": str(name)} if len(FORMATS.get(name, ())) == 1:
-                made["patternProperties"] = {f"^({FORMATS[name][0]})$": others}
-                return False
-        raise ValueError(f"{path(place)} can be enforced if it is one enum, pattern or format, without properties")
+        raise ValueError(f"{path(where)} can be enforced if it is one enum, pattern or format, without properties")
 
     def _other_names(self, made: dict[str, Any], others: Any, place: Place) -> None:
         """Add the schema of properties without names in the schema. Where there are some, keys have one spelling.
@@ -440,11 +424,6 @@ class SchemaRewriter:
             raise ValueError(f"{path((*place, 'format'))} is {name!r}; formats that can be enforced are {known}")
         if name in _LIBRARY_FORMATS:
             made["format"] = name
-        elif isinstance(name, str) and (integer := _INTEGER.fullmatch(name)):
-            least = 0 if integer[1] else -(2 ** (int(integer[2]) - 1))
-            bounds: dict[str, Any] = {}
-            self._bound({"minimum": least, "maximum": least + 2 ** int(integer[2]) - 1}, bounds, place)
-            made.setdefault("allOf", []).append(bounds)
         for pattern in patterns:
             if "pattern" in made:
                 kind = {"type": "string"} if made.get("type") == "string" else {}
@@ -452,18 +431,17 @@ class SchemaRewriter:
             else:
                 made["pattern"] = f"^({pattern})$"
 
-    def _all_differ(self, schemas: list[Any], place: Place, base: str, beside: _Known) -> bool:
-        """Return whether no value follows two of the schemas, as far as types, constants and names show."""
+    def _all_differ(self, schemas: list[Any], place: Place, base: str) -> bool:
+        """Return whether no value follows two of the schemas, as far as types and constants show."""
         if len(schemas) > _MAX_COMPARED:
             return False
         return all(
-            self._differ(first, second, place, base, beside)
+            self._differ(first, second, place, base)
             for number, first in enumerate(schemas)
             for second in schemas[number + 1 :]
         )
 
-    def _differ(self, first: Any, second: Any, place: Place, base: str, beside: _Known, depth: int = 3) -> bool:
-        whole = first, second
+    def _differ(self, first: Any, second: Any, place: Place, base: str, depth: int = 3) -> bool:
         for _ in range(10):
             first, second = (
                 self._target(each["$ref"], place, base)[0] if isinstance(each, Mapping) and "$ref" in each else each
@@ -482,24 +460,10 @@ class SchemaRewriter:
         if kinds != [{"object"}, {"object"}]:
             return False
         shared = [key for key in _names(first, "properties") if key in _names(second, "properties")]
-        if any(
-            self._differ(first["properties"][key], second["properties"][key], place, base, _Known(), depth - 1)
+        return any(
+            self._differ(first["properties"][key], second["properties"][key], place, base, depth - 1)
             for key in shared
             if key in _names(first, "required") or key in _names(second, "required")
-        ):
-            return True
-        # Closed objects of which each requires a name that the other one has not.
-        known = [_Known(), _Known()]
-        for all_names, one in zip(known, whole, strict=True):
-            all_names.add(beside)
-            all_names.add(self._mentioned(one, place, base))
-        if any(each.is_open or each.patterns for each in known) or any(
-            "properties" not in schema or {"const", "enum"} & schema.keys() for schema in (first, second)
-        ):
-            return False
-        return all(
-            any(name not in other.names for name in _names(schema, "required"))
-            for schema, other in ((first, known[1]), (second, known[0]))
         )
 
 

@@ -24,7 +24,7 @@ MAX_ALTERNATIVES = 900
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-ANNOTATIONS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
+_ANNOTATIONS = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 Place = tuple[Any, ...]
 
 
@@ -117,7 +117,7 @@ def _joins(value: Mapping[str, Any]) -> bool:
     if isinstance(every, list) and len(every) > 1:
         return True
     parts = [name for name in ("$ref", *_ALTERNATIVES) if name in value]
-    return bool(parts) and len(value.keys() - ANNOTATIONS) > 1
+    return bool(parts) and len(value.keys() - _ANNOTATIONS) > 1
 
 
 def _places(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
