@@ -109,6 +109,25 @@ OBJECT = {"type": "object"}
         ({"type": "integer", "examples": [10**400], "default": 2**64, "deprecated": True}, ["1"], ['"1"']),
         ({"$defs": {"unused": {"const": 2**64}}, "type": "null"}, ["null"], ["1"]),
         ({"type": "string", "minLength": 1.0, "maxLength": 2}, ['"a"'], ['""', '"abc"']),
+        # Maps by names, as pydantic and zod write them.
+        ({**OBJECT, "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}}, ['{"":1}'], ['{"":2}']),
+        (
+            {**OBJECT, "propertyNames": {"$ref": "#/$defs/N"}, "additionalProperties": {"$ref": "#/$defs/M"},
+             "$defs": {"N": {"title": "N", "type": "string", "enum": ["red", "blue"]}, "M": {"type": "integer"}}},
+            ['{"red":1,"blue":2}', '{"blue":2}', "{}"],
+            ['{"green":1}', '{"red":"x"}', r'{"\u0072ed":1}', '{"red":1,"red":2}'],
+        ),
+        ({**OBJECT, "propertyNames": {"pattern": "^[a-z]$"}}, ['{"a":1}'], ['{"A":1}', '{"ab":1}', r'{"\u0041":1}']),
+        ({**OBJECT, "propertyNames": {"pattern": "string"}}, ['{"strings":1}'], ['{"a":1}']),
+        ({**OBJECT, "propertyNames": {"format": "ipv4"}}, ['{"1.2.3.4":1}'], ['{"1.2.3":1}']),
+        # What zod writes for values that may be absent, and for addresses.
+        ({"anyOf": [{"anyOf": [{"not": {}}, {"type": "string"}]}, {"type": "null"}]}, ["null", '"a"'], ["1"]),
+        (
+            {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+             r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"},
+            ['"a.b@c.de"', '"o\'a@x.org"'],
+            ['"a..b@c.de"', '".a@c.de"', '"a.@c.de"', '"a@c"'],
+        ),
         # Strings have one spelling, but for control characters.
         ({"enum": ["foo", "\n"]}, ['"foo"', r'"\n"', r'"\u000a"'], [r'"\u0066oo"', r'"f\u006fo"', r'"\ud83d\ude00"']),
         ({"type": "string", "maxLength": 1}, ['"a"', r'"\n"'], [r'"\u0061"', r'"\ud83d\ude00"', r'"\ud800"', '"ab"']),
@@ -132,6 +151,15 @@ def test_a_guide_allows_what_its_schema_closed_and_joined_describes(
         ({"$ref": "other.json#/$defs/a"}, r'\$\["\$ref"\] is \'other.json#/\$defs/a\': which is not present'),
         ({"$ref": "#/$defs/a"}, "#/[$]defs/NAME, to a schema in the same document, works"),
         ({"properties": {"a": 7}}, r"\$\.properties\.a should be a schema"),
+        ({"items": {"uniqueItems": True}}, r"\$\.items\.uniqueItems cannot be enforced; leave uniqueItems out"),
+        (
+            {"propertyNames": {"minLength": 2}},
+            r"\$\.propertyNames can be enforced if it is one enum, pattern or format",
+        ),
+        (
+            {"propertyNames": {"enum": ["a"]}, "properties": {"a": {}}},
+            "propertyNames can be enforced .*without properties",
+        ),
         ({"allOf": {}}, r"\$\.allOf should be a list of schemas"),
         ({"allOf": [{"properties": {f"p{i}": {}}} for i in range(450)]}, "more than 20000 parts"),
     ],
@@ -165,6 +193,7 @@ FORMS = {
         [":::", "1:2:3:4:5:6:7", "1::2::3", "::1.2.3.256", "1:2:3:4:5:6:7:1.2.3.4", "12345::", "1:2:3:4:5:6:7:8::"],
     ),
     "uuid": (["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8aa08-aa98-11ea-b4aa73b441d16380"]),
+    "uuid4": (["2eb8aa08-aa98-41ea-b4aa-73b441d16380"], ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"]),
     "duration": (["P1Y2M", "PT5S", "P2W"], ["P", "PT", "P1Y2W", "PT1D"]),
     "uri": (["http://a/b?c#d", "urn:x"], ["a", "//a/b", "http://a b", r"http://\a"]),
 }  # fmt: skip
@@ -180,5 +209,7 @@ def test_a_format_is_enforced_also_beside_a_pattern_and_a_length(format: str) ->
 
 
 def test_a_format_that_cannot_be_enforced_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="Unknown format: iri"):
-        matcher(Guide(json_schema={"format": "iri"}))
+    with pytest.raises(RequestError, match=r"\$\.items\.format is 'iri'; formats that can be enforced are date, "):
+        Guide(json_schema={"items": {"format": "iri"}})
+    found = matcher(Guide(json_schema={"type": "string", "format": "password"}))
+    assert [follows(found, text) for text in ('"x"', "1")] == [True, False]

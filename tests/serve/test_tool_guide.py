@@ -410,6 +410,30 @@ def test_what_all_arguments_follow_together_is_refused_where_they_are_written_on
     assert not allowed(formats.HERMES, tool, {})
 
 
+def test_alternatives_that_list_strings_or_null_are_the_values_of_a_tag() -> None:
+    unit = {"anyOf": [{"$ref": "#/$defs/U"}, {"type": "null"}]}
+    listed = {"enum": ["a", None]}
+    parameters = {"type": "object", "properties": {"unit": unit, "l": listed}, "$defs": {"U": {"enum": ["C", "F"]}}}
+    grammar = guide("required", XML, (Tool("f", "", parameters),))
+    assert accepts(grammar, xml("f", unit="C", l="a"))
+    assert accepts(grammar, xml("f", unit="null", l="null"))
+    assert not accepts(grammar, xml("f", unit="K"))
+    assert not accepts(grammar, xml("f", l="b"))
+
+
+@pytest.mark.parametrize("form", [formats.HERMES, formats.XML, formats.LFM2], ids=lambda form: form.name)
+def test_messages_on_parameters_name_the_tool_and_the_place(form: ToolCallFormat) -> None:
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    with pytest.raises(RequestError, match=r"tool f: parameters: \$\.properties\.a\.uniqueItems cannot be enforced"):
+        guide("required", AnswerFormats(None, form), (tool,))
+    if form == formats.HERMES:
+        return
+    for wrong in ({"required": None}, {"properties": []}, {"type": "array"}):
+        tool = Tool("f", "", {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": wrong}})
+        with pytest.raises(RequestError, match=r"tool f: parameters\.(required|properties|type) must be "):
+            guide("required", AnswerFormats(None, form), (tool,))
+
+
 @pytest.mark.parametrize(
     "properties", [{"a>b": {"type": "string"}}, {"": {"type": "string"}}, {"a": {"enum": ["x</parameter>"]}}]
 )

@@ -36,6 +36,8 @@ _STACK_LOCK = threading.Lock()
 # Most tokens that a matcher takes in one step.
 _PIECE = 16
 _MAX_REASON = 500
+_ONE_OF = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+"""Advice of the library that cannot be followed here."""
 # The library's excerpt of the grammar's lines around an error.
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 # The library's position of an error in a generated grammar.
@@ -192,7 +194,8 @@ def _with_large_stack(work: Callable[[], T]) -> T:
 
 
 def _refused(reason: str) -> str:
-    return f"the guide cannot be compiled: {reason}"
+    works = "anyOf works, or alternatives that differ in type or in a constant of a required property"
+    return f"the guide cannot be compiled: {reason.replace(_ONE_OF, works)}"
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -28,11 +28,11 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LITERAL = ("type", "const", "enum", "required", "pattern", *COUNTS)
 _UNENFORCED = (
-    *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies", "propertyNames"),
+    *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
     *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
     *("$dynamicRef", "$recursiveRef"),
 )
-"""Keywords that the library refuses by name."""
+"""Keywords that restrict and cannot be enforced, but for `not` and `uniqueItems` that are false."""
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -65,6 +65,7 @@ _IPV6 = "|".join(
         f"(({_HEX}:){{0,6}}{_HEX})?::",
     ]
 )
+_UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-%s[0-9a-fA-F]{3}-%s[0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 FORMATS = {
     "date": (_DAY,),
@@ -74,8 +75,22 @@ FORMATS = {
     "email": (rf"{_ATOM}(\.{_ATOM})*@({_HOST}|\[{_IPV4}\]|\[IPv6:({_IPV6})\])", "[^@]{1,64}@.{1,253}"),
     "ipv4": (_IPV4,),
     "ipv6": (_IPV6,),
+    "uuid": (_UUID % ("[0-9a-fA-F]", "[0-9a-fA-F]"),),
+    **{f"uuid{version}": (_UUID % (version, "[89abAB]"),) for version in range(1, 9)},
 }
-"""Patterns of formats (RFC 3339, 1123, 5321, 2673 and 4291). A text matches all; the library has other formats."""
+"""Patterns of formats (RFC 3339, 1123, 5321, 2673, 4291 and 9562). A text matches all."""
+_LIBRARY_FORMATS = ("duration", "uri")
+_UNENFORCED_FORMATS = (
+    *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
+    *("relative-json-pointer", "regex"),
+)
+"""All other formats of the standard. Names that it does not know, such as `password` or `path`, are annotations."""
+_SAME_PATTERN = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    )
+}
+"""A pattern of zod for addresses -> the same without look-ahead, which the library does not have."""
 
 
 def enforceable(schema: Any) -> dict[str, Any]:
@@ -130,11 +145,11 @@ class SchemaRewriter:
         self._cost = SchemaCost(MAX_PARTS)
         self._index()
 
-    def document(self, schema: Any) -> dict[str, Any]:
-        """Return the root or a part of it with the definitions that it needs. ValueError as `enforceable`."""
+    def document(self, schema: Any, place: Place = ()) -> dict[str, Any]:
+        """Return the root, or its part at `place`, with the definitions that it needs. ValueError as `enforceable`."""
         self._definitions, self._cost = {}, SchemaCost(MAX_PARTS)
         base = self._bases.get(id(self._root), "")
-        made = self._schema(schema, (), base, _Known())
+        made = self._schema(schema, place, base, _Known())
         document = made if isinstance(made, dict) else {} if made else {"anyOf": [False]}
         definitions = {}
         while self._pending:
@@ -230,19 +245,23 @@ class SchemaRewriter:
             raise ValueError(f"{path(place)} should be a schema: an object, true or false")
         if len(place) > _MAX_PLACE:
             raise ValueError(f"the schema is nested too deep, at {path(place)}")
+        if schema.get("not") == {} or schema.get("not") is True:
+            return False
         base = self._bases.get(id(schema), base)
         self._cost.add_schema(schema, place)
-        made: dict[str, Any] = {key: True for key in _UNENFORCED if key in schema}
-        if schema.get("uniqueItems") is False:
-            del made["uniqueItems"]
-        made |= {key: schema[key] for key in _LITERAL if key in schema}
+        for key in _UNENFORCED:
+            if key in schema and not (key in ("not", "uniqueItems") and schema[key] is False):
+                raise ValueError(f"{path((*place, key))} cannot be enforced; leave {key} out")
+        made: dict[str, Any] = {key: schema[key] for key in _LITERAL if key in schema}
+        if isinstance(made.get("pattern"), str):
+            made["pattern"] = _SAME_PATTERN.get(made["pattern"], made["pattern"])
         made |= {key: int(made[key]) for key in COUNTS if isinstance(made.get(key), float) and made[key].is_integer()}
         check_numbers(made, place)
         self._bound(schema, made, place)
         self._apply(schema, made, place, base, outer)
         self._items(schema, made, place, base)
         self._object(schema, made, place, base, outer)
-        self._format(schema, made)
+        self._format(schema, made, place)
         check_object(place, made)
         return made
 
@@ -335,6 +354,7 @@ class SchemaRewriter:
                 if patterns:
                     made["patternProperties"] = patterns
                 self._cost.add(len(names) + len(patterns), place)
+        others = self._named(schema, made, others, place, base)
         self._other_names(made, others, place)
         least = made.get("minProperties", 0)
         if isinstance(least, int) and least > 1 and (others is not False or "patternProperties" in made):
@@ -342,6 +362,29 @@ class SchemaRewriter:
                 f"{path((*place, 'minProperties'))} is {least}; it may be more than 1 only where "
                 "additionalProperties is false, since a name that the schema does not know could come twice"
             )
+
+    def _named(self, schema: Mapping[str, Any], made: dict[str, Any], others: Any, place: Place, base: str) -> Any:
+        """Enforce `propertyNames` that list names or have one pattern, and return the schema of other names."""
+        where, rule = (*place, "propertyNames"), schema.get("propertyNames", True)
+        for _ in range(10):
+            if isinstance(rule, Mapping) and "$ref" in rule:
+                rule = self._target(rule["$ref"], (*where, "$ref"), base)[0]
+        limits = rule = self._schema(rule, where, base, _Known())
+        beside = {"properties", "patternProperties"} & made.keys()
+        limits = {} if isinstance(limits, bool) else limits
+        match {key: limits[key] for key in limits if (key, limits[key]) != ("type", "string")}:
+            case {**more} if not more and rule is not False:
+                return others
+            case {"enum": [*names], **more} if not (more or beside) and all(isinstance(name, str) for name in names):
+                part = schema.get("additionalProperties", True)
+                if isinstance(part, Mapping):
+                    part = {"$ref": self._reference(part, base, (*place, "additionalProperties"), _Known())}
+                made["properties"] = dict.fromkeys(names, part)
+                return False
+            case {"pattern": str(pattern), **more} if not (more or beside):
+                made["patternProperties"] = {pattern: others}
+                return False
+        raise ValueError(f"{path(where)} can be enforced if it is one enum, pattern or format, without properties")
 
     def _other_names(self, made: dict[str, Any], others: Any, place: Place) -> None:
         """Add the schema of properties without names in the schema. Where there are some, keys have one spelling.
@@ -373,13 +416,14 @@ class SchemaRewriter:
         pattern = "" if others in (True, {}) else f"^{_none_of(set(names))}$"
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
 
-    def _format(self, schema: Mapping[str, Any], made: dict[str, Any]) -> None:
-        if "format" not in schema:
-            return
-        patterns = FORMATS.get(schema["format"]) if isinstance(schema["format"], str) else None
-        if patterns is None:
-            made["format"] = schema["format"]
-            return
+    def _format(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place) -> None:
+        name = schema.get("format")
+        patterns = FORMATS.get(name, ()) if isinstance(name, str) else ()
+        if name in _UNENFORCED_FORMATS:
+            known = ", ".join(sorted([*FORMATS, *_LIBRARY_FORMATS]))
+            raise ValueError(f"{path((*place, 'format'))} is {name!r}; formats that can be enforced are {known}")
+        if name in _LIBRARY_FORMATS:
+            made["format"] = name
         for pattern in patterns:
             if "pattern" in made:
                 kind = {"type": "string"} if made.get("type") == "string" else {}

@@ -205,11 +205,12 @@ def _read_tool(value: Any, field: str) -> Tool:
         raise RequestError(f"{field}.description must be a string, not {_kind(description)}")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{field}.strict must be true or false, not {_kind(function['strict'])}")
-    parameters = _read_parameters(function.get("parameters"), f"{field}.parameters")
+    parameters = read_parameters(function.get("parameters"), f"{field}.parameters")
     return Tool(name, description or "", parameters, bool(function.get("strict")))
 
 
-def _read_parameters(value: Any, field: str) -> Mapping[str, Any]:
+def read_parameters(value: Any, field: str) -> Mapping[str, Any]:
+    """Return the schema of a function's arguments. RequestError, which names `field`, if it is none."""
     if value is None:
         return _NO_PARAMETERS
     if not isinstance(value, dict):

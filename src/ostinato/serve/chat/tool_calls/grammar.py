@@ -28,7 +28,7 @@ from ostinato.serve.chat.tool_calls.formats import (
     TagSyntax,
     ToolCallFormat,
 )
-from ostinato.serve.chat.tools import Tool, allows, resolve
+from ostinato.serve.chat.tools import Tool, allows, read_parameters, resolve
 
 
 class LarkGrammar:
@@ -167,12 +167,12 @@ class ToolGrammar(LarkGrammar):
     def _arguments(self, tool: Tool) -> str:
         return self._value(tool, tool.parameters)
 
-    def _value(self, tool: Tool, schema: Any) -> str:
-        """Return a rule for a JSON value of a schema whose references point into the tool's parameters."""
+    def _value(self, tool: Tool, schema: Any, *place: str) -> str:
+        """Return a rule for a JSON value of a schema at a place in the tool's parameters."""
         try:
             if tool.name not in self._rewriters:
                 self._rewriters[tool.name] = SchemaRewriter(tool.parameters)
-            made = self._rewriters[tool.name].document(schema)
+            made = self._rewriters[tool.name].document(schema, place)
         except ValueError as error:
             raise RequestError(f"tool {tool.name}: parameters: {error}") from None
         term = f"%json {json.dumps({**made, 'x-guidance': _SPACING}, ensure_ascii=False)}"
@@ -206,7 +206,7 @@ class ToolGrammar(LarkGrammar):
         for number, (key, (schema, is_required)) in enumerate(_parameters(tool).items()):
             _check_writable(tool, key, "<>\r\n" + syntax.key_end[0][:1])
             rule = f"parameter_{index}_{number}"
-            value = self._tag_value(tool, schema, syntax)
+            value = self._tag_value(tool, key, schema, syntax)
             self.rules.append(f"{rule}: {self._key(key, syntax, line)} {value}")
             parts.append(rule if is_required else f"{rule}?")
         if syntax.function_end:
@@ -220,15 +220,15 @@ class ToolGrammar(LarkGrammar):
             return json.dumps(f"{syntax.key}{key}{''.join(syntax.key_end)}{line}")
         return self._terms(syntax.key, key, *syntax.key_end, line)
 
-    def _tag_value(self, tool: Tool, schema: Any, syntax: TagSyntax) -> str:
+    def _tag_value(self, tool: Tool, key: str, schema: Any, syntax: TagSyntax) -> str:
         """Return a term for a value with its end tag."""
         line = "\n" if syntax.on_lines else ""
         end = json.dumps(f"{line}{syntax.value_end}{line}")
         if syntax.value_end in self.special_tags:
             end = self._terms(line, syntax.value_end, line)
         if not allows(schema, "string", tool.parameters):
-            return f"{self._value(tool, schema)} {end}"
-        texts = _enumerated(resolve(schema, tool.parameters))
+            return f"{self._value(tool, schema, 'properties', key)} {end}"
+        texts = _enumerated(schema, tool.parameters)
         if texts is None:
             self._text_rules(syntax.value_end, line)
             return "text"
@@ -253,7 +253,9 @@ class ToolGrammar(LarkGrammar):
         for number, (key, (schema, is_required)) in enumerate(parameters.items()):
             _check_writable(tool, key, "" if key.isidentifier() and not keyword.iskeyword(key) else key)
             rule, following = f"{index}_{number}", f"{index}_{number + 1}"
-            self.rules.append(f"parameter_{rule}: {json.dumps(key + '=')} {self._value(tool, schema)}")
+            self.rules.append(
+                f"parameter_{rule}: {json.dumps(key + '=')} {self._value(tool, schema, 'properties', key)}"
+            )
             for name, comma in (("first", ""), ("more", '", " ')):
                 left_out = "" if is_required else f" | {name}_{following}"
                 self.rules.append(f"{name}_{rule}: {comma}parameter_{rule} more_{following}{left_out}")
@@ -269,7 +271,8 @@ _JOINT = (
 
 def _parameters(tool: Tool) -> dict[str, tuple[Any, bool]]:
     """Return schema and necessity of each parameter of a tool, for forms that write them one by one."""
-    whole = resolve(tool.parameters, tool.parameters) or {}
+    whole = resolve(tool.parameters, tool.parameters)
+    whole = read_parameters(whole if isinstance(whole, Mapping) else {}, f"tool {tool.name}: parameters")
     if found := next((key for key in _JOINT if key in whole), None):
         raise RequestError(
             f"tool {tool.name}: parameters: {found} of all arguments together cannot be enforced in this model's "
@@ -282,13 +285,20 @@ def _parameters(tool: Tool) -> dict[str, tuple[Any, bool]]:
     return {key: (schema, key in required) for key, schema in properties.items()}
 
 
-def _enumerated(schema: Any) -> list[str] | None:
-    """Return all values of a schema that lists them, if they are strings, else None."""
-    if not isinstance(schema, Mapping):
+def _enumerated(schema: Any, root: Mapping[str, Any], depth: int = 3) -> list[str] | None:
+    """Return all values of a schema that lists them, alone or as alternatives, if they are strings or null."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or not depth:
         return None
+    if schema.get("type") == "null":
+        return ["null"]
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(choices, list) and "enum" not in schema:
+        parts = [_enumerated(choice, root, depth - 1) for choice in choices]
+        return None if None in parts else [text for part in parts for text in part or ()]
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return values
+    if isinstance(values, list) and values and all(isinstance(value, str | None) for value in values):
+        return ["null" if value is None else value for value in values]
     return None
 
 
