@@ -69,7 +69,6 @@ def test_a_directory_that_does_not_exist_is_named(model: str) -> None:
         ("hf.co/O/N:Q4_K_M", "the hub id alone: O/N; a GGUF file of it is OWNER/NAME:FILE.gguf"),
         ("https://huggingface.co/O/N/blob/main/m.gguf", "the hub id alone: O/N:m.gguf"),
         ("https://example.org/m.gguf", "models come from the hub"),
-        ("true", "a switch such as --deterministic takes no value"),
     ],
 )
 def test_a_name_that_is_no_model_is_answered_with_what_was_meant(model: str, message: str) -> None:

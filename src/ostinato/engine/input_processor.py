@@ -63,8 +63,11 @@ def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]
     """Return a list of conversations. RequestError for a message without a list around it."""
     if isinstance(messages, Mapping):
         raise RequestError("a conversation is a list of messages; put the one message into a list")
-    alone = not messages or isinstance(messages[0], Mapping)
-    return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
+    if isinstance(messages, str) or not isinstance(messages, Iterable):
+        raise RequestError(f"a conversation is a list of messages, not {type(messages).__name__}; for a text, generate")
+    items: list[Any] = list(messages)
+    alone = not items or not all(isinstance(item, list | tuple) for item in items)
+    return [items] if alone else items
 
 
 def number_error(error: RequestError, index: int, count: int) -> RequestError:

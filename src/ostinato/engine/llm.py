@@ -142,7 +142,12 @@ class LLM:
         template makes the prompt, with `chat_template_kwargs` as its variables. Raises RequestError as `generate`, if
         the template refuses, and if an image cannot be loaded.
         """
-        prompts = [self._render_chat(each, chat_template_kwargs) for each in as_conversations(messages)]
+        conversations, prompts = as_conversations(messages), list[PromptInput]()
+        for conversation in conversations:
+            try:
+                prompts.append(self._render_chat(conversation, chat_template_kwargs))
+            except RequestError as error:
+                raise number_error(error, len(prompts), len(conversations)) from error
         return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(

@@ -107,8 +107,12 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
             media = _part(part, kind, f"{where}.content[{i}]")
             found.append(media)
             part = {"type": media.kind}
+        elif not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            reason = 'a part is {"type": "text", "text": ...}, or an image or a video'
+            raise MediaError(f"{where}.content[{i}]", f"{reason}, not {str(part)[:100]}")
         parts.append(part)
-    return {**message, "content": parts}
+    is_text = all(part["type"] == "text" for part in parts)  # many templates take a text alone
+    return {**message, "content": "\n".join(part["text"] for part in parts) if is_text else parts}
 
 
 def _kind(part: Any) -> str | None:
