@@ -33,8 +33,9 @@ from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
 if TYPE_CHECKING:
-    from ostinato.plan.model import ModelSpec
     import yaml
+
+    from ostinato.plan.model import ModelSpec
 
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
 """Flags that are not settings."""

@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import typer
@@ -107,12 +107,11 @@ class HelpCommand(TyperCommand):
                     raise UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx) from None
                 raise
             typed = _with_advice(given, flag)
-            others = [] if typed else _commands_with(flag, ctx)
-            if others:
-                raise UsageError(f"No such option: {flag} (it is a flag of {' and '.join(others)})", ctx) from None
-            if not typed:
+            others = "" if typed else " and ".join(_commands_with(flag, ctx))
+            if not typed and not others:
                 raise
-            raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
+            known = f"it is a flag of {others}" if others else advice(typed[0])
+            raise UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx) from None
 
     def _check_repeated(self, ctx: Any, args: list[str]) -> None:
         """Raise UsageError for an option that has one value and is given twice; the parser would take the last."""
@@ -126,8 +125,7 @@ class HelpCommand(TyperCommand):
     def _check_switches(self, args: list[str]) -> None:
         """Raise UsageError for a switch with a value, which would be taken for an argument."""
         switches = {name: param for param in self.params for name in param.opts if getattr(param, "is_flag", False)}
-        given = args[: args.index("--")] if "--" in args else args
-        for flag, word in pairwise(given):
+        for flag, word in pairwise(takewhile("--".__ne__, args)):
             if flag in switches and word.lower() in ("true", "false", "on", "off", "yes", "no", "0", "1"):
                 opposite = "".join(f", and its opposite is {name}" for name in switches[flag].secondary_opts)
                 raise UsageError(f"{flag} takes no value{opposite}; an argument {word!r} goes before all flags")
@@ -249,8 +247,8 @@ class HelpGroup(TyperGroup):
 
 def _with_advice(args: list[str], flag: str) -> list[str]:
     """Return other engines' flags that were refused as `flag`: `-ngl` has been taken for `-n -g -l`."""
-    of_letters = [each for each in args if len(flag) == 2 and not each.startswith("--") and flag[1] in each]
-    return [each for each in args if (each.startswith(flag) or each in of_letters) and advice(each)]
+    letter = flag[1:] if len(flag) == 2 else flag
+    return [each for each in args if advice(each) and (each.startswith(flag) or (each[1] != "-" and letter in each))]
 
 
 def _commands_with(flag: str, ctx: Any) -> list[str]:

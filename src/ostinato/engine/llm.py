@@ -24,7 +24,7 @@ from ostinato.engine.input_processor import (
     as_prompts,
     check_keywords,
     merge_params_alias,
-    number_error,
+    numbered,
     params_per_prompt,
     single_params,
 )
@@ -144,10 +144,8 @@ class LLM:
         """
         conversations, prompts = as_conversations(messages), list[PromptInput]()
         for conversation in conversations:
-            try:
+            with numbered(len(prompts), len(conversations)):
                 prompts.append(self._render_chat(conversation, chat_template_kwargs))
-            except RequestError as error:
-                raise number_error(error, len(prompts), len(conversations)) from error
         return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(
@@ -266,10 +264,8 @@ class LLM:
         request_ids: list[str] = []
         try:
             for prompt, prompt_params in zip(inputs, all_params, strict=True):
-                try:
+                with numbered(len(request_ids), len(inputs)):
                     request_ids.append(self._add(call, prompt, prompt_params, cache_salt, pooling))
-                except RequestError as error:
-                    raise number_error(error, len(request_ids), len(inputs)) from error
             self._wait_all(call)
         finally:
             self._shared.abandon(call)

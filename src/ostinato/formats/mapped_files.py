@@ -39,16 +39,9 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
         with safe_open(file, framework=framework) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. {_what_to_do(file)}") from error
-
-
-def _what_to_do(file: Path) -> str:
-    try:
-        with file.open("rb") as data:
-            is_pointer = data.read(len(LFS_POINTER)) == LFS_POINTER
-    except OSError:
-        is_pointer = False
-    return LFS_ADVICE if is_pointer else "It may be truncated; download it again."
+        is_pointer = os.access(file, os.R_OK) and LFS_POINTER in file.open("rb").read(len(LFS_POINTER))
+        advice = LFS_ADVICE if is_pointer else "It may be truncated; download it again."
+        raise ModelError(f"{file} cannot be read: {error}. {advice}") from error
 
 
 def check_names(file: Path) -> None:

@@ -106,7 +106,7 @@ def resolve_model_dir(
         return directory
     if exists(directory):
         raise ModelError(
-            f"{model!r} is {'no regular file' if directory.suffix == '.gguf' else 'a file and does not end in .gguf'}; give a GGUF file, or the directory of a checkpoint, with "
+            f"{model!r} is a file and does not end in .gguf; give a GGUF file, or the directory of a checkpoint, with "
             "its config.json"
         )
     # A single word is more likely a leftover argument of a command line.
