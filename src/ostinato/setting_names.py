@@ -71,7 +71,7 @@ SAMPLING_NAMES = {
     "eos_token_id": "here it is stop_token_ids",
     **dict.fromkeys(("top_logprobs", "n_probs"), "here it is logprobs"),
     **dict.fromkeys(("typical_p", "tfs_z", "mirostat", "xtc_probability", "dry_multiplier"), _SAMPLERS),
-    **dict.fromkeys(("detokenize", "output_kind", "flat_logprobs", "extra_args"), "leave it out"),
+    **dict.fromkeys(("detokenize", "output_kind", "flat_logprobs", "extra_args", "pad_token_id"), "leave it out"),
     "spaces_between_special_tokens": "leave it out; text is what the tokenizer decodes",
     "truncate_prompt_tokens": "leave it out; shorten the prompt, since nothing is cut",
     "echo": "leave it out; the output has prompt and prompt_logprobs",
@@ -117,6 +117,8 @@ UNSUPPORTED_SETTINGS = {
     "n_gpu_layers": "here it is device='cuda'",
     "torch_dtype": "here it is dtype",
     "device_map": "here it is device",
+    "load_in_8bit": "here it is quantization='int8'",
+    "load_in_4bit": "here it is quantization='int4'",
 }
 """Other engines' names for settings that do not exist here -> advice what to use instead."""
 

@@ -183,6 +183,11 @@ def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.Cap
         (["serve", "-tp", "2"], "here it is --tensor-parallel-size"),
         (["serve", "--tp", "2"], "here it is --tensor-parallel-size"),
         (["serve", "-q", "awq"], "here it is --quantization"),
+        (["-hf", "O/N"], "No such option: -hf (here it is --model OWNER/NAME)"),
+        (["serve", "-lv", "3"], "No such option: -lv (here it is --log-level debug)"),
+        (["generate", "hi", "--system", "be brief"], "No such option: --system (it is a flag of chat)"),
+        (["chat", "demo", "hi"], "unexpected extra argument(s) (hi); generate takes prompts, chat asks for them"),
+        (["plan", "demo", "demo-vl"], "extra argument(s) (demo-vl); for example: ostinato plan demo"),
         (["serve", "--load-in-8bit"], "here it is --quantization int8"),
         (["serve", "--swap-space", "4"], "no counterpart here: requests that lose their memory are computed again"),
         (["ps"], "No such command 'ps'; here it is ostinato serve's page"),
@@ -239,6 +244,9 @@ def test_a_value_that_is_none_is_answered_with_the_nearest(
         (["generate", "hi", "--temperature", "0,7"], "did you mean 0.7?"),
         (["generate", "hi", "--top-p", "90"], "--top-p 0.9\n"),
         (["bench", "latency", "--rounds", "1k"], "did you mean 1024?"),
+        (["generate", "hi", "--deterministic", "true"], "takes no value, and its opposite is --no-deterministic"),
+        (["generate", "hi", "--stats", "1"], "--stats takes no value; an argument '1' goes before all flags"),
+        (["generate", "hi", "--chat-template-kwargs", '{"top_k": 1}'], "top_k, which is a flag: --top-k"),
     ],
 )
 def test_units_and_names_are_answered_with_what_is_taken(
@@ -310,6 +318,7 @@ others = ["serve", "plan", "ray-config", "batch docs/examples/batch.jsonl {tmp_p
 wrong = ["--max-num-seqs -1", "--model no-such-model"]
 lines = [[*command.split(), *flags.split()] for command in (*others, *computing) for flags in wrong]
 lines += [["inspect", "no-such-model"], ["fetch", "no-such-model"], ["generate", "hi", "--max-model-len", "99999"]]
+lines += [[command, "--chat-template", "no-such-file"] for command in ("chat", "eval")]
 lines += [[command, *words, "--temperature", "-1"] for command, words in (("generate", ["hi"]), ("chat", []))]
 for line in lines:
     try:

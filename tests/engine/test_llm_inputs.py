@@ -80,9 +80,22 @@ def test_parameters_that_are_no_sampling_params_are_refused(llm: LLM, params: An
         llm.generate(["ab"], params)
 
 
-def test_one_message_is_no_conversation(llm: LLM) -> None:
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "ab"}, None, "ab", 5])
+def test_what_is_no_list_is_no_conversation(llm: LLM, messages: Any) -> None:
     with pytest.raises(RequestError, match="list of messages"):
-        llm.chat({"role": "user", "content": "ab"}, GREEDY)  # type: ignore[arg-type]
+        llm.chat(messages, GREEDY)
+
+
+def test_a_conversation_may_come_from_a_generator_and_in_parts_of_text(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]
+    [asked] = llm.chat([{"role": "user", "content": "ab\ncd"}], GREEDY)
+    [made] = llm.chat(iter([{"role": "user", "content": parts}]), GREEDY)  # type: ignore[arg-type]
+    assert made.prompt == asked.prompt
+
+
+def test_the_conversation_that_is_refused_is_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt 2 of 2: a conversation needs at least one message"):
+        llm.chat([[{"role": "user", "content": "ab"}], []], GREEDY)
 
 
 def test_a_priority_that_has_no_order_is_refused(llm: LLM) -> None:
@@ -206,6 +219,19 @@ def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm
 def test_other_engines_names_of_sampling_parameters_are_answered_with_ours(name: str, message: str) -> None:
     with pytest.raises(RequestError, match=f"{name} is no sampling parameter: {message}"):
         SamplingParams(**{name: 1})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("guide", "message"),
+    [
+        ({"json_schema": True}, "should be a dict, its text, or a type such as a pydantic model's class, not True"),
+        ({"choice": "ab"}, "should be a list of texts, not 'ab'"),
+        ({"regex": 5}, "should be a text, not 5"),
+    ],
+)
+def test_a_guide_of_another_type_is_answered_with_what_it_should_be(guide: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(guide=guide)
 
 
 class Person(BaseModel):

@@ -65,15 +65,15 @@ def test_a_directory_that_does_not_exist_is_named(model: str) -> None:
         ("smollm2:135m", "did you mean smollm2?"),
         ("demo_vl", "did you mean demo-vl?"),
         ("./missing.gguf", "there is no file './missing.gguf'"),
+        ("O/N-GGUF:Q4_K_M", "a GGUF file of a hub id is O/N-GGUF:FILE.gguf"),
         ("https://huggingface.co/O/N", "the hub id alone: O/N"),
         ("hf.co/O/N:Q4_K_M", "the hub id alone: O/N; a GGUF file of it is OWNER/NAME:FILE.gguf"),
         ("https://huggingface.co/O/N/blob/main/m.gguf", "the hub id alone: O/N:m.gguf"),
         ("https://example.org/m.gguf", "models come from the hub"),
-        ("true", "a switch such as --deterministic takes no value"),
     ],
 )
 def test_a_name_that_is_no_model_is_answered_with_what_was_meant(model: str, message: str) -> None:
-    assert looks_like_model(model) or model == "true"
+    assert looks_like_model(model) or model.startswith("O/N-GGUF:")
     with pytest.raises(ModelError) as refused:
         resolve_model_dir(model)
     assert message in refused.value.message

@@ -107,7 +107,7 @@ def evaluate(
         run = {"seed": seed, "max_tokens": max_tokens, **to_json_data(llm.plan.settings)}
         model = settings.get("model", "demo")
         data = _to_json(evaluation, model, run, show_wrong) | ({} if loss is None else {"logits": asdict(loss)})
-        print(json.dumps(data, indent=2, ensure_ascii=False))
+        print(json.dumps(data, indent=2, ensure_ascii="utf" not in str(sys.stdout.encoding).lower()))
         return
     console = Console(highlight=False)
     if show_wrong:

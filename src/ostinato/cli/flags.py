@@ -25,6 +25,7 @@ from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
+from ostinato.files import expand
 from ostinato.json_io import parse_json
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
@@ -33,6 +34,8 @@ from ostinato.units import exact_bytes
 
 if TYPE_CHECKING:
     import yaml
+
+    from ostinato.plan.model import ModelSpec
 
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
 """Flags that are not settings."""
@@ -210,10 +213,10 @@ def name_model(settings: dict[str, Any], target: str | None) -> None:
     settings["model"] = target
 
 
-def check_model(settings: dict[str, Any], *, plans: bool = True) -> None:
-    """Raise the errors of the settings and of a model that is not there before torch is imported, which takes seconds.
+def check_model(settings: dict[str, Any], *, plans: bool = True) -> tuple[EngineConfig, ModelSpec]:
+    """Return the configuration and the spec. Their errors come before torch is imported, which takes seconds.
 
-    With `plans`, also those of a plan for this machine.
+    So do those of a separate chat template, and, with `plans`, those of a plan for this machine.
     """
     # Imported here, since short help needs none of these.
     from ostinato.models.checkpoint import load_spec
@@ -222,8 +225,13 @@ def check_model(settings: dict[str, Any], *, plans: bool = True) -> None:
 
     config = EngineConfig(**settings)
     spec = load_spec(config)
+    if config.chat_template is not None:
+        from ostinato.engine.text.chat_template import read_chat_template
+
+        read_chat_template(expand(config.chat_template))
     if plans:
         make_plan(config, spec, detect(config.device))
+    return config, spec
 
 
 def setting_flag(
@@ -343,6 +351,8 @@ def template_variables(text: str | None) -> dict[str, Any]:
         raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")
     if taken := {"self", "messages", "params", "sampling_params", "cache_salt"} & value.keys():
         raise RequestError(f"--chat-template-kwargs cannot hold {' or '.join(sorted(taken))}, which the command sets")
+    if flags := sorted(SamplingParams.model_fields.keys() & value.keys()):
+        raise RequestError(f"--chat-template-kwargs has {flags[0]}, which is a flag: {flag_name(flags[0])}")
     return value
 
 

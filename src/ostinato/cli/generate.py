@@ -101,7 +101,8 @@ def generate(
         failed = any(output.error is not None for output in outputs)  # a line in the log names each
         if as_json:
             entries = [_entries(*pair) for pair in zip(asked, outputs, strict=True)]
-            print("[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in chain(*entries)) + "\n]")
+            in_ascii = "utf" not in str(sys.stdout.encoding).lower()  # where other characters would be replaced
+            print("[\n" + ",\n".join(json.dumps(entry, ensure_ascii=in_ascii) for entry in chain(*entries)) + "\n]")
         else:
             _print(asked, outputs, params)
     if stats:

@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from functools import cache
+from itertools import pairwise, takewhile
 from typing import Any
 
 import typer
@@ -93,6 +94,7 @@ class HelpCommand(TyperCommand):
         given = list(args)  # the parser consumes them
         try:
             self._check_repeated(ctx, args)
+            self._check_switches(args)
             return super().parse_args(ctx, args)
         except UsageError as error:
             flag = getattr(error, "option_name", None)
@@ -100,14 +102,16 @@ class HelpCommand(TyperCommand):
                 for said, (kind, example) in _NUMBERS.items():
                     meant = said in error.message and _meant_number(ctx, getattr(error, "param", None), given, kind)
                     error.message = error.message.replace(said, f"; did you mean {meant}?" if meant else example)
-                if error.message.startswith("Missing") or not error.message:
-                    raise UsageError(f"{error.format_message().rstrip('.')}; {self._example()}", ctx) from None
+                if error.message.startswith(("Missing", "Got unexpected extra")) or not error.message:
+                    hint = "generate takes prompts, chat asks for them; " if ctx.info_name == "chat" else ""
+                    raise UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx) from None
                 raise
-            # `-ngl` has been taken for `-n -g -l`.
-            typed = [each for each in given if each.startswith(flag) and advice(each)]
-            if not typed:
+            typed = _with_advice(given, flag)
+            others = "" if typed else " and ".join(_commands_with(flag, ctx))
+            if not typed and not others:
                 raise
-            raise UsageError(f"No such option: {typed[0]} ({advice(typed[0])})", ctx) from None
+            known = f"it is a flag of {others}" if others else advice(typed[0])
+            raise UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx) from None
 
     def _check_repeated(self, ctx: Any, args: list[str]) -> None:
         """Raise UsageError for an option of one value that is given several; the parser would take the last."""
@@ -120,6 +124,14 @@ class HelpCommand(TyperCommand):
             if param.param_type_name == "option" and not param.multiple and given is not None and len({*given}) > 1:
                 once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
                 raise UsageError(f"{param.opts[0]} is given {len(given)} times; give it once: {once}", ctx)
+
+    def _check_switches(self, args: list[str]) -> None:
+        """Raise UsageError for a switch with a value, which would be taken for an argument."""
+        switches = {name: param for param in self.params for name in param.opts if getattr(param, "is_flag", False)}
+        for flag, word in pairwise(takewhile("--".__ne__, args)):
+            if flag in switches and word.lower() in ("true", "false", "on", "off", "yes", "no", "0", "1"):
+                opposite = "".join(f", and its opposite is {name}" for name in switches[flag].secondary_opts)
+                raise UsageError(f"{flag} takes no value{opposite}; an argument {word!r} goes before all flags")
 
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""
@@ -216,7 +228,7 @@ class HelpGroup(TyperGroup):
         except UsageError as error:
             if getattr(error, "option_name", None) is None:
                 raise
-            typed = [each for each in given if each.startswith(error.option_name) and advice(each)]
+            typed = _with_advice(given, error.option_name)
             known = f" ({advice(typed[0])})" if typed else ""
             first = f"a command comes first, as in {ctx.command_path} {next(iter(self.commands))}"
             raise UsageError(f"No such option: {(typed or [error.option_name])[0]}{known}; {first} ...", ctx) from None
@@ -234,6 +246,19 @@ class HelpGroup(TyperGroup):
             elif meant.startswith("there are") and "chat" in ours and looks_like_model(name):
                 meant = f"for a model it is {ctx.command_path} chat {name}, or serve or generate in place of chat"
             raise UsageError(f"No such command {name!r}; {meant}", ctx) from None
+
+
+def _with_advice(args: list[str], flag: str) -> list[str]:
+    """Return other engines' flags that were refused as `flag`: `-ngl` has been taken for `-n -g -l`."""
+    letter = flag[1:] if len(flag) == 2 else flag
+    return [each for each in args if advice(each) and (each.startswith(flag) or (each[1] != "-" and letter in each))]
+
+
+def _commands_with(flag: str, ctx: Any) -> list[str]:
+    """Return the most used commands that have `flag`."""
+    commands = getattr(ctx.find_root().command, "commands", {})
+    found = (name for name in ("generate", "chat", "serve", "plan") if name in commands)
+    return [name for name in found if any(flag in param.opts for param in commands[name].params)]
 
 
 def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | None:

@@ -10,6 +10,8 @@ _EQUIVALENTS = {
     "--model OWNER/NAME": "-hf -hfr --hf-repo",
     "--model OWNER/NAME:FILE.gguf": "-hff --hf-file",
     "--tokenizer": "--tokenizer-path",
+    "the environment variable HF_TOKEN": "--hf-token",
+    "the environment variable HF_HUB_OFFLINE=1": "--offline",
     "--download-dir": "--huggingface-hub-cache",
     "the prompt as an argument: ostinato generate MODEL PROMPT": "-p --prompt",
     "ostinato chat": "-cnv --conversation -i --interactive",
@@ -38,6 +40,7 @@ _EQUIVALENTS = {
     "--tensor-parallel-size": "-tp --tp --tp-size --num-shard --num-gpus",
     "--replicas": "--data-parallel-size -dp --dp --dp-size",
     "--memory-utilization": "--mem-fraction-static --cuda-memory-fraction",
+    "--overlap on, which is automatic": "--async-scheduling",
     "--seed": "-s --random-seed",
     "--temperature": "--temp",
     "--repetition-penalty": "--repeat-penalty",
@@ -60,9 +63,10 @@ _EQUIVALENTS = {
     "--ssl-certfile": "--ssl-cert-file",
     "--ssl-keyfile": "--ssl-key-file",
     "--request-timeout": "-to --timeout",
-    "--log-level warning": "--disable-log-requests --disable-uvicorn-access-log --log-disable",
+    "--log-level warning": "--no-enable-log-requests --disable-log-requests --disable-uvicorn-access-log --log-disable",
     "--log-level info": "--enable-log-requests --log-requests",
-    "--log-level debug": "-v --verbose --debug",
+    "--log-level debug": "-v --verbose --debug -lv --log-verbosity",
+    "--log-level": "--uvicorn-log-level",
     "--log-format json": "--json-output",
     "--root-path": "--api-prefix --fastapi-root-path",
     "--guide-lark": "--grammar --grammar-file",
@@ -74,7 +78,9 @@ _EQUIVALENTS = {
     "": "--enable-auto-tool-choice --reasoning-parser --enable-reasoning --trust-remote-code"
     " --load-format --disable-log-stats --jinja --reasoning-format --metrics --enable-metrics -fa --flash-attn --mlock"
     " --no-mmap --mmap -cb --cont-batching --attention-backend --embedding --embeddings --task --runner -mm --mmproj"
-    " --no-webui --skip-tokenizer-init --color --keep-alive --disable-custom-all-reduce",
+    " --no-webui --skip-tokenizer-init --color --keep-alive --disable-custom-all-reduce --guided-decoding-backend"
+    " --structured-outputs-config --max-logprobs --limit-mm-per-prompt --max-num-partial-prefills --slots --no-slots"
+    " --disable-frontend-multiprocessing --no-warmup",
 }
 FLAG_EQUIVALENTS = {flag: ours or None for ours, theirs in _EQUIVALENTS.items() for flag in theirs.split()}
 """Flags of vLLM, SGLang, TGI, llama.cpp and Ollama -> flags here; None if nothing has to be given here."""

@@ -12,12 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ostinato.cli.flags import Model, engine_options, name_model
+from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
-from ostinato.files import expand
 from ostinato.json_io import to_json_data
-from ostinato.models.checkpoint import load_spec
 from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
@@ -98,12 +96,7 @@ def plan(
         )
     _check_offered(counted, traffic, {"--replicas": replicas, "--rate": rate, "--deadline": deadline})
     name_model(settings, target)
-    config = EngineConfig(**settings)
-    spec = load_spec(config)
-    if config.chat_template is not None:
-        from ostinato.engine.text.chat_template import read_chat_template
-
-        read_chat_template(expand(config.chat_template))
+    config, spec = check_model(settings, plans=False)
     found = _device(device, device_memory)
     made = _plan(config, spec, found, device_memory)
     if measure:

@@ -24,7 +24,7 @@ from ostinato.engine.input_processor import (
     check_keywords,
     check_template_kwargs,
     merge_params_alias,
-    number_error,
+    numbered,
     params_per_prompt,
     single_params,
 )
@@ -127,7 +127,10 @@ class AsyncLLM:
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `LLM.chat`."""
-        prompts = [await self._rendered(each, template_kwargs) for each in as_conversations(messages)]
+        conversations, prompts = as_conversations(messages), list[PromptInput]()
+        for conversation in conversations:
+            with numbered(len(prompts), len(conversations)):
+                prompts.append(await self._rendered(conversation, template_kwargs))
         return await self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     async def embed(
@@ -241,10 +244,8 @@ class AsyncLLM:
         # Streams that are left early end their requests.
         async with AsyncExitStack() as stack:
             for prompt, own_params in zip(prompts, each, strict=True):
-                try:
+                with numbered(len(streams), len(prompts)):
                     stream = await self._submit(prompt, own_params, cache_salt, pooling)
-                except RequestError as error:
-                    raise number_error(error, len(streams), len(prompts)) from error
                 streams.append(await stack.enter_async_context(stream))
             outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
         note_failures(outputs)

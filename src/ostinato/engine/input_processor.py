@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from ostinato.engine.text.chat_template import ChatTemplate
@@ -63,13 +64,22 @@ def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]
     """Return a list of conversations. RequestError for a message without a list around it."""
     if isinstance(messages, Mapping):
         raise RequestError("a conversation is a list of messages; put the one message into a list")
-    alone = not messages or isinstance(messages[0], Mapping)
-    return cast(Sequence[Sequence[Message]], [messages] if alone else messages)
+    if isinstance(messages, str) or not isinstance(messages, Iterable):
+        raise RequestError(f"a conversation is a list of messages, not {type(messages).__name__}; for a text, generate")
+    items: list[Any] = list(messages)
+    alone = not items or not all(isinstance(item, list | tuple) for item in items)
+    return [items] if alone else items
 
 
-def number_error(error: RequestError, index: int, count: int) -> RequestError:
-    """Return the error of one prompt of several, with the number of the prompt."""
-    return error if count == 1 else RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies)
+@contextmanager
+def numbered(index: int, count: int) -> Iterator[None]:
+    """Give the error of one prompt of several the number of the prompt."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(f"prompt {index + 1} of {count}: {error.message}", error.remedies) from error
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:

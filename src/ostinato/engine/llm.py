@@ -24,7 +24,7 @@ from ostinato.engine.input_processor import (
     as_prompts,
     check_keywords,
     merge_params_alias,
-    number_error,
+    numbered,
     params_per_prompt,
     single_params,
 )
@@ -142,7 +142,10 @@ class LLM:
         template makes the prompt, with `chat_template_kwargs` as its variables. Raises RequestError as `generate`, if
         the template refuses, and if an image cannot be loaded.
         """
-        prompts = [self._render_chat(each, chat_template_kwargs) for each in as_conversations(messages)]
+        conversations, prompts = as_conversations(messages), list[PromptInput]()
+        for conversation in conversations:
+            with numbered(len(prompts), len(conversations)):
+                prompts.append(self._render_chat(conversation, chat_template_kwargs))
         return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(
@@ -261,10 +264,8 @@ class LLM:
         request_ids: list[str] = []
         try:
             for prompt, prompt_params in zip(inputs, all_params, strict=True):
-                try:
+                with numbered(len(request_ids), len(inputs)):
                     request_ids.append(self._add(call, prompt, prompt_params, cache_salt, pooling))
-                except RequestError as error:
-                    raise number_error(error, len(request_ids), len(inputs)) from error
             self._wait_all(call)
         finally:
             self._shared.abandon(call)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
 from ostinato.files import exists, is_directory, matches
-from ostinato.formats.gguf.reader import all_parts
+from ostinato.formats.gguf.reader import LFS_ADVICE, LFS_POINTER, all_parts
 
 ADVICE = "replace files of models by others of the same name (mv), and never write into them"
 
@@ -39,7 +39,9 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
         with safe_open(file, framework=framework) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. It may be truncated; download it again.") from error
+        is_pointer = os.access(file, os.R_OK) and LFS_POINTER in file.open("rb").read(len(LFS_POINTER))
+        advice = LFS_ADVICE if is_pointer else "It may be truncated; download it again."
+        raise ModelError(f"{file} cannot be read: {error}. {advice}") from error
 
 
 def check_names(file: Path) -> None:

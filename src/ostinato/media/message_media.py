@@ -108,7 +108,11 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
             found.append(media)
             part = {"type": media.kind}
         parts.append(part)
-    return {**message, "content": parts}
+    of_text: list[Any] = [
+        part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"
+    ]
+    is_text = len(of_text) == len(parts) and all(isinstance(text, str) for text in of_text)
+    return {**message, "content": "\n".join(of_text) if is_text else parts}  # many templates take a text alone
 
 
 def _kind(part: Any) -> str | None:

@@ -149,7 +149,6 @@ _HUB_ADDRESS = re.compile(
     r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<name>[^/\s]+/[^/\s:?#]+)"
     r"(?:/(?:blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf))?(?P<tag>:\S*)?"
 )
-_SWITCH_WORDS = ("true", "false", "on", "off", "yes", "no", "0", "1")
 
 
 def _no_such_model(model: str, path: Path) -> str:
@@ -167,10 +166,10 @@ def _no_such_model(model: str, path: Path) -> str:
     word = model.lower().replace("_", "-")
     near = [named[name] for name in named if word.startswith(name)] if "/" not in model else []
     near = near or [named[name] for name in get_close_matches(word, named, 1)]
-    beside = {entry.name: str(path.parent / entry.name) for entry in matches(path.parent, "*")}
+    beside = {entry.name: str(path.parent / entry.name) for entry in matches(path.parent, "*") if exists(entry)}
     near = near or [beside[name] for name in get_close_matches(path.name, beside, 1)]
-    if word in _SWITCH_WORDS:
-        message += "; a switch such as --deterministic takes no value, and --no-deterministic is its opposite"
+    if _HUB_ID.fullmatch(model.partition(":")[0]) and ":" in model:
+        message += f"; a GGUF file of a hub id is {model.partition(':')[0]}:FILE.gguf"
     elif "/" not in model and what == "directory":
         embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)
         message += f"; a hub id is OWNER/NAME, the embedded models are {embedded}, others {', '.join(NAMED)}"

@@ -47,6 +47,7 @@ MAX_MULTIPLE = 10_000
 _MAX_DEPTH = 100
 _OTHER_KINDS = {"json": "json_schema", "schema": "json_schema", "pattern": "regex", "grammar": "lark", "enum": "choice"}
 """Names of kinds of guides elsewhere -> the kinds here."""
+_FORMS = {"json_schema": "a dict, its text, or a type such as a pydantic model's class", "choice": "a list of texts"}
 _DECODER = json.JSONDecoder()
 # A comment, a text or a regular expression in a Lark grammar: in these, no character is an operator.
 _LARK_TEXT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
@@ -247,6 +248,8 @@ def _problems(error: ValidationError, known: list[str]) -> Iterator[str]:
             meant = _OTHER_KINDS.get(setting) or next(iter(close), None)
             hint = f" (here it is {meant})" if meant else ""
             yield f"unknown guide {setting}{hint}; known are {', '.join(known)}"
+        elif detail["type"] in ("string_type", "tuple_type") and len(detail["loc"]) == 1:
+            yield f"guide.{setting}: it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
         else:
             yield f"guide{'.' if setting else ''}{setting}: {detail['msg'].removeprefix('Value error, ')}"
 

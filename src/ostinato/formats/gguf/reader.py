@@ -136,6 +136,8 @@ TYPES = {
 SUPPORTED = tuple(each.name for each in TYPES.values() if each.is_supported)
 
 
+LFS_POINTER = b"version https://git-lfs"
+LFS_ADVICE = "It is a pointer of Git LFS, which `git lfs pull` replaces by the file."
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -220,7 +222,8 @@ class _Reader:
 
     def header(self) -> Header:
         if self._data[: len(MAGIC)] != MAGIC:
-            raise ModelError(f"{self._path} is no GGUF file: it does not begin with {MAGIC.decode()}")
+            also = f". {LFS_ADVICE}" if self._data[: len(LFS_POINTER)] == LFS_POINTER else ""
+            raise ModelError(f"{self._path} is no GGUF file: it does not begin with {MAGIC.decode()}{also}")
         self._at = len(MAGIC)
         version = self._number("<I")
         if version not in VERSIONS:
