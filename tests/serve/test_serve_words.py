@@ -208,6 +208,8 @@ def test_a_compressed_body_is_refused_by_its_header(served, coding):
     answer = httpx2.post(f"{served.url}{CHAT}", content=b"{}", headers=headers, timeout=PATIENCE)
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
     assert told(answer).endswith(f"without the header Content-Encoding: {coding}")
+    plain = {**headers, "Content-Encoding": "Identity"}
+    assert "messages: Field required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 def check_type(headers: Mapping[str, str], sent: bytes) -> None:
     """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8, and which is not compressed."""
     content_type, coding = headers.get("content-type", ""), headers.get("content-encoding", "identity")
-    if coding.strip().lower() != "identity":
+    if coding.strip().lower() not in ("", "identity"):
         message = f"the body should be sent as it is, without the header Content-Encoding: {coding[:80]}"
         raise ApiError(415, message, code="unsupported_media_type", headers={"Accept-Encoding": "identity"})
     if not sent:
