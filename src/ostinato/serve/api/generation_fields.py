@@ -136,7 +136,7 @@ class GenerationBody(Body):
             raise ApiError(400, f"{param} needs include_usage to be true", param=param)
         count = num_prompts * (self.n or 1)
         if count > settings.max_n:
-            message = f"{count} outputs (prompts times n) are asked for, and a request has {settings.max_n} at most (max_n)"
+            message = f"{count} outputs (prompts times n) are too many: max_n allows {settings.max_n}"
             raise ApiError(400, message, param="n")
         param, stop = self.stop_strings()
         _check_count(param, "stop strings", len(stop), settings.max_stop)
