@@ -65,6 +65,9 @@ WRONG: dict[str, tuple[str, Any]] = {
     "a bias for no token": chat(logit_bias={"1000000": 1}),
     "a bias for what is no token id": chat(logit_bias={"word": 1}),
     "a seed that is too large": chat(seed=2**64),
+    "a least above the most": chat(min_tokens=5),
+    "what is stored": chat(store=True),
+    "a form as text": chat(response_format="json_object"),
     "more than may be unfinished": completion(n=100),
     "a prompt without tokens": completion(prompt=[]),
     "token ids of no vocabulary": completion(prompt=[10**6]),
@@ -125,6 +128,9 @@ def test_what_is_wrong_is_told_in_words_of_the_api_and_the_same_after_other_requ
         ("a bias for no token", "logit_bias", "between 0 and 767"),
         ("a bias for what is no token id", "logit_bias", "logit_bias='word': input should be a valid integer"),
         ("a seed that is too large", "seed", "less than 18446744073709551616"),
+        ("a least above the most", "min_tokens", "min_tokens (5) is above max_tokens (2)"),
+        ("what is stored", "store", "store: not served; nothing is stored"),
+        ("a form as text", "response_format", "response_format: Input should be an object"),
         ("a variable that the template does not know", "chat_template_kwargs.bogus", "bogus is no variable of this"),
         ("a variable of no template of responses", "chat_template_kwargs.max_tokens", "give max_tokens beside"),
     ],
@@ -171,8 +177,39 @@ def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 404
     assert f"there is no {path} here; GET is for /, /health, " in told(answer)
-    assert ", /v1/models, " in told(answer)
+    assert ", /v1/models, /v1/models/{name}, " in told(answer)
     assert f"requests go to {CHAT}, " in told(answer)
+
+
+def test_a_page_that_is_an_endpoint_but_for_its_beginning_is_named(served):
+    assert told(httpx2.get(f"{served.url}/chat/completions", timeout=PATIENCE)).endswith(f"; did you mean {CHAT}?")
+
+
+NULLS = {"priority": None, "timeout": None, "cache_salt": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_null_in_a_field_is_as_if_it_were_left_out_in_each_api(served, stream):
+    options = {"stream_options": {"include_usage": None, "continuous_usage_stats": None}} if stream else {}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        chat(**options, structured_outputs={"json_object": False}),
+        completion(**options),
+        (RESPONSES, {"input": "a", "max_output_tokens": 2, **options}),
+        (MESSAGES, {"messages": ASKED, "max_tokens": 2}),
+    ]
+    for path, body in bodies:
+        assert post(served, path, {**body, **NULLS, "stream": stream}).status_code == 200, path
+    assert post(served, EMBEDDINGS, {"input": "a", **NULLS}).status_code == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br, gzip"])
+def test_a_compressed_body_is_refused_by_its_header(served, coding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    answer = httpx2.post(f"{served.url}{CHAT}", content=b"{}", headers=headers, timeout=PATIENCE)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert told(answer).endswith(f"without the header Content-Encoding: {coding}")
+    plain = {**headers, "Content-Encoding": "Identity"}
+    assert "messages: Field required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
 
 
 @pytest.mark.parametrize(
@@ -266,6 +303,9 @@ UNKNOWN = {
     "keep_alive": "here that is not needed",
     "enable_thinking": "here that is chat_template_kwargs",
     "prompt": "here it is messages",
+    "add_special_tokens": "here that is not served",
+    "truncate_prompt_tokens": "here that is not served",
+    "system": "here it is messages",
     "qqqq": "/openapi.json has all",
 }
 """Unknown field of a chat -> the advice."""
@@ -308,6 +348,17 @@ NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
     "in messages": ((MESSAGES, {"messages": ASKED, "max_tokens": 2, "stop_words": 1}), "stop_words", "stop_sequences"),
     "in embeddings": ((EMBEDDINGS, {"input": "a", "dimension": 3}), "dimension", "dimensions?"),
     "in tokenize": (("/tokenize", {"promt": "a"}), "promt", "prompt?"),
+    "in tokenize, of what is known there": (
+        ("/tokenize", {"prompt": "a", "add_special_token": 1}),
+        "add_special_token",
+        "add_special_tokens?",
+    ),
+    "of outputs in embeddings": ((EMBEDDINGS, {"input": "a", "n_predict": 1}), "n_predict", "known are input, "),
+    "of likely tokens in messages": (
+        (MESSAGES, {"messages": ASKED, "max_tokens": 2, "top_logprobs": 1}),
+        "top_logprobs",
+        "/openapi.json has all",
+    ),
 }
 
 

@@ -139,7 +139,8 @@ class SamplingParams(BaseModel):
     @model_validator(mode="after")
     def _min_within_max(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+            message = f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})"
+            raise RequestError(message, setting="min_tokens")
         return self
 
     @model_validator(mode="after")

@@ -153,7 +153,8 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
         url = f"{request.url.scheme}://{request.url.netloc}{settings.root_path}/v1"
         return f"{path} is of Ollama's API, which is not served here; use a client of OpenAI's, with base_url {url}"
     reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
-    near = get_close_matches(path, served["GET" if method == "GET" else "POST"], 1, 0.75)
+    paths = [*served["POST"], *(served["GET"] if reports else ())]
+    near = get_close_matches(path, paths, 1, 0.75)
     meant = f"; did you mean {near[0]}?" if near else ""
     there_are = f"{reports}requests go to {', '.join(served['POST'])}, and {_OPENAPI} describes all"
     return f"there is no {path} here; {there_are}{meant}"
@@ -164,7 +165,7 @@ def _paths(*routers: ApiRouter, method: str | None = None) -> Iterator[str]:
     for router in routers:
         for route in router.routes:
             if isinstance(route, Route) and (method is None or method in (route.methods or ())):
-                yield route.path
+                yield route.path.replace(":path", "")
 
 
 def _check_root_path(root_path: str, paths: Iterable[str]) -> None:

@@ -79,7 +79,7 @@ class ChatRequest(GenerationBody, ConversationBody):
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
-    store: Literal[False] | None = None
+    store: Annotated[Literal[False] | None, unsupported_field("nothing is stored", but=False)] = None
     """Nothing is stored."""
     modalities: list[Literal["text"]] | None = None
     """Only text is served."""

@@ -48,7 +48,7 @@ class EmbeddingRequest(Body):
     """The last hidden state, or the mean of all (as the checkpoint's modules.json asks, else `last`)."""
     normalize: bool | None = None
     """True if the vector is scaled to length 1 (as modules.json asks, else true)."""
-    priority: int = 0
+    priority: int | None = None
     """Lower is served first, where the engine's scheduling_policy is priority."""
     timeout: float | None = Field(None, gt=0)
     """Seconds after which the request is ended."""
@@ -156,7 +156,7 @@ class _Inputs:
                 stream = await self._engine.submit(
                     prompt,
                     POOLING_PARAMS,
-                    priority=body.priority,
+                    priority=body.priority or 0,
                     cache_salt=body.cache_salt,
                     deadline=left,
                     client=self._client,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -22,9 +22,9 @@ MAX_LOGPROBS = 20
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = None
     """A last event with the number of tokens."""
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
     """The number of tokens so far in each event; needs include_usage."""
     include_obfuscation: Ignored = None
 
@@ -36,7 +36,7 @@ class StructuredOutputs(Body):
 
     schema_: dict[str, Any] | str | None = Field(None, alias="json")
     """The output is JSON of this schema."""
-    json_object: Literal[True] | None = None
+    json_object: bool | None = None
     """The output is any JSON object."""
     regex: str | None = None
     """The whole output matches this regular expression."""
@@ -49,7 +49,7 @@ class StructuredOutputs(Body):
         """Return the guides that the fields ask for."""
         values = {
             "json": ("json_schema", self.schema_),
-            "json_object": ("json_object", self.json_object),
+            "json_object": ("json_object", self.json_object or None),
             "regex": ("regex", self.regex),
             "choice": ("choice", self.choice),
         }
@@ -102,7 +102,7 @@ class GenerationBody(Body):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: int | None = None
     """Lower is served first, where the engine's scheduling_policy is priority."""
     timeout: float | None = Field(None, gt=0)
     """Seconds after which the request is ended."""
@@ -120,11 +120,11 @@ class GenerationBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def check(self, settings: ServeSettings, model_name: str, num_prompts: int = 1) -> None:
         """Raise ApiError for the name of another model, and for more than the server allows."""
@@ -136,7 +136,7 @@ class GenerationBody(Body):
             raise ApiError(400, f"{param} needs include_usage to be true", param=param)
         count = num_prompts * (self.n or 1)
         if count > settings.max_n:
-            message = f"{count} outputs are asked for (prompts times n), and a request may have {settings.max_n}"
+            message = f"{count} outputs (prompts times n) are too many: max_n allows {settings.max_n}"
             raise ApiError(400, message, param="n")
         param, stop = self.stop_strings()
         _check_count(param, "stop strings", len(stop), settings.max_stop)

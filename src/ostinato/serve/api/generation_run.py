@@ -91,7 +91,7 @@ class GenerationRun:
                 stream = await engine.submit(
                     prompt,
                     params,
-                    priority=body.priority,
+                    priority=body.priority or 0,
                     cache_salt=body.cache_salt,
                     media=media,
                     deadline=deadline,

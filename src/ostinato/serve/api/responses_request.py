@@ -106,9 +106,9 @@ class ResponsesRequest(GenerationBody):
     """Further variables of the chat template, such as enable_thinking."""
     metadata: dict[str, str] | None = None
     """Returned with the answer."""
-    store: Literal[False] | None = None
+    store: Annotated[Literal[False] | None, unsupported_field("nothing is stored", but=False)] = None
     """Nothing is stored."""
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False] | None, unsupported_field("the client waits", but=False)] = None
     """The client waits for the answer."""
     truncation: Literal["disabled"] | None = None
     """Input that is too long is refused."""

@@ -119,8 +119,12 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def check_type(content_type: str, sent: bytes) -> None:
-    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8."""
+def check_type(headers: Mapping[str, str], sent: bytes) -> None:
+    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8, and which is not compressed."""
+    content_type, coding = headers.get("content-type", ""), headers.get("content-encoding", "identity")
+    if coding.strip().lower() not in ("", "identity"):
+        message = f"the body should be sent as it is, without the header Content-Encoding: {coding[:80]}"
+        raise ApiError(415, message, code="unsupported_media_type", headers={"Accept-Encoding": "identity"})
     if not sent:
         raise ApiError(400, "the request has no body; it should be a JSON object")
     if not json.detect_encoding(sent[:4]).startswith("utf-8"):
@@ -262,6 +266,8 @@ def _bodies_in(annotation: Any) -> list[type[Body]]:
 
 
 def _message(detail: Mapping[str, Any]) -> str:
+    if detail["type"] in ("model_type", "dict_type"):
+        return "Input should be an object"
     return str(detail["msg"]).removeprefix("Value error, ")
 
 

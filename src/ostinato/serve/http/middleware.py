@@ -71,7 +71,7 @@ class JsonPostMiddleware:
         sent = (await receive())["body"]  # the whole body: the gate has read it
         request = Request(scope, receive)
         try:
-            check_type(Headers(scope=scope).get("content-type", ""), sent)
+            check_type(Headers(scope=scope), sent)
             response = await self.answer(scope["path"], sent, request)
         except (ApiError, RequestError) as error:
             response = as_api_error(error).response(scope["state"]["dialect"])

@@ -57,8 +57,11 @@ _DONE_BY = {
     "not needed, as the model stays loaded": "keep_alive ttl",
     "not needed, as one library does it": "guided_decoding_backend guided_whitespace_pattern",
     "not needed, as penalties count all tokens": "repeat_last_n penalty_last_n",
+    "not needed, as reasoning has its own field": "include_reasoning separate_reasoning",
+    "not served, and a prompt that is too long is refused": "truncate_prompt_tokens",
     "not served": "use_beam_search length_penalty early_stopping mirostat mirostat_tau mirostat_eta typical_p typ_p "
-    "tfs_z dynatemp_range xtc_probability dry_multiplier samplers n_keep num_keep id_slot lora raw top_a",
+    "tfs_z dynatemp_range xtc_probability dry_multiplier samplers n_keep num_keep id_slot lora raw top_a "
+    "return_token_ids return_tokens_as_token_ids top_n_tokens add_special_tokens spaces_between_special_tokens",
 }
 """Counterparts here -> fields of other engines."""
 FIELD_EQUIVALENTS: dict[str, str | tuple[str, ...]] = {
@@ -71,14 +74,16 @@ FIELD_EQUIVALENTS: dict[str, str | tuple[str, ...]] = {
 def field_advice(name: str, known: Collection[str]) -> str:
     """Return what to give in place of an unknown field; `known` are the fields at its place."""
     name = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    renamed = [field for field, there in FIELD_EQUIVALENTS.items() if isinstance(there, tuple)]
-    near = get_close_matches(name, FIELD_EQUIVALENTS, 1, 0.85) + get_close_matches(name, [*known, *renamed], 3)
+    near = get_close_matches(name, known, 3, 0.7)
+    if name not in FIELD_EQUIVALENTS:
+        renamed = [field for field, there in FIELD_EQUIVALENTS.items() if isinstance(there, tuple)]
+        near = get_close_matches(name, FIELD_EQUIVALENTS, 1, 0.85) + get_close_matches(name, [*known, *renamed], 3, 0.7)
     for candidate in (name, *near):
         there = FIELD_EQUIVALENTS.get(candidate, ())
-        if isinstance(there, str):
-            return f"here that is {there}"
         if candidate in known:
             return f"did you mean {candidate}?"
+        if isinstance(there, str):
+            return f"here that is {there}"
         equivalent = next((field for field in there if field.partition(".")[0] in known), None)
         if equivalent is not None:
             return f"here it is {equivalent}"
