@@ -220,7 +220,7 @@ def test_with_nobody_else_it_stays_and_moves_to_whoever_comes() -> None:
     front.all["a"].say(ReplicaDraining())
     front.work()
     front.finish(first)
-    assert front.counts.stayed == {"nobody": 1}
+    assert front.counts.stayed == {"no_replica": 1}
     front.join("b")
     front.work()
     assert set(front.all["b"].running) == {second}

@@ -98,7 +98,7 @@ def test_a_body_holds_the_loop_no_longer_than_20_ms_and_is_refused_by_the_name_o
 
 
 def test_a_large_body_within_the_limits_is_served_without_a_stall(served, longest):
-    body = chat(chat_template_kwargs={f"key{i:06}": "x" * 150 for i in range(60_000)})
+    body = chat(metadata={f"key{i:06}": "x" * 150 for i in range(60_000)})
     assert without_stall(served, longest, body).status_code == 200
 
 

@@ -54,7 +54,6 @@ def batch(
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch
 
     config = EngineConfig(**{"model": "demo", **settings})
-    check_model(settings, plans=False)
     lines = read_lines(requests, URLS)
     if exists(answers) and answers.samefile(requests):
         raise RequestError(f"{answers} holds the requests; name another file for the answers")
@@ -67,6 +66,7 @@ def batch(
         before = f", of which {len(file.statuses)} are answered" if file.statuses else ""
         note(f"{requests}: {len(lines)} requests{before}")
         if left:
+            check_model(settings, plans=False)
             num_tokens, begin = 0, 0.0
 
             def ready() -> None:

@@ -234,7 +234,7 @@ def template_kwargs(
     except RequestError as error:
         beside = f"; give {error.setting} beside chat_template_kwargs" * (error.setting in SamplingParams.model_fields)
         param = f"chat_template_kwargs.{error.setting}" if error.setting else "chat_template_kwargs"
-        raise ApiError(400, f"{error.message}{beside}", param=param) from None
+        raise ApiError(400, f"{error.message}{beside}", param=param, code=UNKNOWN) from None
     if thinks is not None:
         kwargs.setdefault("enable_thinking", thinks)
     if verbosity is not None:
