@@ -1,4 +1,4 @@
-"""Writes docs/flags-of-other-engines.md from cli/other_engines.py.
+"""Writes docs/flags-of-other-engines.md from src/ostinato/other_engines.py.
 
 Run it after a change there: python tools/other_engines_page.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ostinato.cli.other_engines import FLAG_EQUIVALENTS, REFUSED
+from ostinato.other_engines import FLAG_EQUIVALENTS, REFUSED
 
 PAGE = Path(__file__).parent.parent / "docs/flags-of-other-engines.md"
 HEAD = """# Flags of other engines
