@@ -294,10 +294,9 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     except TemplateTooExpensive as error:
         work.require_worker()
         raise ApiError(400, error.message, param=param) from None
-    except UnknownMember as error:
-        raise ApiError(400, error.message, param=error.path, code=UNKNOWN) from None
     except MediaError as error:
-        raise ApiError(400, error.message, param=error.where) from None
+        code = UNKNOWN if isinstance(error, UnknownMember) else None
+        raise ApiError(400, error.message, param=error.setting, code=code) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
 
