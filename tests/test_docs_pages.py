@@ -20,8 +20,7 @@ from PIL import Image
 from typer.main import get_command
 
 import ostinato
-from ostinato import LLM, AsyncLLM, EngineConfig, Guide, SamplingParams
-from ostinato.cli import other_engines
+from ostinato import LLM, AsyncLLM, EngineConfig, Guide, SamplingParams, other_engines
 from ostinato.cli.main import app
 from ostinato.demo.drawings import held_out
 from ostinato.setting_names import ALIASES

@@ -16,10 +16,10 @@ import ostinato
 PACKAGE = Path(ostinato.__file__).parent
 
 ROOMS = [
-    "errors", "_version", "child_process", "units", "os_support", "files", "json_io", "config_fields", "setting_types",
-    "setting_names", "config", "demo", "observe", "kv_cache", "ops", "plan", "formats", "layers", "models", "media",
-    "scheduler", "sampling", "graphs", "spec_decode", "runner", "distributed", "engine", "replicas", "verify",
-    "serve", "inspection", "bench", "cli", "__main__",
+    "errors", "_version", "child_process", "units", "os_support", "files", "json_io", "config_fields",
+    "setting_types", "other_engines", "setting_names", "config", "demo", "observe", "kv_cache", "ops", "plan",
+    "formats", "layers", "models", "media", "scheduler", "sampling", "graphs", "spec_decode", "runner",
+    "distributed", "engine", "replicas", "verify", "serve", "inspection", "bench", "cli", "__main__",
 ]  # fmt: skip
 """From the bottom up: a room imports from rooms before it alone."""
 

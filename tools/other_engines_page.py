@@ -1,4 +1,4 @@
-"""Writes docs/flags-of-other-engines.md from cli/other_engines.py.
+"""Writes docs/flags-of-other-engines.md from src/ostinato/other_engines.py.
 
 Run it after a change there: python tools/other_engines_page.py
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ostinato.cli.other_engines import FLAG_EQUIVALENTS, REFUSED
+from ostinato.other_engines import FLAG_EQUIVALENTS, REFUSED
 
 PAGE = Path(__file__).parent.parent / "docs/flags-of-other-engines.md"
 HEAD = """# Flags of other engines
 
 A flag of vLLM, SGLang, TGI, llama.cpp or Ollama that has another name here is answered with ours. This is all that
-`ostinato` knows of them; vLLM's names that work as they are stand among [all settings](settings.md). [Coming from
+`ostinato` knows of them. vLLM's names that work as they are: [all settings](settings.md). [Coming from
 another engine](coming-from-vllm-or-llama-cpp.md) sorts them by what they are for. `tools/other_engines_page.py` makes
 this page from the code.
 

@@ -47,10 +47,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the value that `text` describes. ValueError for any other text, also for one that is too deep to read."""
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value that `text` describes. ValueError for any other text, also for one that is too deep to read.
+
+    `options` are those of `json.loads`.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (json.JSONDecodeError, UnicodeDecodeError):

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from ostinato.cli import other_engines
+from ostinato import other_engines
 from ostinato.cli.bench import app as bench
 from ostinato.cli.help import COMMON_FLAGS, SHORT_HELP_LINES, groups
 from ostinato.cli.main import COMMANDS, main

@@ -72,7 +72,8 @@ def test_gains_that_become_one_keep_them():
     early = gain(gains, output, 1, 65)
     output.prompt_logprobs = SCORES
     scored, late = gain(gains, output, 0, 66), gain(gains, output, 0, 67)
-    assert early.merge(scored).merge(late).prompt_logprobs == early.merge(scored.merge(late)).prompt_logprobs == SCORES
+    first, last = join_deltas([early, scored]), join_deltas([scored, late])
+    assert join_deltas([first, late]).prompt_logprobs == join_deltas([early, last]).prompt_logprobs == SCORES
     stream = RequestStream("r", 2, lambda: None)
     stream.put(early)
     assert stream.prompt_logprobs is None

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ostinato.cli.other_engines import advice, advice_on_command
+from ostinato.other_engines import advice, advice_on_command
 
 COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
 """Settings that `--help` explains; it only names the others."""

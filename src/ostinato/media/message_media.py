@@ -24,25 +24,18 @@ Message = Mapping[str, Any]
 
 
 class MediaError(RequestError):
-    """Raised for an image of a conversation that cannot be taken."""
+    """Raised for an image of a conversation that cannot be taken. `setting` is the place of what is wrong."""
 
-    def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = ()) -> None:
-        super().__init__(f"{where}: {reason}", remedies)
+    def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = (), path: str | None = None) -> None:
+        super().__init__(f"{where}: {reason}", remedies, path or where)
         self.where, self.reason = where, reason
 
     def __reduce__(self) -> tuple[type[MediaError], tuple[Any, ...]]:
-        return type(self), (self.where, self.reason, self.remedies)
+        return type(self), (self.where, self.reason, self.remedies, self.setting)
 
 
 class UnknownMember(MediaError):
-    """Raised for an unknown member of an image's or video's part. `path` is its place."""
-
-    def __init__(self, where: str, reason: str, path: str) -> None:
-        super().__init__(where, reason)
-        self.path = path
-
-    def __reduce__(self) -> tuple[type[MediaError], tuple[Any, ...]]:
-        return type(self), (self.where, self.reason, self.path)
+    """Raised for an unknown member of an image's or video's part."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
     unknown = [str(key) for key in part if key not in known and key != "type"]
     if unknown:
         reason = f"a part {kind} takes {', '.join(known)}, and not {', '.join(unknown)[:100]}"
-        raise UnknownMember(where, reason, f"{where}.{unknown[0]}")
+        raise UnknownMember(where, reason, path=f"{where}.{unknown[0]}")
     if kind not in part:
         raise MediaError(where, f"a part {kind} needs {kind}")
     value, detail = part[kind], part.get("detail")
@@ -161,7 +154,7 @@ def _url(value: Any, where: str) -> tuple[Any, Any]:
     unknown = [str(key) for key in value if key not in ("url", "detail")]
     if unknown:
         reason = f"image_url takes url and detail, and not {', '.join(unknown)[:100]}"
-        raise UnknownMember(where, reason, f"{where}.image_url.{unknown[0]}")
+        raise UnknownMember(where, reason, path=f"{where}.image_url.{unknown[0]}")
     return value["url"], value.get("detail")
 
 

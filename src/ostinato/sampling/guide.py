@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from ostinato.errors import RequestError
+from ostinato.json_io import parse_json
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
 from ostinato.setting_names import describe_fields
@@ -161,8 +162,8 @@ def _check_length(name: str, length: int) -> None:
 def _check_schema(text: str) -> dict[str, Any]:
     """Return the schema of a text in the library's form. ValueError unless it compiles within bounds."""
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        schema = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.other_engines import SAMPLING_ADVICE
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import SAMPLING_NAMES, describe_fields, validation_problem
+from ostinato.setting_names import describe_fields, validation_problem
 
 if TYPE_CHECKING:
     from ostinato.setting_types import GuideSettings, SamplingSettings
@@ -170,8 +171,8 @@ class SamplingParams(BaseModel):
 
 def sampling_advice(name: str) -> str | None:
     """Return what to do with a sampling parameter, or a name close to one, that was given elsewhere, else None."""
-    if name in SAMPLING_NAMES:
-        return f"it belongs into SamplingParams, where {SAMPLING_NAMES[name].removeprefix('here ')}"
+    if name in SAMPLING_ADVICE:
+        return SAMPLING_ADVICE[name].replace("here it is", "it belongs into SamplingParams, where it is")
     close = difflib.get_close_matches(name, SamplingParams.model_fields, n=1, cutoff=0.8)
     return f"it belongs into params, SamplingParams({close[0]}=...)" if close else None
 
@@ -210,8 +211,8 @@ def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError
     for detail in details:
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
-            if setting in SAMPLING_NAMES:
-                problems.append(f"{setting} is no sampling parameter: {SAMPLING_NAMES[setting]}")
+            if setting in SAMPLING_ADVICE:
+                problems.append(f"{setting} is no sampling parameter: {SAMPLING_ADVICE[setting]}")
                 continue
             close = difflib.get_close_matches(setting, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""

@@ -88,10 +88,6 @@ class SampleDelta(NamedTuple):
     finish_reason: str | None
     stop_reason: int | str | None
 
-    def merge(self, later: SampleDelta) -> SampleDelta:
-        """Return both deltas as one."""
-        return join_samples((self, later))
-
 
 def held_bytes(samples: Iterable[SampleDelta | CompletionOutput]) -> int:
     """Return the bytes that samples hold, about; their log-probabilities are packed, or None."""
@@ -128,10 +124,6 @@ class OutputDelta(NamedTuple):
     """Whole output, once the request has ended."""
     prompt_logprobs: PackedLogprobs | None = None
     """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
-
-    def merge(self, later: OutputDelta) -> OutputDelta:
-        """Return both deltas as one."""
-        return join_deltas((self, later))
 
     @property
     def num_bytes(self) -> int:

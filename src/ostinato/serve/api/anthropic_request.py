@@ -32,7 +32,7 @@ from ostinato.serve.chat.conversation import (
 )
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import check_members
 
@@ -105,7 +105,7 @@ def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[MessageT
                 _add(turn, block, place)
             has_begun = True
         if not has_begun:
-            raise ApiError(400, f"{where}.content is empty", param=f"{where}.content")
+            raise field_error(f"{where}.content", "is empty")
         # Tool results are separate turns already.
         if role == "user" and not turn.parts:
             turn = None
@@ -134,7 +134,7 @@ def _blocks(content: Content, where: str, role: Role, inside: str = ".content") 
     for number, given in enumerate(content):
         place = f"{where}{inside}[{number}]"
         if not isinstance(given, dict):
-            raise ApiError(400, f"{place} should be a block, an object with a type", param=place)
+            raise field_error(place, "should be a block, an object with a type")
         block = {name: value for name, value in given.items() if value is not None and name != "cache_control"}
         kind, allowed = block.get("type"), _OF_ROLE[role]
         if kind not in allowed:
@@ -151,7 +151,7 @@ def _needed(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
     value = block.get(name)
     if not isinstance(value, kind):
         what = "a string" if kind is str else "an object"
-        raise ApiError(400, f"{place}.{name} should be {what}", param=f"{place}.{name}")
+        raise field_error(f"{place}.{name}", f"should be {what}")
     return value
 
 
@@ -175,8 +175,7 @@ def _url(source: dict[str, Any], place: str) -> str:
     kind = source.get("type")
     names = _SOURCES.get(kind) if isinstance(kind, str) else None
     if names is None:
-        message = f"{place}.type should be {' or '.join(_SOURCES)}: no other image is taken"
-        raise ApiError(400, message, param=f"{place}.type")
+        raise field_error(f"{place}.type", f"should be {' or '.join(_SOURCES)}: no other image is taken")
     check_members(source, ("type", *names), place)
     values = [_needed(source, name, str, place) for name in names]
     return f"data:{values[0]};base64,{values[1]}" if kind == "base64" else values[0]
@@ -186,7 +185,7 @@ def _result(block: dict[str, Any], place: str) -> MessageTurn:
     turn = MessageTurn("tool", place, call_id=_needed(block, "tool_use_id", str, place))
     content = block.get("content", "")
     if not isinstance(content, str | list):
-        raise ApiError(400, f"{place}.content should be a string or blocks", param=f"{place}.content")
+        raise field_error(f"{place}.content", "should be a string or blocks")
     for inner, inner_place in _blocks(content, place, "tool"):
         _add(turn, inner, inner_place)
     return turn
@@ -213,8 +212,7 @@ def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
         raise ApiError(400, message, param=f"{where}.type")
     check_members(tool, (*_TOOL, "input_schema", "type", *_IGNORED), where)
     if not isinstance(tool.get("input_schema"), dict):
-        path = f"{where}.input_schema"
-        raise ApiError(400, f"{path} should be a JSON schema, an object", param=path)
+        raise field_error(f"{where}.input_schema", "should be a JSON schema, an object")
     function = {name: tool[name] for name in _TOOL if name in tool}
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 
@@ -323,8 +321,7 @@ class MessagesInput(Body):
         turns = list(self._turns())
         continues = turns[-1].role == "assistant"
         if continues and turns[-1].calls:
-            message = f"{turns[-1].where} calls a tool, and no tool_result follows"
-            raise ApiError(400, message, param=turns[-1].where)
+            raise field_error(turns[-1].where, "calls a tool, and no tool_result follows")
         conversation = Conversation(
             _template_messages(turns, text),
             described(tools.offered_tools),

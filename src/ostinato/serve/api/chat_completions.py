@@ -37,11 +37,11 @@ from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import ConversationBody, check_counts, checked_tools, conversation_of
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import TokenStrings
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import DONE, LastEvents, LoopTurns
+from ostinato.serve.http.streaming import DONE, LoopTurns
 
 
 class JsonSchema(Body):
@@ -120,10 +120,10 @@ class ChatRequest(GenerationBody, ConversationBody):
             return None
         if asked.type != "json_schema":
             if asked.json_schema is not None:
-                raise ApiError(400, f"{param} goes with the type json_schema", param=param)
+                raise field_error(param, "goes with the type json_schema")
             return GuideRequest("response_format", "json_object", True) if asked.type == "json_object" else None
         if asked.json_schema is None:
-            raise ApiError(400, f"{param} should be given with this type", param=param)
+            raise field_error(param, "should be given with this type")
         if asked.json_schema.schema_ is None:
             return GuideRequest("response_format", "json_object", True)
         return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
@@ -175,12 +175,7 @@ async def _events(
             run.count_reasoning(answers, delta.output.outputs)
         if run.has_ended:
             events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
-        if texts is None:
-            text = "".join(chain.from_iterable(events)).encode()
-            if text:
-                yield LastEvents(text) if run.has_ended else text
-            continue
-        async for piece in in_turns(turns, chain.from_iterable(events), run.has_ended):
+        async for piece in in_turns(turns if texts else None, events, run.has_ended):
             yield piece
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -13,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
-from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
+from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta, join_samples
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
@@ -31,11 +30,11 @@ from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import DONE, LastEvents, LoopTurns
+from ostinato.serve.http.streaming import DONE, LoopTurns
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class CompletionRequest(GenerationBody):
     def check_echo(self) -> None:
         """Raise ApiError for fields that need `echo`."""
         if self.max_tokens == 0 and not self.echo:
-            raise ApiError(400, "max_tokens 0 needs echo: there would be no text", param="max_tokens")
+            raise field_error("max_tokens", "0 needs echo: there would be no text")
 
 
 def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
@@ -198,12 +197,7 @@ async def _events(
                 events.append(chunks.event_parts(event))
         if run.has_ended:
             events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
-        if form.params.logprobs is None:
-            text = "".join(chain.from_iterable(events)).encode()
-            if text:
-                yield LastEvents(text) if run.has_ended else text
-            continue
-        async for piece in in_turns(turns, chain.from_iterable(events), run.has_ended):
+        async for piece in in_turns(turns if form.params.logprobs is not None else None, events, run.has_ended):
             yield piece
 
 
@@ -223,7 +217,7 @@ class _AwaitingPromptLogprobs:
         held = self._samples.setdefault(place, {})
         for sample in samples:
             before = held.get(sample.sample_index)
-            held[sample.sample_index] = sample if before is None else before.merge(sample)
+            held[sample.sample_index] = sample if before is None else join_samples((before, sample))
         if prompt_logprobs is None:
             return ()
         del self._samples[place]

@@ -23,7 +23,7 @@ from ostinato.serve.api.generation_fields import Prompts, check_model, check_sal
 from ostinato.serve.api.generation_run import GenerationRun, joined, quoted, whole_response
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -62,13 +62,11 @@ class EmbeddingRequest(Body):
         """Return the token ids of each input."""
         check_model(self.model, work.model_name, work.settings)
         check_salt(self.cache_salt)
-        inputs, most = prompts_in(self.input, "input"), work.settings.max_inputs
-        if len(inputs) > most:
-            message = f"input: {len(inputs)} inputs are given, and a request may have {most} (max_inputs)"
-            raise ApiError(400, message, param="input")
+        inputs = prompts_in(self.input, "input")
+        check_count("input", "inputs", len(inputs), work.settings.max_inputs, "max_inputs")
         most_tokens = self.truncate_prompt_tokens
         if most_tokens == 0:
-            raise ApiError(400, "truncate_prompt_tokens should be -1, or at least 1", param="truncate_prompt_tokens")
+            raise field_error("truncate_prompt_tokens", "should be -1, or at least 1")
         if most_tokens == -1:
             most_tokens = work.text.max_model_len
         return [token_ids(work, each, "input", has_output=False, most=most_tokens) for each in inputs]

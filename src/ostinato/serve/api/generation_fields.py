@@ -11,7 +11,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.guides import GuideRequest
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.settings import ServeSettings
 
@@ -130,20 +130,21 @@ class GenerationBody(Body):
         """Raise ApiError for the name of another model, and for more than the server allows."""
         check_model(self.model, model_name, settings)
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream", param="stream_options")
+            raise field_error("stream_options", "needs stream")
         if self.continuous_usage and not self.include_usage:
-            param = "stream_options.continuous_usage_stats"
-            raise ApiError(400, f"{param} needs include_usage to be true", param=param)
+            raise field_error("stream_options.continuous_usage_stats", "needs include_usage to be true")
         count = num_prompts * (self.n or 1)
         if count > settings.max_n:
             message = f"{count} outputs (prompts times n) are too many: max_n allows {settings.max_n}"
             raise ApiError(400, message, param="n")
         param, stop = self.stop_strings()
-        _check_count(param, "stop strings", len(stop), settings.max_stop)
-        longest = max(map(len, stop), default=0)
-        _check_count(param, "characters of a stop string", longest, settings.max_stop_length)
-        _check_count("logit_bias", "biased tokens", len(self.logit_bias or ()), settings.max_logit_bias)
-        _check_count("stop_token_ids", "stop tokens", len(self.stop_token_ids or ()), settings.max_logit_bias)
+        for field, what, given, setting in (
+            (param, "stop strings", len(stop), "max_stop"),
+            (param, "characters of a stop string", max(map(len, stop), default=0), "max_stop_length"),
+            ("logit_bias", "biased tokens", len(self.logit_bias or ()), "max_logit_bias"),
+            ("stop_token_ids", "stop tokens", len(self.stop_token_ids or ()), "max_logit_bias"),
+        ):
+            check_count(field, what, given, getattr(settings, setting), setting)
         check_salt(self.cache_salt)
 
     def stop_strings(self) -> tuple[str, Sequence[str]]:
@@ -190,18 +191,13 @@ def num_logprobs(top_logprobs: int | None, is_asked: bool, needed: str) -> int |
     if is_asked:
         return top_logprobs or 0
     if top_logprobs:
-        raise ApiError(400, f"top_logprobs needs {needed}", param="top_logprobs")
+        raise field_error("top_logprobs", f"needs {needed}")
     return None
 
 
 def check_salt(salt: str | None) -> None:
     """Raise ApiError for a salt that is too long."""
-    _check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
-
-
-def _check_count(param: str, what: str, count: int, most: int) -> None:
-    if count > most:
-        raise ApiError(400, f"{param}: {count} {what} are given, and a request may have {most}", param=param)
+    check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 
 def _checked(value: Any) -> Any:
@@ -226,7 +222,7 @@ def prompts_in(value: Any, param: str) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not value:
-        raise ApiError(400, f"{param} is an empty list; a prompt is text or token ids", param=param)
+        raise field_error(param, "is an empty list; a prompt is text or token ids")
     return [value] if isinstance(value[0], int) else list(value)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from json.encoder import encode_basestring as quoted
 from typing import Any, TypeVar
 
@@ -320,13 +321,17 @@ async def _resumed(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerato
             yield piece
 
 
-async def in_turns(turns: LoopTurns, parts: Iterable[str | bytes], is_last: bool) -> AsyncGenerator[bytes]:
-    """Yield events in pieces; with `is_last`, the last piece ends the answer."""
-    async with aclosing(turns.pieces(parts)) as pieces:
-        waiting = await anext(pieces)
-        async for piece in pieces:
-            yield waiting
-            waiting = piece
+async def in_turns(turns: LoopTurns | None, events: Iterable[Iterable[Any]], is_last: bool) -> AsyncGenerator[bytes]:
+    """Yield events, of parts, in pieces, or, without `turns`, as one text; with `is_last`, the last ends the answer."""
+    parts = chain.from_iterable(events)
+    if turns is None:
+        waiting = "".join(parts).encode()
+    else:
+        async with aclosing(turns.pieces(parts)) as pieces:
+            waiting = await anext(pieces)
+            async for piece in pieces:
+                yield waiting
+                waiting = piece
     if is_last:
         yield LastEvents(waiting)
     elif waiting:

@@ -296,7 +296,7 @@ async def _events(
 ) -> AsyncGenerator[bytes]:
     opening = {"response": response}
     beginning = [Event("response.created", opening), Event("response.in_progress", opening)]
-    async for piece in in_turns(turns, writer.parts(beginning), is_last=False):
+    async for piece in in_turns(turns, [writer.parts(beginning)], is_last=False):
         yield piece
     try:
         async for _, delta in run.deltas():
@@ -311,11 +311,11 @@ async def _events(
                 run.count_reasoning([parts.answer], [output])
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
-            async for piece in in_turns(turns, writer.parts(events), run.has_ended):
+            async for piece in in_turns(turns, [writer.parts(events)], run.has_ended):
                 yield piece
     except Exception as error:
         failed = _failed(response, parts.items, as_api_error(error))
-        async for piece in in_turns(turns, writer.parts([Event("response.failed", {"response": failed})]), False):
+        async for piece in in_turns(turns, [writer.parts([Event("response.failed", {"response": failed})])], False):
             yield piece
         raise
 

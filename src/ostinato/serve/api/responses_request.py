@@ -26,7 +26,7 @@ from ostinato.serve.chat.conversation import (
     text_of,
 )
 from ostinato.serve.chat.guides import GuideRequest
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.streaming import chunks_of
 
@@ -181,8 +181,7 @@ class ResponsesRequest(GenerationBody):
         if asked.type == "json_object":
             return GuideRequest("text.format", "json_object", True)
         if asked.schema_ is None:
-            message = "text.format.schema should be given with the type json_schema"
-            raise ApiError(400, message, param="text.format.schema")
+            raise field_error("text.format.schema", "should be given with the type json_schema")
         return GuideRequest("text.format", "json_schema", asked.schema_)
 
     def nested_tools(self) -> list[dict[str, Any]] | None:
@@ -253,14 +252,13 @@ def _message(item: InputItem, where: str) -> Message:
     if item.type == "function_call_output":
         output = _needed(item, "output", where)
         return Message(role="tool", content=output, tool_call_id=_needed(item, "call_id", where))
-    message = f"{where}.type should be message, function_call, function_call_output or reasoning"
-    raise ApiError(400, message, param=f"{where}.type")
+    raise field_error(f"{where}.type", "should be message, function_call, function_call_output or reasoning")
 
 
 def _needed(item: InputItem, name: str, where: str) -> Any:
     value = getattr(item, name)
     if value is None:
-        raise ApiError(400, f"{where}.{name} should be given with the type {item.type}", param=f"{where}.{name}")
+        raise field_error(f"{where}.{name}", f"should be given with the type {item.type}")
     return value
 
 

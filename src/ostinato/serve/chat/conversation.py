@@ -21,7 +21,7 @@ from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tool_calls.formats import known_forms
 from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tools
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
 from ostinato.serve.settings import ServeSettings
@@ -126,12 +126,11 @@ def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
 def _part(part: dict[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "input_text", "output_text"):
-        message = f"{where}.type should be text, or that of an image: no other content is served"
-        raise ApiError(400, message, param=f"{where}.type")
+        raise field_error(f"{where}.type", "should be text, or that of an image: no other content is served")
     check_members(part, ("type", "text", "annotations", "logprobs"), where)
     text = part.get("text")
     if not isinstance(text, str):
-        raise ApiError(400, f"{where}.text should be a string", param=f"{where}.text")
+        raise field_error(f"{where}.text", "should be a string")
     return text
 
 
@@ -144,8 +143,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         except (ValueError, TypeError):  # TypeError: half of a surrogate pair
             arguments = None
         if not isinstance(arguments, dict):
-            path = f"{where}.function.arguments"
-            raise ApiError(400, f"{path} should be the text of a JSON object", param=path)
+            raise field_error(f"{where}.function.arguments", "should be the text of a JSON object")
     made = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return made if call.id is None else {"id": call.id, **made}
 
@@ -228,7 +226,7 @@ def template_kwargs(
     for name in kwargs.keys() & _OWN:
         path = f"chat_template_kwargs.{name}"
         instead = f"; give {name} beside it" if name in ConversationBody.model_fields else ""
-        raise ApiError(400, f"{path} cannot be set there{instead}", param=path)
+        raise field_error(path, f"cannot be set there{instead}")
     try:
         text.chat_template.check_variables(kwargs, tools)
     except RequestError as error:
@@ -261,10 +259,7 @@ def check_counts(
         (param, "parts of messages", parts, "max_parts"),
         ("tools", "tools", len(tools or ()), "max_tools"),
     ):
-        most = getattr(settings, setting)
-        if count > most:
-            message = f"{field}: {count} {what} are given, and a request may have {most} ({setting})"
-            raise ApiError(400, message, param=field)
+        check_count(field, what, count, getattr(settings, setting), setting)
 
 
 def render(work: RequestContext, conversation: Conversation, param: str = "messages") -> RenderedChat:
@@ -299,10 +294,9 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     except TemplateTooExpensive as error:
         work.require_worker()
         raise ApiError(400, error.message, param=param) from None
-    except UnknownMember as error:
-        raise ApiError(400, error.message, param=error.path, code=UNKNOWN) from None
     except MediaError as error:
-        raise ApiError(400, error.message, param=error.where) from None
+        code = UNKNOWN if isinstance(error, UnknownMember) else None
+        raise ApiError(400, error.message, param=error.setting, code=code) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Generator
 from typing import Any, TypeAlias, TypeVar
 
+from ostinato.json_io import parse_json
+
 SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{SPACE}]*")
 
@@ -185,10 +187,7 @@ def load_json(text: str) -> Any:
 
     ValueError if it is no JSON: also for NaN and for text that is nested too deep.
     """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return parse_json(text, parse_constant=_refuse_constant)
 
 
 def members(text: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
 from ostinato.serve.chat.tool_calls.formats import HERMES, known_forms
-from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.settings import ServeSettings
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -235,8 +235,7 @@ class ModelText:
         """Raise ApiError unless all ids are in the model's vocabulary."""
         outside = next((token for token in token_ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            message = f"{param} holds token id {outside}; the model's lie between 0 and {self.vocab_size - 1}"
-            raise ApiError(400, message, param=param)
+            raise field_error(param, f"holds token id {outside}; the model's lie between 0 and {self.vocab_size - 1}")
 
 
 def _for_clients(media: MediaInput | None, settings: ServeSettings) -> MediaInput | None:

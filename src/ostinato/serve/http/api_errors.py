@@ -28,26 +28,15 @@ MAX_LOGGED = 200
 """Largest number of characters of a field's name in the log."""
 
 _TYPES = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 404, 405, 413, 415, 417, 421, 431, 501, 505), "invalid_request_error"),
     401: "authentication_error",
-    404: "invalid_request_error",
     403: "permission_error",
-    405: "invalid_request_error",
-    409: "conflict_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    417: "invalid_request_error",
-    421: "invalid_request_error",
+    409: "conflict_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
-    501: "invalid_request_error",
     503: "service_unavailable_error",
-    505: "invalid_request_error",
     504: "timeout_error",
 }
-
-
 _ANTHROPIC_TYPES = {
     **_TYPES,
     404: "not_found_error",
@@ -110,6 +99,18 @@ class ApiError(Exception):
         if self.anthropic is None and self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
         return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}}
+
+
+def field_error(param: str, problem: str) -> ApiError:
+    """Return the error of a field, whose name the message begins with."""
+    return ApiError(400, f"{param} {problem}", param=param)
+
+
+def check_count(param: str, what: str, count: int, most: int, setting: str = "") -> None:
+    """Raise the error of a field that has more of something than a request may have, by a setting or in any case."""
+    if count > most:
+        by = f" ({setting})" if setting else ""
+        raise ApiError(400, f"{param}: {count} {what} are given, and a request may have {most}{by}", param=param)
 
 
 class _ErrorResponse(Response):

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
+from ostinato.json_io import parse_json
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
@@ -167,9 +168,10 @@ def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields 
 def parsed(sent: bytes) -> dict[str, Any]:
     """Return the JSON object that was sent. ApiError if it is none."""
     try:
-        value = json.loads(sent)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
+        value = parse_json(sent)
+    except ValueError as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else os_error_text(error)
+        raise ApiError(400, f"the body is not valid JSON: {why}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body should be a JSON object")
     if _SURROGATE.search(sent):
@@ -189,12 +191,11 @@ def _check_unicode(value: dict[str, Any]) -> None:
     """Raise ApiError, with the place, if a body holds half of a surrogate pair: no text in UTF-8 does."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise ApiError(400, f"the body is not valid JSON: {_why(error)}") from None
+        return
+    except RecursionError:
+        raise ApiError(400, "the body is not valid JSON: it is nested too deeply") from None
     except UnicodeEncodeError:
         pass
-    else:
-        return
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while waiting:
         path, part = waiting.pop()
@@ -207,19 +208,6 @@ def _check_unicode(value: dict[str, Any]) -> None:
             waiting += [((*path, key), inner) for key, inner in part.items()]
         elif isinstance(part, list):
             waiting += [((*path, place), inner) for place, inner in enumerate(part)]
-
-
-def _why(error: ValueError | RecursionError) -> str:
-    """Return why `json.loads` failed."""
-    match error:
-        case json.JSONDecodeError():
-            return error.msg
-        case UnicodeDecodeError():
-            return os_error_text(error)
-        case RecursionError():
-            return "it is nested too deep"
-        case _:
-            return "a number in it has too many digits"
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any], kind: type[Body]) -> ApiError:

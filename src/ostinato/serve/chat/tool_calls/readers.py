@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from ostinato.serve.chat.answer_formats import DeltaCollector
 from ostinato.serve.chat.incremental_text import EndOfText, JsonScan, NotJson, Reading, TextBuffer, load_json, members
@@ -41,7 +41,18 @@ def read_end(text: TextBuffer, *tags: str) -> Reading[None]:
     text.consume()
 
 
-class JsonCalls:
+class CallReader:
+    """Reader of one call of a syntax in a growing text; it passes the call to a DeltaCollector."""
+
+    def __init__(self, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool], syntax: Any) -> None:
+        self._text, self._collector, self._tools, self._syntax = text, collector, tools, syntax
+
+    def read_call(self) -> Reading[None]:
+        """Read a call, and release it once it is recognised. ToolCallSyntaxError if the text is none."""
+        raise NotImplementedError
+
+
+class JsonCalls(CallReader):
     """Reader of calls `{"name": ..., "arguments": {...}}`.
 
     A call is passed on at the end of its arguments, or as they come if a grammar enforces them. Members may have
@@ -49,21 +60,13 @@ class JsonCalls:
     ignored, and a missing brace at its end is forgiven.
     """
 
-    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: JsonSyntax) -> None:
-        self._text = text
-        self._collector = collector
-        self._names = names
-        self._syntax = syntax
-        self._header = _header(syntax)
-
     def read_call(self) -> Reading[None]:
-        """Read a call; see `CallReader`."""
         text = self._text
         if (yield from text.next_character()) != "{":
             raise ToolCallSyntaxError
         start = scanned = text.position
-        scan = JsonScan()
-        while (header := self._header.match(text.text, start)) is None:
+        scan, pattern = JsonScan(), _header(self._syntax)
+        while (header := pattern.match(text.text, start)) is None:
             try:
                 end = scan.scan(text.text, scanned, depth=0)
             except NotJson as error:
@@ -76,7 +79,7 @@ class JsonCalls:
             scanned = len(text.text)
             yield from text.wait()
         text.position = header.end()
-        if header[1] not in self._names:
+        if header[1] not in self._tools:
             raise ToolCallSyntaxError
         yield from read_object(text, self._collector, header[1], within="}")
         yield from self._drop_rest()
@@ -90,7 +93,7 @@ class JsonCalls:
                 written, arguments = arguments, load_json(arguments)
         except (KeyError, ValueError):
             raise ToolCallSyntaxError from None
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
             raise ToolCallSyntaxError
         self._collector.begin_call(name)
         self._text.consume()
@@ -119,23 +122,14 @@ class JsonCalls:
             yield from text.wait()
 
 
-class NamedCalls:
+class NamedCalls(CallReader):
     """Reader of calls that are a name and an object of arguments."""
 
-    def __init__(
-        self, text: TextBuffer, collector: DeltaCollector, names: Collection[str], syntax: NamedSyntax
-    ) -> None:
-        self._text = text
-        self._collector = collector
-        self._names = names
-        place = syntax.parts.index(ARGUMENTS)
-        self._before = [part for part in syntax.parts[:place] if not (isinstance(part, str) and part.isspace())]
-        self._after = [part for part in syntax.parts[place + 1 :] if isinstance(part, str) and not part.isspace()]
-
     def read_call(self) -> Reading[None]:
-        """Read a call; see `CallReader`."""
         text, name = self._text, ""
-        for part in self._before:
+        parts = [part for part in self._syntax.parts if not (isinstance(part, str) and part.isspace())]
+        place = parts.index(ARGUMENTS)
+        for part in parts[:place]:
             if isinstance(part, str):
                 if not (yield from text.tag(part)):
                     raise ToolCallSyntaxError
@@ -143,10 +137,10 @@ class NamedCalls:
                 name = yield from self._run(part)
             else:
                 yield from self._run(part)
-        if (yield from text.next_character()) != "{" or name not in self._names:
+        if (yield from text.next_character()) != "{" or name not in self._tools:
             raise ToolCallSyntaxError
         yield from read_object(text, self._collector, name)
-        yield from read_end(text, *self._after)
+        yield from read_end(text, *(part for part in parts[place + 1 :] if isinstance(part, str)))
 
     def _run(self, slot: VariablePart) -> Reading[str]:
         """Return the longest text that fits a slot. Text after it must have come, to show where it ends."""
@@ -232,16 +226,10 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 """JSON's names of constants, which models write too, where Python has other names."""
 
 
-class PythonCalls:
+class PythonCalls(CallReader):
     """Reader of calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is passed on at its end."""
 
-    def __init__(self, text: TextBuffer, collector: DeltaCollector, names: Collection[str]) -> None:
-        self._text = text
-        self._collector = collector
-        self._names = names
-
     def read_call(self) -> Reading[None]:
-        """Read a call; see `CallReader`."""
         text = self._text
         yield from text.next_character()
         start = text.position
@@ -252,7 +240,7 @@ class PythonCalls:
             if text.position < len(text.text):
                 break
             yield from text.wait()
-        if run[0] not in self._names or text.text[text.position] != "(":
+        if run[0] not in self._tools or text.text[text.position] != "(":
             raise ToolCallSyntaxError
         arguments = _arguments((yield from self._read_parentheses()))
         self._collector.begin_call(run[0])
@@ -351,23 +339,14 @@ class _WrittenCall:
         self._arguments, self._position = "", 0
 
 
-class TagCalls:
+class TagCalls(CallReader):
     """Reader of calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
     A call is passed on at its end, or argument by argument if a grammar enforces it. A value ends at the first of its
     end tags, even inside other text.
     """
 
-    def __init__(
-        self, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool], syntax: TagSyntax
-    ) -> None:
-        self._text = text
-        self._collector = collector
-        self._tools = tools
-        self._syntax = syntax
-
     def read_call(self) -> Reading[None]:
-        """Read a call; see `CallReader`."""
         text, collector, syntax = self._text, self._collector, self._syntax
         if syntax.function and not (yield from text.tag(syntax.function)):
             raise ToolCallSyntaxError
@@ -428,11 +407,7 @@ class TagCalls:
             yield from text.wait()
 
 
-class CallReader(Protocol):
-    """Reader of one call of a syntax in a growing text; it passes the call to a DeltaCollector."""
-
-    def read_call(self) -> Reading[None]:
-        """Read a call, and release it once it is recognised. ToolCallSyntaxError if the text is none."""
+_READERS: dict[type, type[CallReader]] = {JsonSyntax: JsonCalls, NamedSyntax: NamedCalls, TagSyntax: TagCalls}
 
 
 class BlockReader:
@@ -443,7 +418,8 @@ class BlockReader:
     ) -> None:
         self._form = form
         self._text = text
-        self._call = _call_reader(form, text, collector, tools)
+        reader = _READERS.get(type(form.syntax), PythonCalls)
+        self._call = reader(text, collector, tools, form.syntax)
 
     def read(self) -> Reading[None]:
         """Read one block, from after its begin tag to after its end tag, and release it.
@@ -466,17 +442,3 @@ class BlockReader:
         ends = yield from self._text.tag(self._form.end)
         self._text.position = before
         return not ends
-
-
-def _call_reader(
-    form: ToolCallFormat, text: TextBuffer, collector: DeltaCollector, tools: Mapping[str, Tool]
-) -> CallReader:
-    match form.syntax:
-        case JsonSyntax() as syntax:
-            return JsonCalls(text, collector, tools.keys(), syntax)
-        case NamedSyntax() as syntax:
-            return NamedCalls(text, collector, tools.keys(), syntax)
-        case TagSyntax() as syntax:
-            return TagCalls(text, collector, tools, syntax)
-        case _:
-            return PythonCalls(text, collector, tools.keys())

@@ -1,0 +1,319 @@
+"""Names, values and commands of other engines that have another name here, for messages. Imports little.
+
+A name is written once for Python, for requests and, with hyphens, for flags. With a leading hyphen it is a flag alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+_SETTINGS = {
+    "--model": "-m -mu model_path model_id model_name_or_path --model-url",
+    "--model=OWNER/NAME": "-hf -hfr --hf-repo",
+    "--model=OWNER/NAME:FILE.gguf": "-hff --hf-file",
+    "--tokenizer": "tokenizer_path",
+    "the environment variable HF_TOKEN": "hf_token",
+    "the environment variable HF_HUB_OFFLINE=1": "--offline",
+    "--download-dir": "--huggingface-hub-cache",
+    "the prompt as an argument: ostinato generate MODEL PROMPT": "-p --prompt",
+    "ostinato chat": "-cnv --conversation -i --interactive",
+    "--system": "-sys --system-prompt",
+    "--file": "-f --prompts-file",
+    "--image": "--mmproj-image",
+    "--raw": "-no-cnv --no-conversation",
+    "--graph-mode=none": "enforce_eager disable_cuda_graph",
+    "--graph-mode, --capture-sizes and --max-capture-size": "compilation_config -O -cc",
+    "--max-capture-size": "cuda_graph_max_bs",
+    "--capture-rows": "cuda_graph_bs cuda_graphs",
+    "--overlap=on": "async_scheduling",
+    "--dtype": "torch_dtype precision",
+    "--quantization": "-q quantize",
+    "--quantization=int8": "load_in_8bit",
+    "--quantization=int4": "load_in_4bit",
+    "--kv-cache-dtype=int8, for keys and values": "-ctk cache_type_k -ctv cache_type_v",
+    "--max-model-len": "-c n_ctx ctx_size num_ctx context_length max_total_tokens max_seq_len max_input_length",
+    "--max-num-seqs": "-np --parallel max_running_requests max_concurrent_requests max_batch_size",
+    "--max-num-batched-tokens": "-ub ubatch_size -b batch_size n_batch num_batch chunked_prefill_size"
+    " max_prefill_tokens max_batch_prefill_tokens max_batch_total_tokens",
+    "--max-waiting": "--max-queued-requests",
+    "--max-body": "--payload-limit",
+    "--threads": "-t -tb threads_batch n_threads num_thread cpu_threads",
+    "--device": "device_map",
+    "--device=cuda": "-ngl gpu_layers n_gpu_layers num_gpu --gpus",
+    "--tensor-parallel-size": "-tp tp tp_size num_shard num_gpus",
+    "--replicas": "--data-parallel-size -dp --dp --dp-size",
+    "--memory-utilization": "mem_fraction_static cuda_memory_fraction",
+    "--enable-prefix-caching": "cache_prompt prefix_caching use_cache enable_radix_cache",
+    "--no-enable-prefix-caching": "--disable-radix-cache --no-cache-prompt",
+    "--no-enable-chunked-prefill": "--disable-chunked-prefill",
+    "--cache-memory": "cache_ram kv_cache_memory num_gpu_blocks_override",
+    "--cache-offload, of what the prefix cache evicts": "kv_offloading_size kv_transfer_config",
+    "--state-cache-mode": "ctx_checkpoints",
+    "--state-block-size": "checkpoint_min_step",
+    "--scheduling-policy": "schedule_policy",
+    "--speculative=draft:PATH:4": "-md model_draft spec_draft_model speculative_model speculative_draft_model_path",
+    "--speculative=ngram:4": "spec_type speculative_algorithm speculate num_speculative_tokens",
+    "--served-model-name": "-a --alias",
+    "--cors-origin": "--allowed-origins --cors-origins --cors-allow-origin",
+    "--host": "--hostname --listen",
+    "--port": "-P",
+    "--ssl-certfile": "--ssl-cert-file",
+    "--ssl-keyfile": "--ssl-key-file",
+    "--request-timeout": "-to --timeout",
+    "--log-level=warning": "--no-enable-log-requests --disable-log-requests --disable-uvicorn-access-log --log-disable",
+    "--log-level=info": "--enable-log-requests --log-requests",
+    "--log-level=debug": "-v --verbose --debug -lv --log-verbosity",
+    "--log-level": "--uvicorn-log-level",
+    "--log-format=json": "--json-output",
+    "--root-path": "--api-prefix --fastapi-root-path",
+    "--guide-lark": "--grammar --grammar-file",
+    "--guide-json-schema": "-j --json-schema -jf --json-schema-file",
+    "--chat-template": "--chat-template-file",
+    "--chat-template-kwargs": "--default-chat-template-kwargs",
+    "--random-weights": "dummy_weights",
+    "--allow-remote-images, for those of http and https": "--allowed-media-domains",
+}
+"""Flag or setting here -> names of it."""
+_PARAMETERS = {
+    "max_tokens max_output_tokens": "-n --predict n_predict num_predict max_new_tokens max_gen_toks max_length"
+    " max_completion_tokens",
+    "min_tokens": "min_new_tokens min_length",
+    "temperature": "temp",
+    "temperature, where 0 is greedy": "do_sample",
+    "repetition_penalty": "repeat_penalty rep_pen repetition",
+    "stop stop_sequences": "-r --reverse-prompt stop_words stop_strings",
+    "stop_token_ids": "eos_token_id",
+    "seed": "-s random_seed",
+    "n, and every output comes back": "best_of num_return_sequences num_outputs",
+    "logprobs": "n_probs return_logprob details top_logprobs",
+    "logit_bias": "logits_processors bad_words bad_words_ids allowed_token_ids",
+}
+"""Sampling parameter, with its names in the served APIs -> other names of it."""
+_FIELDS = {
+    "instructions system messages": "system_prompt instruction",
+    "messages input prompt": "inputs query content",
+    "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
+    "guided_json guided_regex": "regex grammar ebnf guided_grammar",
+    "reasoning_effort reasoning.effort output_config.effort": "effort",
+    "echo": "return_full_text",
+    "timeout": "t_max_predict_ms",
+    "tools": "functions",
+}
+"""Other fields of requests, in different endpoints -> names of the same in other engines, beside these."""
+_DONE_BY = {
+    'chat_template_kwargs, as {"enable_thinking": false}': "enable_thinking thinking think thinking_budget",
+    "chat_template_kwargs, as variables of the template": "documents template_kwargs",
+    "a setting of the server, --chat-template": "chat_template",
+    "/v1/completions, with echo and logprobs": "prompt_logprobs",
+    "another API, such as Ollama's: give its members as fields of the request": "options parameters sampling_params",
+    "not served": "id_slot raw return_token_ids return_tokens_as_token_ids top_n_tokens add_special_tokens",
+    "an argument of OpenAI's Python client: give its members as fields of the request": "extra_body",
+}
+"""Counterparts here -> fields of other engines' requests."""
+_NOT_NEEDED = {
+    "no code of a checkpoint is ever run": "trust_remote_code",
+    "stats() and /metrics have them": "disable_log_stats --metrics --enable-metrics",
+    "the files show it": "load_format tokenizer_mode --jinja --enable-auto-tool-choice --enable-reasoning"
+    " --reasoning-parser --reasoning-format -mm --mmproj",
+    "prompts may be token ids in any case": "skip_tokenizer_init",
+    "any model generates and embeds": "task runner convert --embedding --embeddings",
+    "one library enforces guides": "guided_decoding_backend structured_outputs_config guided_whitespace_pattern",
+    "tensor_parallel_size starts the processes": "distributed_executor_backend",
+    "the sums of ranks need no setting": "disable_custom_all_reduce",
+    "a conversation may have as many images as fit": "limit_mm_per_prompt",
+    "a request may ask for any number": "max_logprobs",
+    "the model stays loaded": "keep_alive ttl",
+    "reasoning has its own field": "include_reasoning separate_reasoning",
+    "penalties count all tokens": "repeat_last_n penalty_last_n",
+    "text is what the tokenizer decodes": "spaces_between_special_tokens detokenize",
+    "outputs have one form": "output_kind flat_logprobs extra_args pad_token_id",
+    "it is so in any case": "-fa --flash-attn --mlock --no-mmap --mmap -cb --cont-batching attention_backend --no-webui"
+    " --color --slots --no-slots --no-warmup",
+}
+"""Reason why nothing has to be given here -> names of it."""
+_NOT_HERE = {
+    "only --tensor-parallel-size cuts a model across devices": "pipeline_parallel_size -pp pp_size -ts tensor_split -sm"
+    " split_mode",
+    "the checkpoint's generation_config.json has the defaults of requests, which set others": "generation_config"
+    " override_generation_config",
+    "CUDA_VISIBLE_DEVICES chooses the GPU": "-mg main_gpu",
+    "--tensor-parallel-size cuts experts across devices too": "-ep enable_expert_parallel ep_size",
+    "weights lie on the device; --quantization=int4 makes them smaller": "cpu_offload_gb -ot override_tensor -cmoe"
+    " cpu_moe",
+    "requests that lose their memory are computed again; --cache-offload keeps prefixes in files": "swap_space"
+    " preemption_mode",
+    "adapters are not supported; merge them into the checkpoint": "enable_lora lora lora_modules lora_paths"
+    " lora_adapters max_loras max_lora_rank",
+    "the checkpoint's config.json says how positions are rotated; change it there": "rope_scaling rope_freq_base"
+    " rope_freq_scale hf_overrides override_kv",
+    "max_pixels and min_pixels stand in the part of a message that has the image": "mm_processor_kwargs",
+    "--min-p is the nearest": "typical_p typ_p mirostat mirostat_tau mirostat_eta tfs_z dynatemp_range top_a samplers"
+    " dry_multiplier xtc_probability",
+    "there is no beam search": "use_beam_search length_penalty early_stopping num_beams beam_width",
+    "nothing of a prompt is cut; shorten it": "truncate_prompt_tokens n_keep num_keep",
+}
+"""Reason why there is no counterpart here -> names of it."""
+
+_GUIDES = (
+    "structured_outputs guided_decoding response_format guided_json guided_regex guided_choice guided_grammar"
+    " json_schema json_object regex choice grammar lark"
+)
+
+
+def _each(table: Mapping[str, str]) -> dict[str, str]:
+    return {name: here for here, names in table.items() for name in names.split()}
+
+
+def _by_flag(table: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags of a table with what is said of them, where settings are flags."""
+    said = {name: here.replace("=", " ") for name, here in _each(table).items()}
+    return {name if name[0] == "-" else "--" + name.replace("_", "-"): here for name, here in said.items()}
+
+
+def _by_keyword(table: Mapping[str, str], before: str) -> dict[str, str]:
+    """Return the names in Python with what is said of them, where settings are keywords."""
+
+    def keyword(flag: re.Match[str]) -> str:
+        return flag[1].replace("-", "_") + (f"={flag[2]!r}" if flag[2] else "")
+
+    said = {name: here for name, here in _each(table).items() if name[0] != "-"}
+    return {name: before + re.sub("--([a-z-]+)(?:=([^ ,]+))?", keyword, here) for name, here in said.items()}
+
+
+def _fields(here: str) -> list[str]:
+    """Return the names that a row begins with, each with the remark that follows them all."""
+    names, comma, remark = here.partition(",")
+    return [name + comma + remark for name in names.split()]
+
+
+FLAG_EQUIVALENTS: dict[str, str | None] = {
+    **_by_flag(_SETTINGS),
+    **_by_flag({f"--{_fields(here)[0].replace('_', '-')}": names for here, names in _PARAMETERS.items()}),
+    **dict.fromkeys(_by_flag(_NOT_NEEDED)),
+}
+"""Flags of vLLM, SGLang, TGI, llama.cpp and Ollama -> flags here; None if nothing has to be given here."""
+REFUSED = _by_flag(_NOT_HERE)
+"""Flags of other engines -> why there are none here."""
+_LEFT_OUT = {**_by_keyword(_NOT_NEEDED, "leave it out; "), **_by_keyword(_NOT_HERE, "leave it out; ")}
+SETTING_ADVICE = {
+    **_by_keyword(_SETTINGS, "here it is "),
+    **_LEFT_OUT,
+    "data_parallel_size": "make several LLMs, or `ostinato serve --replicas N`",
+    "served_model_name": "it is a flag of `ostinato serve`",
+}
+"""Other engines' names for settings -> advice what to use here."""
+SAMPLING_ADVICE = {
+    **{
+        name: f"here it is {_fields(here)[0]}"
+        for here, names in _PARAMETERS.items()
+        for name in [*here.partition(",")[0].split()[1:], *names.split()]
+    },
+    **_LEFT_OUT,
+    **dict.fromkeys(_GUIDES.split(), "here it is guide={'json_schema': SCHEMA}, or regex, choice, json_object or lark"),
+    "logits_processors": "there are logit_bias, penalties and guide; no code of a request runs in a step",
+    "echo": "leave it out; the output has prompt and prompt_logprobs",
+}
+"""Other engines' names for sampling parameters -> advice what to use here."""
+FIELD_EQUIVALENTS: dict[str, str | tuple[str, ...]] = {
+    **{name: f"a setting of the server, {ours.replace('=', ' ')}" for name, ours in _each(_SETTINGS).items()},
+    **_by_keyword(_NOT_NEEDED, "not needed, as "),
+    **_by_keyword(_NOT_HERE, "not served; "),
+    **{
+        name: tuple(_fields(here))
+        for here, names in {**_PARAMETERS, **_FIELDS}.items()
+        for name in (names + " " + here.partition(",")[0]).split()
+    },
+    **_each(_DONE_BY),
+}
+"""Field in other engines, or at other endpoints -> the fields here, or what it is here."""
+
+_FLOATS = {"bfloat16": "bf16", "float16": "fp16 f16 half", "float32": "fp32 f32 float"}
+_ALL_FLOATS = " ".join([*_FLOATS, *_FLOATS.values()])
+_BLOCKS = "a GGUF file keeps the format that it has; others are made here while loading"
+_VALUES = {
+    "dtype": {**_FLOATS, "auto: weights of fewer bits are a matter of quantization": "int8 fp8 int4"},
+    "ssm_state_dtype": _FLOATS,
+    "quantization": {
+        f"int8_g128: {_BLOCKS}": "q8_0 q6_k q5_k_m q5_k_s q5_0 q5_1",
+        f"int4_g32: {_BLOCKS}": "q4_0 q4_1 q4_k_m q4_k_s q4_k q3_k_m q2_k mxfp4",
+        "int8": "fp8 8bit w8a8 w8a16 q8",
+        "int4": "4bit w4a16 bitsandbytes nf4 q4",
+        "auto: a quantised checkpoint says so itself": "awq gptq compressed-tensors",
+        "none: the dtype of weights that are not quantised is dtype": _ALL_FLOATS,
+    },
+    "graph_mode": {"full_decode_only": "full", "none": "eager"},
+    "scheduling_policy": {"fcfs": "fifo"},
+    "device": {
+        "cuda: CUDA_VISIBLE_DEVICES chooses among several GPUs": "gpu nvidia cuda:0",
+        "cuda: only `plan` takes names of GPUs": "h100 h200 a100 b200 l4 l40s",
+    },
+    "kv_cache_dtype": {
+        "int8: 8-bit keys and values are int8, which keeps more of each number in as many bytes": "fp8 fp8_e4m3"
+        " fp8_e5m2 fp8_inc",
+        "int8": "q8 8bit int4",
+        "int8: 8-bit keys and values are int8, with one scale for each token's head": "q8_0",
+        "int8: keys and values have no fewer than 8 bits, as int8": "q4_0 q4_1 iq4_nl q5_0 q5_1",
+        "auto: keys and values that are not int8 have the dtype of the model (dtype)": _ALL_FLOATS,
+    },
+}
+
+
+def other_value(setting: str, word: str) -> tuple[str | None, str]:
+    """Return the value to use here for one that `setting` has in vLLM or llama.cpp, and why; None if it is unknown."""
+    here, _, why = _each(_VALUES.get(setting, {})).get(word, "").partition(": ")
+    return here or None, why
+
+
+REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
+"""Flags that were once here -> what does the same."""
+
+COMMANDS_HERE = _each(
+    {
+        "ostinato chat MODEL": "run",
+        "ostinato chat MODEL, or ostinato generate MODEL PROMPT": "cli",
+        "ostinato generate": "complete completion",
+        "ostinato serve MODEL": "start server launch_server api_server",
+        "ostinato inspect MODEL": "show info",
+        "ostinato eval MODEL": "perplexity",
+        "ostinato bench": "benchmark",
+        "ostinato batch IN.jsonl OUT.jsonl": "run-batch",
+        "ostinato fetch MODEL": "pull download",
+        "ostinato COMMAND --help": "help",
+        "ostinato --version": "version",
+        "ostinato serve's page, or its /metrics: a server has one model, which stays loaded": "ps",
+        "ostinato plan, whose section on the device says what was found": "collect-env",
+        "Ctrl-C or SIGTERM, which end a server once its requests have ended": "stop",
+        "POST /v1/embeddings of ostinato serve MODEL, or LLM.embed in Python": "embed embedding",
+        "--quantization int8, which quantises while loading; GGUF files are made by llama.cpp": "quantize convert",
+        "--model FILE.gguf with --chat-template and --system: there are no Modelfiles": "create",
+        "--served-model-name NAME, which gives a model another name": "cp",
+        "hf cache ls, for what came from the hub": "list ls",
+        "hf cache rm, for what came from the hub": "rm",
+        "hf upload: the hub's own client puts models there": "push",
+        "hf auth login": "login signin",
+    }
+)
+"""Commands of other engines -> ours."""
+
+
+def advice_on_command(name: str, ours: Sequence[str]) -> str:
+    """Return what to type in place of an unknown command."""
+    if name in COMMANDS_HERE:
+        return f"here it is {COMMANDS_HERE[name]}"
+    near = get_close_matches(name, ours, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(ours)}"
+
+
+def advice(flag: str) -> str | None:
+    """Return what to type in place of another engine's flag, or None if that is unknown too."""
+    name = flag.partition("=")[0]
+    if name in REPLACED:
+        return REPLACED[name]
+    if name in REFUSED:
+        return f"it has no counterpart here: {REFUSED[name]}"
+    if name not in FLAG_EQUIVALENTS:
+        return None
+    ours = FLAG_EQUIVALENTS[name]
+    return "leave it out: here that needs no flag" if ours is None else f"here it is {ours}"
