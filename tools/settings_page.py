@@ -95,8 +95,8 @@ def _values(annotation: Any) -> str:
     if get_origin(annotation) in (types.UnionType, Union):
         return _values(kinds[0])
     if get_origin(annotation) is tuple:
-        return "a list of " + {int: "whole numbers", str: "texts"}[kinds[0]]
-    names = {bool: "on, off", int: "whole number", float: "number", str: "text", Path: "path"}
+        return "a list of " + {int: "integers", str: "texts"}[kinds[0]]
+    names = {bool: "on, off", int: "integer", float: "number", str: "text", Path: "path"}
     return names.get(annotation, "text")
 
 

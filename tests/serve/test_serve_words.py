@@ -401,7 +401,9 @@ def test_unknown_fields_can_be_ignored_with_a_header_and_a_log_line_or_in_silenc
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
         some = post(other, *completion(**{f"f{number}": 1 for number in range(9)}))
         assert some.status_code == 200
-        variable = post(other, CHAT, {"messages": ASKED, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": 0}})
+        variable = post(
+            other, CHAT, {"messages": ASKED, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": 0}}
+        )
         assert variable.status_code == 200, variable.text
         many = post(other, *completion(**{f"f{number}": 1 for number in range(30)}))
         assert many.json()["error"]["code"] == "unknown_parameter"

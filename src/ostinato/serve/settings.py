@@ -108,12 +108,12 @@ class ServeSettings(BaseModel):
     keys on a loopback address, all of them).
     """
     client_backlog: int = Field(64 * 2**20, ge=2**16)
-    """Bytes, such as 64MiB, of answers that one client may leave unread, whole answers until they are sent.
+    """Bytes of answers that one client may leave unread, whole answers until they are sent.
 
     Beyond it, the answer that holds most ends with an error, `client_backlog`.
     """
     max_body: int = Field(16 * 2**20, ge=1024)
-    """Bytes of a request's body, such as 16MiB, its images included."""
+    """Bytes of a request's body, its images included."""
     max_images: int = Field(16, ge=0)
     """Images of a request, frames of videos included."""
     max_image_pixels: int = Field(2**25, ge=1)
@@ -154,7 +154,7 @@ class ServeSettings(BaseModel):
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that such a process may take to read one request."""
     worker_memory: int = Field(2**30, ge=2**26)
-    """Bytes of memory, such as 1GiB, that such a process may take to read one request."""
+    """Bytes of memory that such a process may take to read one request."""
     client_seconds: float = Field(60.0, gt=0)
     """Seconds that such processes may work for one client per minute; then it gets status 429."""
     client_pixels: int = Field(2**30, ge=1)
@@ -183,8 +183,7 @@ class ServeSettings(BaseModel):
     routing: RoutingPolicy = "prefix"
     """Choice of the replica for a request: by cached prefix, or between two random ones.
 
-    With prefix it is the replica that has computed the request's first tokens; with two_choices the less busy one of
-    the two, to compare with.
+    With prefix it is the replica that has computed the request's first tokens.
     """
     header_timeout: float = Field(15.0, gt=0)
     """Seconds that the headers of a request may take to arrive."""
@@ -193,8 +192,8 @@ class ServeSettings(BaseModel):
     max_connections: int = Field(0, ge=0)
     """Connections at once; 0: as many as the process has file descriptors for, less 64.
 
-    A further one gets status 503 and is closed. For a number that needs more descriptors the process raises its own
-    limit, as far as it may.
+    A further one gets status 503. For a number that needs more descriptors the process raises its own
+    limit.
     """
     max_connections_per_address: int = Field(256, ge=0)
     """Connections at once of one address; 0: any number.

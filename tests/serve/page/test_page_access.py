@@ -96,7 +96,7 @@ def test_everything_is_reached_by_tab_and_shows_that_it_has_the_focus(page):
             page.press(ENTER)
         if order[-1] == "The whole plan as JSON":
             break
-    fields = ["temperature", "top-p", "top-k", "min-p", "max-completion-tokens", "seed", "system"]
+    fields = ["temperature", "top-p", "top-k", "min-p", "repetition-penalty", "max-completion-tokens", "seed", "system"]
     assert order == [
         *("Skip to the question", "show-history", "show-engine"),
         *("new", "Hello", "↓", "×", "export", "import", "delete-all"),
