@@ -93,7 +93,7 @@ class HelpCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)  # the parser consumes them
         try:
-            self._check_repeated(ctx, args)
+            self._tell_repeated(ctx, args)
             self._check_switches(args)
             return super().parse_args(ctx, args)
         except UsageError as error:
@@ -113,17 +113,17 @@ class HelpCommand(TyperCommand):
             known = f"it is a flag of {others}" if others else advice(typed[0])
             raise UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx) from None
 
-    def _check_repeated(self, ctx: Any, args: list[str]) -> None:
-        """Raise UsageError for an option of one value that is given several; the parser would take the last."""
+    def _tell_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Say on stderr that an option of one value is given several: as in other commands, the last one counts."""
         parser = self.make_parser(ctx)
         for option in (*parser._long_opt.values(), *parser._short_opt.values()):
             option.action = {"store": "append", "store_const": "append_const"}.get(option.action, option.action)
         values, _, order = parser.parse_args(args=list(args))
-        for param in order:
+        for param in dict.fromkeys(order):
             given = values.get(param.name)
             if param.param_type_name == "option" and not param.multiple and given is not None and len({*given}) > 1:
-                once = "separate the values by commas" if "," in (param.metavar or "") else "it has one value"
-                raise UsageError(f"{param.opts[0]} is given {len(given)} times; give it once: {once}", ctx)
+                commas = "; commas separate several values" if "," in (param.metavar or "") else ""
+                typer.echo(f"({param.opts[0]} is given {len(given)} times: the last one counts{commas})", err=True)
 
     def _check_switches(self, args: list[str]) -> None:
         """Raise UsageError for a switch with a value, which would be taken for an argument."""

@@ -27,6 +27,8 @@ from ostinato.serve.settings import ServeSettings
 
 ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01, uncounted=False)
 """Budget of a template on the event loop."""
+MAX_LOOP_MESSAGES = 128
+"""Longest conversation that is rendered on the event loop, which takes some 20 us for a message."""
 _IN_FORK = TemplateBudget(steps=2**62, seconds=math.inf)
 FORK_SECONDS, FORK_MEMORY = 0.3, 100 * 2**20
 """Seconds of the processor, and bytes, that a template may take in a worker for a short conversation."""
@@ -57,8 +59,10 @@ class RequestContext:
     def run_template(self, render: Callable[..., str], conversation: Sequence[Any]) -> str:
         """Return the result of `render`, called with a budget. TemplateTooExpensive if that takes more than it may.
 
-        `conversation` is all that the template is given: what it may take in a worker grows with that.
+        `conversation` is all that the template is given, messages first: what it may take in a worker grows with that.
         """
+        if self.on_loop and len(conversation[0]) > MAX_LOOP_MESSAGES:
+            raise NeedsWorker
         if not self.forks:
             return render(budget=ON_LOOP if self.on_loop else DEFAULT_TEMPLATE_BUDGET)
         size = weight(conversation, 2**62)
