@@ -118,14 +118,15 @@ class _ErrorResponse(Response):
 
     def __init__(self, error: ApiError, dialect: Dialect) -> None:
         super().__init__(error.json(dialect), error.status, error.headers, "application/json")
-        self._error = error
+        # Not the error itself: its traceback leads to this response, and a circle would keep the request's body.
+        self._code, self._param = error.code, error.param
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: RequestRecord | None = scope["state"].get("record")
         if record is not None:
-            record.code = self._error.code
+            record.code = self._code
             # The client's text may hold line breaks.
-            record.param = self._error.param and self._error.param.encode("unicode_escape").decode()[:MAX_LOGGED]
+            record.param = self._param and self._param.encode("unicode_escape").decode()[:MAX_LOGGED]
         await super().__call__(scope, receive, send)
 
 
