@@ -1,5 +1,6 @@
-"""Writes the instruction sets of src/ostinato/plan/device/isa_table.py for CMake:
-`write_instruction_sets.py SRC PROCESSOR FILE`.
+"""Write the instruction sets of src/ostinato/plan/device/isa_table.py for CMake.
+
+The arguments are `SRC PROCESSOR FILE`.
 
 Nothing but Python's own library is there when the package is built, and what this imports needs no more.
 """

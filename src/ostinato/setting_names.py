@@ -83,9 +83,9 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
     loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
     name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ").partition(", unable")[0]
-    about, given = found.get("ctx", {}), found.get("input")
+    about, given = found.get("ctx", {}), found.get("input")  # a secret is hidden
     nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
-    if about.get("le") == 1 and 2 < given <= 100:
+    if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
     guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
     text = f"{name}{equals}{given!r}: {said[:1].lower()}{said[1:]}" if name else said
