@@ -402,7 +402,7 @@ def mistral() -> PretrainedConfig:
 
 
 def smollm3() -> PretrainedConfig:
-    """Every third layer without positions; a rope that depends on the length, and not within the context."""
+    """Every third layer without positions."""
     return transformers.SmolLM3Config(
         **COMMON,
         intermediate_size=96,
@@ -413,7 +413,7 @@ def smollm3() -> PretrainedConfig:
         mlp_bias=True,
         no_rope_layer_interval=3,
         rms_norm_eps=1e-3,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 700.0, "factor": 2.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
     )
 
 
