@@ -60,7 +60,7 @@ ATTACKS = {
     "inputs": ("/v1/embeddings", lambda: embedding(input=["a"] * 100_000), "max_inputs"),
     "token ids": ("/v1/embeddings", lambda: embedding(input=[[1] * 1000] * 600), "max_values"),
     "an id that is none": ("/v1/embeddings", lambda: embedding(input=[*[5] * 400_000, 10**6]), "token id"),
-    "a long text": ("/v1/embeddings", lambda: embedding(input="ab " * 4_000_000), "room"),
+    "a long text": ("/v1/embeddings", lambda: embedding(input="ab " * 4_000_000), "maximum context length"),
 }
 """Where it goes, what makes the body, and what its refusal names."""
 

@@ -64,7 +64,7 @@ ATTACKS = {
     "biased tokens": (lambda: chat(logit_bias={str(i): 1.0 for i in range(5000)}), "logit_bias"),
     "a long prompt": (
         lambda: chat()[:-1] + b',"messages":[{"role":"user","content":"' + b"ab " * 4_000_000 + b'"}]}',
-        "room",
+        "maximum context length",
     ),
 }
 """Makes the body, and what its refusal names."""
