@@ -87,7 +87,7 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
-    guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
+    guess = nearest_value(name, given, found.get("type", ""), re.findall("'([^']+)'", str(about.get("expected", ""))))
     text = f"{name}{equals}{given!r}: {said[:1].lower()}{said[1:]}" if name else said
     if guess is not None and not nearest:
         why = other_value(name, str(given).lower())[1]
