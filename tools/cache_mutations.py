@@ -570,7 +570,7 @@ MUTATIONS = (
     mutation(
         "files: at the end more is written than files may hold",
         "kv_cache/offload/save_restore.py",
-        ("in _within_limit(entries, windows, files)", "in entries"),
+        ("ordered = _within_limit(entries, windows, files)", "ordered = list(entries)"),
     ),
     mutation(
         "files: a folder that was cleared away stays away",

@@ -92,7 +92,8 @@ def test_blocks_of_8_bits_are_no_others() -> None:
         ("q4_0", "int8", "no fewer than 8 bits"),
         ("bfloat16", "auto", "the dtype of the model"),
         ("f16", "auto", "the dtype of the model"),
-        ("int3", None, "should be 'auto' or 'int8'"),
+        ("int3", "int8", "should be 'auto' or 'int8'"),
+        ("thin", None, "should be 'auto' or 'int8'"),
     ],
 )
 def test_dtypes_of_other_engines_are_answered_with_what_there_is(theirs: str, ours: str | None, why: str) -> None:

@@ -148,11 +148,10 @@ class Admission:
     def row_to_yield(self) -> Request | None:
         """Return a running request to preempt for the next waiting one, of a client below its share of the rows.
 
-        None if there are rows and memory for all such clients, or if no other client is above its share.
+        None if there are rows and memory for all such clients, or if no other client is above its share. A request
+        must wait.
         """
         queues, max_num_seqs = self._queues, self._limits.max_num_seqs
-        if not queues.waiting:
-            return None
         num_rows = min(len(queues.running) + 1, max_num_seqs)
         below = queues.clients_below_share(num_rows)
         if not below:
@@ -269,15 +268,6 @@ def make_cache_report(
     )
     has_interior = placement.mode != "none" and placement.max_interior > 0
     return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
-
-
-def update_reported_spacing(request: Request) -> None:
-    """Update the report after the checkpoint spacing has doubled, which a long output causes."""
-    report, placement = request.cache_report, request.checkpoint_positions
-    if report is None or placement is None or report.checkpoint_spacing is None:
-        return
-    if placement.spacing > report.checkpoint_spacing:
-        request.cache_report = replace(report, checkpoint_spacing=placement.spacing)
 
 
 class PrefillScheduler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -142,6 +142,14 @@ class Request:
         self.output_token_ids += token_ids
         self.num_tokens += len(token_ids)
         self.num_prompt_logprobs, self.num_preemptions = num_prompt_logprobs, num_preemptions
+
+    def update_reported_spacing(self) -> None:
+        """Update the report after the checkpoint spacing has doubled, which a long output causes."""
+        report, placement = self.cache_report, self.checkpoint_positions
+        if report is None or placement is None or report.checkpoint_spacing is None:
+            return
+        if placement.spacing > report.checkpoint_spacing:
+            self.cache_report = replace(report, checkpoint_spacing=placement.spacing)
 
     def append_outputs(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
         """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.

@@ -24,7 +24,7 @@ from ostinato.scheduler.decode import (
 from ostinato.scheduler.encoder_scheduler import EncoderScheduler
 from ostinato.scheduler.in_flight import InFlightStep, InFlightSteps
 from ostinato.scheduler.limits import SchedulerLimits, check_servable, max_total_tokens
-from ostinato.scheduler.prefill import Admission, PrefillScheduler, update_reported_spacing
+from ostinato.scheduler.prefill import Admission, PrefillScheduler
 from ostinato.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate, check_result, is_decoding
 from ostinato.scheduler.request_queues import RequestQueues
 
@@ -172,7 +172,7 @@ class Scheduler:
         needs no `update`. A row's block table may be longer than the row needs.
         """
         assert not self._in_flight_steps, "the last step needs update() or fail() before the next is scheduled"
-        while (request := self._admission.row_to_yield()) is not None:
+        while self.queues.waiting and (request := self._admission.row_to_yield()) is not None:
             request.min_tokens_to_yield = 2 * request.num_tokens
             self._decoding.preempt(request)
             self.counters.yielded_rows += 1
@@ -219,13 +219,13 @@ class Scheduler:
         """
         assert len(self._in_flight_steps) == 1, "a step ahead is behind the one step that is in flight"
         assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
-        admission = self._admission
+        admission, waiting = self._admission, bool(self.queues.waiting)
         continuing = continuing_requests(
             self._in_flight_steps.first,
             self.queues,
             self.limits.max_num_seqs,
-            has_refused=admission.is_head_blocked(),
-            must_yield=admission.row_to_yield() is not None,
+            has_refused=waiting and admission.is_head_blocked(),
+            must_yield=waiting and admission.row_to_yield() is not None,
         )
         if not isinstance(continuing, OverlapBlocker) and not all(
             self.cache.grow(request.request_id, request.num_tokens + 1) for _, request in continuing
@@ -409,7 +409,7 @@ class Scheduler:
             cache.commit(
                 id, request.block_hashes, request.num_computed_tokens, request.checkpoint_positions, row.samples, anchor
             )
-            update_reported_spacing(request)
+            request.update_reported_spacing()
         cache.use_next_slots(id)
         if cache.window_blocks is not None:
             cache.free_outside_window(id, request.num_computed_tokens)
