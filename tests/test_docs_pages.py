@@ -306,7 +306,7 @@ def test_the_page_of_the_server_names_the_versions_of_clients_that_are_tested() 
     own, theirs = pinned.values()
     [table] = re.findall(r"\| package \| tested version \|\n.*?\n((?:\|.*\n)+)", (ROOT / "docs/serving.md").read_text())
     rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()]
-    assert rows[0] == ("`openai`; `anthropic`", f"{own['openai']}; {own['anthropic']}")
+    assert rows[0] == ("`openai`; `anthropic`; `ollama`", f"{own['openai']}; {own['anthropic']}; {own['ollama']}")
     frameworks = {re.findall("`(.*?)`", package)[0]: version for package, version in rows[1:]}
     assert frameworks.pop("litellm") == f"{theirs['litellm']}, with openai {theirs['openai']}"
     assert frameworks == {name: theirs[name] for name in frameworks}

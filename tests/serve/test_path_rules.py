@@ -32,6 +32,11 @@ def test_paths_of_messages_speak_anthropics_dialect(path):
     assert rules_of().dialect(path) == "anthropic"
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/tags", "/api/nothing"])
+def test_paths_of_api_speak_ollamas_dialect(path):
+    assert rules_of().dialect(path) == "ollama"
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages_of_others", "/nothing", ""])
 def test_all_other_paths_speak_openais_dialect(path):
     assert rules_of().dialect(path) == "openai"

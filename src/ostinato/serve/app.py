@@ -24,6 +24,8 @@ from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
+from ostinato.serve.api.ollama import PREFIX as OLLAMA
+from ostinato.serve.api.ollama import ollama_reports_router, ollama_router
 from ostinato.serve.api.page import FOLDER, page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, public_router, service_router
@@ -37,7 +39,7 @@ from ostinato.serve.http.unknown_fields import HEADER
 from ostinato.serve.settings import ServeSettings
 
 _OPENAPI = "/openapi.json"
-ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router)
+ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router, ollama_router)
 """Routers of the endpoints that compute."""
 
 
@@ -112,7 +114,12 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         redirect_slashes=False,
         servers=[{"url": lifecycle.settings.root_path}] if lifecycle.settings.root_path else None,
     )
-    reports = [public_router(lifecycle, counts), service_router(lifecycle, models), observation_router(lifecycle)]
+    reports = [
+        public_router(lifecycle, counts),
+        service_router(lifecycle, models),
+        observation_router(lifecycle),
+        ollama_reports_router(lifecycle),
+    ]
     page = page_router(lifecycle.settings.root_path)
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
@@ -151,7 +158,11 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
     path, method = request.scope["path"], request.method
     if request.state.dialect == "ollama":
         url = f"{request.url.scheme}://{request.url.netloc}{settings.root_path}/v1"
-        return f"{path} is of Ollama's API, which is not served here; use a client of OpenAI's, with base_url {url}"
+        theirs = [each for method in ("POST", "GET") for each in served[method] if each.startswith(f"{OLLAMA}/")]
+        return (
+            f"{path} is not served; of Ollama's API there are {', '.join(theirs)}: one model is served, and neither "
+            f"pulled nor made here. For clients of OpenAI's the base_url is {url}"
+        )
     reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
     paths = [*served["POST"], *(served["GET"] if reports else ())]
     near = get_close_matches(path, paths, 1, 0.75)

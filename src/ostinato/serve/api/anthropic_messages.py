@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic_core import from_json
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.scheduler.request import CONTEXT_END
@@ -18,7 +17,7 @@ from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesReq
 from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
-from ostinato.serve.chat.chat_output import ChatOutput
+from ostinato.serve.chat.chat_output import ChatOutput, arguments_of
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import LastEvents
@@ -61,7 +60,7 @@ class MessageBlocks:
             return ""
         block, text = self.blocks[-1], "".join(self._text)
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = arguments_of(text)
         else:
             block[_GROWS[block["type"]][1]] = text
         self._is_open = False
@@ -97,15 +96,6 @@ class MessageBlocks:
 
 def _thinking() -> dict[str, Any]:
     return {"type": "thinking", "thinking": "", "signature": ""}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call. If they were cut off, return those that are whole."""
-    try:
-        found = from_json(arguments or "{}", allow_partial="trailing-strings")
-    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import Request
@@ -60,16 +60,20 @@ class EmbeddingRequest(Body):
 
     def prepare(self, work: RequestContext) -> list[list[int]]:
         """Return the token ids of each input."""
+        return self.token_ids(work, self.input, "input")
+
+    def token_ids(self, work: RequestContext, given: Any, param: str) -> list[list[int]]:
+        """Return the token ids of each input in `given`, the value of the field `param`."""
         check_model(self.model, work.model_name, work.settings)
         check_salt(self.cache_salt)
-        inputs = prompts_in(self.input, "input")
-        check_count("input", "inputs", len(inputs), work.settings.max_inputs, "max_inputs")
+        inputs = prompts_in(given, param)
+        check_count(param, "inputs", len(inputs), work.settings.max_inputs, "max_inputs")
         most_tokens = self.truncate_prompt_tokens
         if most_tokens == 0:
             raise field_error("truncate_prompt_tokens", "should be -1, or at least 1")
         if most_tokens == -1:
             most_tokens = work.text.max_model_len
-        return [token_ids(work, each, "input", has_output=False, most=most_tokens) for each in inputs]
+        return [token_ids(work, each, param, has_output=False, most=most_tokens) for each in inputs]
 
     def asked(self, engine: AsyncEngine) -> EmbeddingOptions:
         """Return the pooling of the vectors. ApiError if the checkpoint asks for what is not implemented."""
@@ -89,14 +93,14 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
         model, most, record = models(), lifecycle.settings.request_timeout, request.state.record
         deadline = min(body.timeout or most, most)
-        inputs = _Inputs(model.engine, request.state.prepared, body, deadline, request.state.client, record.begun)
+        inputs = EmbeddingRun(model.engine, request.state.prepared, body, deadline, request.state.client, record.begun)
         record.figures = inputs.run.figures
         return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.turns)
 
     return router
 
 
-class _Inputs:
+class EmbeddingRun:
     """Inputs of one request in the engine: no more at a time than may run, so that others are scheduled too."""
 
     def __init__(
@@ -117,11 +121,20 @@ class _Inputs:
         self._num_running = 0
         self._ended = asyncio.Event()
 
-    async def answer(self, model_name: str) -> Iterator[str]:
-        """Compute all inputs, and return the parts of the answer."""
+    async def compute(self) -> None:
+        """Compute all inputs."""
         count = min(len(self._prompts), self._engine.plan.settings.max_num_seqs)
         await side_by_side(self._take_turns() for _ in range(count))
+
+    async def answer(self, model_name: str) -> Iterator[str]:
+        """Compute all inputs, and return the parts of OpenAI's answer."""
+        await self.compute()
         return self._parts(model_name)
+
+    def vectors(self) -> Iterator[str]:
+        """Yield the vectors as lists in JSON. All inputs must have been computed."""
+        for place in range(len(self._prompts)):
+            yield json.dumps(self._asked.vector(self._vectors[place]).tolist(), separators=(",", ":"))
 
     def _parts(self, model_name: str) -> Iterator[str]:
         yield '{"object":"list","data":['

@@ -234,6 +234,9 @@ def token_ids(
     ApiError, which names `param`, for tokens that the model cannot take; ContextLengthError for too many.
     """
     if isinstance(prompt, str):
+        if most is not None:
+            # The first tokens that fit are of these characters; more may take seconds to encode.
+            prompt = prompt[: work.text.max_model_len * work.text.tokenizer.longest_token]
         ids = work.encode(prompt, True, param, has_output)
     else:
         work.text.check_ids(prompt, param)

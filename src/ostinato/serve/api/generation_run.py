@@ -26,13 +26,21 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.api.generation_fields import GenerationBody
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.chat.answer_formats import AnswerLayout
+from ostinato.serve.chat.answer_formats import AnswerFormats, AnswerLayout
 from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import Conversation, render, starts_in_reasoning, token_ids_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
-from ostinato.serve.http.streaming import PIECE, ChunkedJson, EventStream, LastEvents, LoopTurns, cancel_on_disconnect
+from ostinato.serve.http.streaming import (
+    EVENTS,
+    PIECE,
+    ChunkedJson,
+    EventStream,
+    LastEvents,
+    LoopTurns,
+    cancel_on_disconnect,
+)
 
 __all__ = [
     "ChunkWriter",
@@ -226,9 +234,13 @@ class PreparedChat:
     parallel: bool
     either: bool
     guide: GuidePlan | None
+    is_plain: bool = False
+    """True if the prompt is no conversation, so that the whole answer is content."""
 
     def form(self, text: ModelText) -> AnswerLayout:
         """Return the form that the answer may have."""
+        if self.is_plain:
+            return AnswerLayout(AnswerFormats(), (), starts_in_reasoning=False, parallel=True, either=False)
         # A stop string or token may end an answer inside of a call, as if the model had.
         enforced = self.guide is not None and not (self.params.stop or self.params.stop_token_ids)
         formats = text.formats_with(self.tools)
@@ -286,13 +298,14 @@ async def make_response(
     events: Callable[[], AsyncIterator[bytes]],
     whole: Callable[[], Coroutine[Any, Any, Iterable[str | bytes]]],
     turns: LoopTurns,
+    media_type: str = EVENTS,
 ) -> Response:
     """Return the response to `request`: events as they come, or the whole JSON, which `whole` gives in parts.
 
-    `run` ends with the response.
+    `run` ends with the response. `media_type` is that of the events.
     """
     if stream:
-        return EventStream(events(), run.close)
+        return EventStream(events(), run.close, media_type)
     return await whole_response(request, run, whole(), turns)
 
 

@@ -7,7 +7,9 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
+
+from pydantic_core import from_json
 
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
@@ -98,6 +100,15 @@ def _joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
         calls[call.index] = call
     content, reasoning = first.content + second.content, first.reasoning + second.reasoning
     return AnswerDelta(content, reasoning, tuple(calls.values()), first.content_spans + second.content_spans)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object. If they were cut off, return those that are whole."""
+    try:
+        arguments = from_json(text or "{}", allow_partial="trailing-strings")
+    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _call_id() -> str:

@@ -83,6 +83,8 @@ class ApiError(Exception):
 
     def event(self, dialect: Dialect) -> bytes:
         """Return the event that reports the error in a stream of this dialect."""
+        if dialect == "ollama":
+            return f"{self.json(dialect)}\n".encode()
         name = "event: error\n" if dialect == "anthropic" else ""
         return f"{name}data: {self.json(dialect)}\n\n".encode()
 

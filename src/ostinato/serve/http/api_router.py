@@ -8,9 +8,6 @@ from fastapi import APIRouter
 
 from ostinato.serve.http.api_errors import Dialect
 
-OLLAMA = "/api/"
-"""Beginning of the paths of Ollama's API: its clients read an error that is text."""
-
 
 class ApiRouter(APIRouter):
     """Router of endpoints that speak one dialect, and are all public or all behind a key.
@@ -43,4 +40,4 @@ class PathRules:
         for prefix, dialect in self._dialects:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return dialect
-        return "ollama" if path.startswith(OLLAMA) else "openai"
+        return "openai"

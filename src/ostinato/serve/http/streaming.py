@@ -110,6 +110,9 @@ log = logging.getLogger("ostinato.serve")
 
 DONE = b"data: [DONE]\n\n"
 """End of a stream in OpenAI's form."""
+EVENTS = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+"""Media type of a stream in Ollama's form: a JSON object in each line."""
 
 
 class LastEvents(bytes):
@@ -128,8 +131,8 @@ class EventStream(Response):
     its own events, not the engine. One that stops reading loses its connection (`Connection`).
     """
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], media_type: str = EVENTS) -> None:
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events, self._close = events, close
 
@@ -157,7 +160,7 @@ class EventStream(Response):
             record.error = answer.code or type(error).__name__
             if answer.status >= 500:
                 log_failure(record.request_id, error)
-            await send_some(LastEvents(answer.event(dialect) + (b"" if dialect == "anthropic" else DONE)))
+            await send_some(LastEvents(answer.event(dialect) + (DONE if dialect == "openai" else b"")))
         else:
             await send_some(LastEvents(b""))
 
