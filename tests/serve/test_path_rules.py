@@ -19,6 +19,7 @@ def test_only_probes_metrics_and_the_page_are_public():
     public = {path for path in [*api.app.openapi()["paths"], "/", api.app.openapi_url] if api.rules.is_public(path)}
     assert public == {"/", "/health", "/health/live", "/version", "/metrics"}
     assert api.rules.is_public("/page/index.html")
+    assert api.rules.is_public("/docs")
     assert not api.rules.is_public("/pages")
 
 

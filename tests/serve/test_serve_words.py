@@ -221,6 +221,24 @@ def test_a_client_of_ollamas_is_told_in_its_own_form_where_to_go(served, method,
     assert answer.json()["error"].endswith(f"For clients of OpenAI's the base_url is {served.url}/v1")
 
 
+def test_the_api_is_a_page_that_loads_nothing_from_elsewhere(served):
+    answer = httpx2.get(f"{served.url}/docs", timeout=PATIENCE)
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    document = httpx2.get(f"{served.url}/openapi.json", timeout=PATIENCE).json()
+    for path, operations in document["paths"].items():
+        assert all(f"<code>{method.upper()} {path}</code></h2>" in answer.text for method in operations)
+    assert "<code>temperature</code>" in answer.text
+    targets = set(re.findall('(?:href|src)="([^"]*)"', answer.text))
+    assert {target for target in targets if not target.startswith("#")} == {
+        "openapi.json",
+        "page/icon.svg",
+        "page/styles/base.css",
+        "page/styles/docs.css",
+    }
+    assert all(f'id="{target[1:]}"' in answer.text for target in targets if target.startswith("#"))
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/metrics", "/openapi.json", "/page/dom.js", "/none"])
 def test_a_head_is_answered_as_a_get_without_its_body(served, path):
     # A connection of its own: bytes of a body would be read as the next answer.

@@ -26,6 +26,8 @@ from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.api.ollama import ollama_reports_router, ollama_router
+from ostinato.serve.api.openapi_page import PATH as DOCS
+from ostinato.serve.api.openapi_page import openapi_page_router
 from ostinato.serve.api.page import FOLDER, page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, public_router, service_router
@@ -120,17 +122,18 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         observation_router(lifecycle),
         ollama_reports_router(lifecycle),
     ]
-    page = page_router(lifecycle.settings.root_path)
+    pages = [page_router(lifecycle.settings.root_path), openapi_page_router(app.openapi)]
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
     for router in reports:
         app.include_router(router, responses=REPORT_ERRORS)
-    app.include_router(page)
+    for router in pages:
+        app.include_router(router)
     app.mount(FOLDER, page_files())
 
-    _check_root_path(lifecycle.settings.root_path, [_OPENAPI, *_paths(*reports, *with_bodies), FOLDER])
+    _check_root_path(lifecycle.settings.root_path, [_OPENAPI, DOCS, *_paths(*reports, *with_bodies), FOLDER])
     _name_endpoints(counts, app.routes)
-    routers = (page, *reports, *with_bodies)
+    routers = (*pages, *reports, *with_bodies)
     for router in routers:
         _name_endpoints(counts, router.routes)
 
@@ -139,7 +142,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
     async def failed(request: Request, error: Exception) -> Response:
         return as_api_error(error).response(request.state.dialect)
 
-    served = {method: list(_paths(*with_bodies, page, *reports, method=method)) for method in ("GET", "POST")}
+    served = {method: list(_paths(*with_bodies, *pages, *reports, method=method)) for method in ("GET", "POST")}
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:

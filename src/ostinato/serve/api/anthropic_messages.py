@@ -103,6 +103,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
 
     @router.post("", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation in Anthropic's form; with `stream`, in its events."""
         model = models()
         prepared: PreparedChat = request.state.prepared
         deadline = body.deadline(lifecycle.settings)

@@ -134,6 +134,7 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiR
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation; with `stream`, in server-sent events."""
         model = models()
         prepared: PreparedChat = request.state.prepared
         deadline = body.deadline(lifecycle.settings)

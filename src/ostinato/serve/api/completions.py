@@ -83,6 +83,7 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue texts; with `stream`, in server-sent events."""
         model = models()
         prepared: _Prepared = request.state.prepared
         client = request.state.client

@@ -70,10 +70,12 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
 
     @router.post("/chat", response_model=None)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
+        """Answer a conversation in Ollama's form: JSON in lines, unless `stream` is false."""
         return await answer(body, request, is_chat=True)
 
     @router.post("/generate", response_model=None)
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+        """Answer a prompt, or continue it as it is with `raw`."""
         return await answer(body, request, is_chat=False)
 
     @router.post("/embed", response_model=None)
@@ -127,6 +129,7 @@ def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
 
     @router.get("/version")
     async def version() -> dict[str, str]:
+        """Return the server's version."""
         return {"version": __version__}
 
     return router

@@ -19,7 +19,7 @@ DIRECTORY = Path(__file__).parent.parent / "page"
 FOLDER = "/page"
 """Path under which the page's files are, which need no key."""
 
-_HEADERS = {
+HEADERS = {
     # Everything comes from this server, and no text becomes markup or a script, so what a model writes cannot run or
     # load anything.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
@@ -36,7 +36,7 @@ _TEXTS = {".html", ".css", ".js", ".mjs", ".svg", ".json"}
 class _Files(StaticFiles):
     def file_response(self, full_path: Any, stat_result: Any, scope: Scope, status_code: int = 200) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
-        response.headers.update(_HEADERS)
+        response.headers.update(HEADERS)
         path = Path(full_path)
         if path.suffix not in _TEXTS:
             return response

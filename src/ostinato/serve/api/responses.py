@@ -171,6 +171,7 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) ->
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer text or items with items; nothing is stored."""
         model = models()
         prepared: PreparedResponse = request.state.prepared
         deadline = body.deadline(lifecycle.settings)

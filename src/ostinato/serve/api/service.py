@@ -99,6 +99,7 @@ def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
 
     @router.get("/version")
     async def version() -> dict[str, str]:
+        """Return the server's version."""
         return {"version": __version__}
 
     @router.get("/metrics", response_model=None)
@@ -158,11 +159,13 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
+        """List the names of the one model."""
         names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
         return {"object": "list", "data": [_model(lifecycle, name) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
+        """Describe the model."""
         check_model(name, lifecycle.model_name, lifecycle.settings)
         return _model(lifecycle, name)
 
