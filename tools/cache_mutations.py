@@ -252,7 +252,7 @@ MUTATIONS = (
     mutation(
         "a report keeps the spacing of the start",
         "scheduler/scheduler.py",
-        ("            update_reported_spacing(request)\n", ""),
+        ("            request.update_reported_spacing()\n", ""),
     ),
     mutation(
         "a request that waits does not see what it could share",
@@ -964,7 +964,7 @@ MUTATIONS = (
     ),
     mutation(
         "window blocks: what lacks a window is told as without a checkpoint",
-        "kv_cache/cache_report.py",
+        "kv_cache/prefix_index.py",
         ("        elif end <= reach:\n", "        elif False:\n"),
     ),
     mutation(

@@ -26,7 +26,7 @@ from ostinato.bench.report import (
 from ostinato.bench.statistics import paired_ratio, percentiles, spread
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.kv_cache.cache_report import MissCause
+from ostinato.kv_cache.prefix_index import MissCause
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import DeviceSpec

@@ -21,7 +21,7 @@ from ostinato.bench.report import (
 )
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.statistics import RoundTrace, percentiles, spread
-from ostinato.observe.histograms import StartupTimer
+from ostinato.observe.counts import StartupTimer
 from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")

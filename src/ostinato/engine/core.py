@@ -37,8 +37,7 @@ from ostinato.media.media_input import RenderedChat, load_media_input, render_ch
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import EngineCounts
-from ostinato.observe.histograms import EngineHistograms, StartupTimer
+from ostinato.observe.counts import EngineCounts, EngineHistograms, StartupTimer
 from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.device.detect import detect

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import PromptsFailed
-from ostinato.kv_cache.cache_report import CacheReport
+from ostinato.kv_cache.prefix_index import CacheReport
 from ostinato.plan.render.html import table
 from ostinato.sampling.pooler import EmbeddingOptions
 from ostinato.scheduler.batch import TokenLogprobs

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ostinato.observe.histograms import EngineHistograms, Histogram
+from ostinato.observe.counts import EngineHistograms, Histogram
 
 __all__ = ["CONTENT_TYPE_LATEST", "LabelledValues", "family", "histogram", "merge_metrics", "render_metrics"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ostinato.engine.process.engine_messages import EngineReply, Query, StatsSnapshot
-from ostinato.observe.histograms import EngineHistograms, Histogram
+from ostinato.observe.counts import EngineHistograms, Histogram
 from ostinato.replicas.replica_messages import ReplicaLink
 
 _RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {

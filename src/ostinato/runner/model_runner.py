@@ -22,7 +22,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
-from ostinato.observe.histograms import StartupTimer
+from ostinato.observe.counts import StartupTimer
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
 from ostinato.plan.model import ModelSpec

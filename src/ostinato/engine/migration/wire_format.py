@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from ostinato.errors import DamagedExport, ForeignExport, RequestError
 from ostinato.json_io import from_plain, to_json_data
-from ostinato.kv_cache.cache_report import CacheReport
+from ostinato.kv_cache.prefix_index import CacheReport
 from ostinato.media.media_item import MediaItem, Patches, RopePositions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.preprocess import digest_of

@@ -16,7 +16,7 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.sampling.guide import Guide
