@@ -1,7 +1,12 @@
-"""A step's time by kernel, compared with the roofline of each, and the time around the model."""
+"""A step's time by kernel, compared with the roofline of each, and the time around the model.
+
+Traces are in Chrome's trace event format, which Perfetto and chrome://tracing show: JSON with a list of events. Each
+call is a complete event ("ph": "X") with its start and duration in microseconds (Trace Event Format, Google).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +19,8 @@ from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, 
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
-from ostinato.bench.trace import check_trace_path, trace_of, write_trace
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, os_error_text
+from ostinato.files import is_directory
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
 from ostinato.plan.kernel_costs import kernel_work
@@ -26,9 +31,10 @@ if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.core import EngineCore
 
-
 KERNEL_OF = {"logits": "linear"}
 """Kernels of the rows whose name is not their kernel's."""
+
+_TRACE_PROCESS = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def profile(
     run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
     of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
 
-    With `trace` the calls of the steps are written to that file (`bench/trace.py`). ConfigError if they cannot be.
+    With `trace` the calls of the steps are written to that file. ConfigError if they cannot be.
     """
     from ostinato.engine.core import EngineCore
 
@@ -318,3 +324,39 @@ def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
+
+
+def trace_of(steps: Mapping[str, Calls], process: str) -> dict[str, Any]:
+    """Return the trace of `steps`, calls by the name of a step, as plain data. Each step is a track of its own.
+
+    The calls of a step follow each other without gaps, from time 0 on: their times are measured, the time between them
+    is not.
+    """
+    events = [_name("process_name", process, 0)]
+    for track, (step, calls) in enumerate(steps.items(), start=1):
+        events.append(_name("thread_name", step, track))
+        begin = 0.0
+        for place, (operation, seconds) in enumerate(calls):
+            duration = seconds * 1e6
+            place_and_time = {"pid": _TRACE_PROCESS, "tid": track, "ts": begin, "dur": duration}
+            events.append({"name": operation, "cat": "operation", "ph": "X", **place_and_time, "args": {"call": place}})
+            begin += duration
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _name(kind: str, name: str, track: int) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": _TRACE_PROCESS, "tid": track, "args": {"name": name}}
+
+
+def check_trace_path(path: Path) -> None:
+    """Raise ConfigError if no trace could be written to `path`; to be called before anything is measured."""
+    if is_directory(path) or not is_directory(path.parent):
+        raise ConfigError(f"--trace {path} should be a file in a directory that exists")
+
+
+def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
+    """Write the trace as JSON. ConfigError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the trace cannot be written to {path}: {os_error_text(error)}") from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ostinato._version import __version__
 from ostinato.files import expand, is_directory, is_file, matches
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.json_io import parse_json
@@ -22,7 +23,6 @@ from ostinato.kv_cache.offload.file_format import NAME_BYTES
 from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
 from ostinato.kv_cache.request_cache import CacheMemory
 from ostinato.plan.cache_files import MAX_WAITING, CacheFilesPlan
-from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.device.measured_rates import cache_directory
 from ostinato.plan.plan import Plan
 
@@ -151,4 +151,35 @@ def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
         **cache_fingerprint(plan),
         "max_model_len": plan.settings.max_model_len,
         "weights": [[file.name, *file_fingerprint(file)] for path in weights for file in checkpoint_files(path)],
+    }
+
+
+CACHE_FORMAT_VERSION = 1
+"""Version of the meaning of the bytes. It changes with a layer's arrays or their order."""
+
+
+def cache_fingerprint(plan: Plan) -> dict[str, Any]:
+    """Return a plan's part of the identity, besides the weights, as plain data for `json.dumps`."""
+    settings, memory = plan.settings, plan.memory
+    return {
+        "layout": CACHE_FORMAT_VERSION,
+        "version": __version__,
+        "dtype": settings.dtype,
+        "ssm_state_dtype": settings.ssm_state_dtype,
+        "ssm_state_rounding": settings.ssm_state_rounding,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "quantization": str(settings.quantization),
+        "block_size": settings.block_size,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "block_bytes": memory.kv_block,
+        "pane_bytes": memory.window_block,
+        "pane_window": memory.sliding_window,
+        "slot_bytes": memory.state_slot,
+        "rope": str(settings.rope),
+        "max_model_len": settings.max_model_len if settings.rope is not None else None,
+        "speculative": str(settings.speculative),
+        "random_weights": settings.seed if settings.random_weights else None,
+        "deterministic": settings.deterministic,
+        "kernels": sorted({f"{name} {choice.implementation}" for name, choice in plan.kernels.items()}),
+        "instructions": plan.device.native.isa,
     }

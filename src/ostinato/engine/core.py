@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.cache_files import engine_identity, open_files
+from ostinato.engine.cache_files import cache_fingerprint, engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
 from ostinato.engine.input_processor import InputProcessor, check_template_kwargs
 from ostinato.engine.migration.export_import import make_export, restore_request
@@ -39,7 +39,6 @@ from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineCounts, EngineHistograms, StartupTimer
 from ostinato.ops.seeds import seed_of_request
-from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import RequestLengths, Traffic
