@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import plan_of, with_room
 from ostinato.bench.graphs import graph_of
@@ -21,6 +21,7 @@ from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
 from ostinato.errors import ConfigError, os_error_text
 from ostinato.files import is_directory
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
 from ostinato.plan.kernel_costs import kernel_work
@@ -66,7 +67,7 @@ class Roofline:
 
 
 def profile(
-    settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback, trace: Path | None = None
+    settings: dict[str, object], bench: ProfileBench, say: ProgressCallback, trace: Path | None = None
 ) -> BenchReport:
     """Profile steps: kernels with calls, seconds, bytes, FLOPs and roofline, and phases of the engine's loop.
 
@@ -110,7 +111,7 @@ def _decode(
     machine: StepPredictor | None,
     say: ProgressCallback,
     traced: dict[str, Calls],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the figures of the decode steps, and add their calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import TapeClock, make_decode_steps, profile_eagerly, profile_tape
@@ -154,7 +155,7 @@ def _prefill(
     machine: StepPredictor | None,
     say: ProgressCallback,
     traced: dict[str, Calls],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the figures of the prompt's step, and add its calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import profile_eagerly, prompt_step
@@ -192,7 +193,7 @@ def _step_figures(
     seconds: float,
     roofs: Roofline,
     machine: StepPredictor | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     settings = plan.settings
     work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
     kernels = kernel_figures(calls, work, roofs)
@@ -206,7 +207,7 @@ def _step_figures(
     }
 
 
-def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
+def _config_for(settings: dict[str, object], bench: ProfileBench) -> EngineConfig:
     """Return `settings` with room for the steps.
 
     Raises ConfigError if they give less, or ask for what is not profiled.
@@ -229,7 +230,7 @@ def _loop_steps(bench: ProfileBench) -> int:
     return max(bench.rounds, 8)
 
 
-def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: Roofline) -> list[dict[str, Any]]:
+def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: Roofline) -> list[JsonObject]:
     """Return the calls of a step by name, longest first: seconds, share, roofline, and the share of it reached.
 
     The last two are None for kernels that `work` does not know.
@@ -257,7 +258,7 @@ def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: R
     return figures
 
 
-def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def total_figures(figures: Sequence[JsonMapping]) -> JsonObject:
     """Return the totals of all kernels of a step. The roofline is None if that of a kernel with experts is."""
     seconds = sum(each["seconds"] for each in figures)
     is_known = all(each["floor_seconds"] is not None for each in figures if each["kernel"] == "moe")
@@ -269,7 +270,7 @@ def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def profile_tables(data: Mapping[str, Any]) -> list[Table]:
+def profile_tables(data: JsonMapping) -> list[Table]:
     tables = []
     for step in data["decode"]:
         graph = "eager" if step["way"] == "eager" else f"{step['way']}, {step['graph_rows']} rows"
@@ -279,7 +280,7 @@ def profile_tables(data: Mapping[str, Any]) -> list[Table]:
     return [*tables, *([_phase_table(data["decode"])] if data["decode"][0]["phases"] else [])]
 
 
-def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]) -> Table:
+def _kernel_table(title: str, step: JsonMapping, chosen: Mapping[str, str]) -> Table:
     """Return a table of a step's kernels, longest first, with the sum of all, and the time between them."""
     empty = dict.fromkeys(("calls", "share", "bytes", "flops", "floor_seconds", "fraction_reached"))
     rows = [
@@ -306,7 +307,7 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
     return Table(columns, rows, title)
 
 
-def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+def _phase_table(steps: Sequence[JsonMapping]) -> Table:
     """Return a table of milliseconds of a decode step in the engine's loop, by batch size."""
     seconds: dict[str, dict[str, float]] = {}
     for step in steps:
@@ -326,7 +327,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
 
 
-def trace_of(steps: Mapping[str, Calls], process: str) -> dict[str, Any]:
+def trace_of(steps: Mapping[str, Calls], process: str) -> JsonObject:
     """Return the trace of `steps`, calls by the name of a step, as plain data. Each step is a track of its own.
 
     The calls of a step follow each other without gaps, from time 0 on: their times are measured, the time between them
@@ -344,7 +345,7 @@ def trace_of(steps: Mapping[str, Calls], process: str) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _name(kind: str, name: str, track: int) -> dict[str, Any]:
+def _name(kind: str, name: str, track: int) -> JsonObject:
     return {"name": kind, "ph": "M", "pid": _TRACE_PROCESS, "tid": track, "args": {"name": name}}
 
 
@@ -354,7 +355,7 @@ def check_trace_path(path: Path) -> None:
         raise ConfigError(f"--trace {path} should be a file in a directory that exists")
 
 
-def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
+def write_trace(path: Path, trace: Mapping[str, object]) -> None:
     """Write the trace as JSON. ConfigError if the file cannot be written."""
     try:
         path.write_text(json.dumps(trace) + "\n", encoding="utf-8")

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ostinato._version import __version__
 from ostinato.files import expand, is_directory, is_file, matches
 from ostinato.formats.gguf.reader import all_parts
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
 from ostinato.kv_cache.offload.file_format import NAME_BYTES
 from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
@@ -37,7 +36,7 @@ time.
 
 
 def open_files(
-    plan: CacheFilesPlan, identity: Mapping[str, Any], model: str, weights: Sequence[Path], memory: CacheMemory
+    plan: CacheFilesPlan, identity: Mapping[str, object], model: str, weights: Sequence[Path], memory: CacheMemory
 ) -> FileTier:
     """Return the cache files of a model with these `weights`, directories or files, in the layout of this `identity`.
 
@@ -57,7 +56,7 @@ def default_cache_directory() -> Path:
     return cache_directory() / "prefixes"
 
 
-def weights_identity(path: Path) -> list[list[Any]]:
+def weights_identity(path: Path) -> list[list[object]]:
     """Return what identifies a checkpoint's files: name, modification time, size and a digest.
 
     The digest covers their start and pieces spread over them. Only all bytes would be certain; reading those takes as
@@ -142,7 +141,7 @@ def _is_name(name: str) -> bool:
     return len(name) == 2 * NAME_BYTES and all(each in "0123456789abcdef" for each in name)
 
 
-def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
+def engine_identity(plan: Plan, weights: Sequence[Path]) -> JsonObject:
     """Return the identity of an engine with these `weights`, directories or files.
 
     Copies of them on two machines are equal: their contents count, not when they were written.
@@ -158,7 +157,7 @@ CACHE_FORMAT_VERSION = 1
 """Version of the meaning of the bytes. It changes with a layer's arrays or their order."""
 
 
-def cache_fingerprint(plan: Plan) -> dict[str, Any]:
+def cache_fingerprint(plan: Plan) -> JsonObject:
     """Return a plan's part of the identity, besides the weights, as plain data for `json.dumps`."""
     settings, memory = plan.settings, plan.memory
     return {

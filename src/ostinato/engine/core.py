@@ -32,6 +32,7 @@ from ostinato.engine.text.chat_template import ChatMessage
 from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RankError, RequestError
 from ostinato.formats.mapped_files import MappedFileWatch
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import save_to_files
 from ostinato.media.media_input import RenderedChat, load_media_input, render_chat
 from ostinato.media.media_prompt import MediaPrompt
@@ -260,7 +261,7 @@ class EngineCore:
         return generation.output.request_id
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Properties that another engine must share with this one to continue its requests."""
         return engine_identity(self.plan, self._weights)
 
@@ -413,7 +414,7 @@ class EngineCore:
         """Return the parameters of generation_config.json; greedy if it does not ask for sampling."""
         return self._default_params
 
-    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: object) -> str:
         """Return the prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
         return self.render_chat_media(messages, **chat_template_kwargs).text
 
@@ -435,6 +436,6 @@ class EngineCore:
         steps = self.runner.graphs.counts.traffic
         return replace(steps, requests=self.request_lengths if self.request_lengths.num_requests else None)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """Return counts since the start, and the cache's present use, as plain data."""
         return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)

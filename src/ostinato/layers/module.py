@@ -80,7 +80,7 @@ class Module:
         self.names: dict[str, str] = {}
         self.borrowed: Mapping[str, Module] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
 
     def declare(self, build: ModelBuilder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:

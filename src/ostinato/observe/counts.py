@@ -12,7 +12,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from ostinato.json_io import JsonObject
 
 
 @dataclass(slots=True)
@@ -173,7 +174,7 @@ class EncoderPackCounts:
         self.padding += padding
         self.seconds += seconds
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {name: getattr(self, name) for name in ("packs", "items", "tokens", "seconds", "padding")}
 
 
@@ -196,7 +197,7 @@ class EncoderCounts:
         self.by_budget.clear()
         self.eager.clear()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the counts as plain data.
 
         `hits` are images that a graph encoded, `misses` those that ran eagerly. Tokens, padding and seconds are sums
@@ -263,7 +264,7 @@ class SpeculationCounts:
             elif num_drafts:
                 self.rows_without_draft += 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the counts and the rates that follow from them as plain data; a rate without a denominator is None."""
         proposed, accepted = sum(self.proposed), sum(self.accepted)
         return {
@@ -339,7 +340,7 @@ class Histogram:
         index = bisect_left(sums, share * sums[-1])
         return self.bounds[index] if index < len(self.bounds) else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the histogram as plain data."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.total}
 

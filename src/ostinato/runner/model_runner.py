@@ -254,7 +254,7 @@ class ModelRunner:
         """Number of graphs captured so far."""
         return sum(each.num_captured for each in self._all_graphs())
 
-    def graph_figures(self) -> dict[str, Any]:
+    def graph_figures(self) -> dict[str, object]:
         """Return the number of graphs captured so far, the time that took, and their observed and planned memory."""
         graphs = self._all_graphs()
         return {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,6 +26,7 @@ from ostinato.engine.output_processor import RequestState
 from ostinato.engine.outputs import CompletionOutput, RequestTimes
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import DamagedExport, MoveError
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.media.media_prompt import MediaPrompt
@@ -50,7 +50,7 @@ def restore_request(
     exported: bytes,
     request_id: str | None,
     *,
-    identity: dict[str, Any],
+    identity: JsonObject,
     tokenizer: Tokenizer,
     vocab_size: int,
     eos_token_ids: frozenset[int],
@@ -246,7 +246,7 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
     return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(request_cache.read_slot))
 
 
-def make_export(generation: RequestState, cache: CacheManager, identity: dict[str, Any]) -> bytes:
+def make_export(generation: RequestState, cache: CacheManager, identity: JsonObject) -> bytes:
     """Return the export of a request, with blocks, window blocks and states of all its running outputs.
 
     The request itself is not changed.
