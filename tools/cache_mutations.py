@@ -252,7 +252,7 @@ MUTATIONS = (
     mutation(
         "a report keeps the spacing of the start",
         "scheduler/scheduler.py",
-        ("            update_reported_spacing(request)\n", ""),
+        ("            request.update_reported_spacing()\n", ""),
     ),
     mutation(
         "a request that waits does not see what it could share",
@@ -705,17 +705,17 @@ MUTATIONS = (
     ),
     mutation(
         "move: the state is that of another slot",
-        "scheduler/kv_export.py",
+        "engine/migration/export_import.py",
         ("memory.read_slot(request_cache.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
     ),
     mutation(
         "move: a block is copied with what stands behind its tokens",
-        "scheduler/kv_export.py",
+        "engine/migration/export_import.py",
         ("None if count == size else count", "None"),
     ),
     mutation(
         "move: who waits loses what came with it when it moves on",
-        "scheduler/kv_export.py",
+        "engine/migration/export_import.py",
         ("        return request.kv_snapshot\n", "        return None\n"),
     ),
     mutation(
@@ -794,7 +794,7 @@ MUTATIONS = (
     ),
     mutation(
         "move: window blocks of other blocks are carried",
-        "scheduler/kv_export.py",
+        "engine/migration/export_import.py",
         (
             'copied("window_block", request_cache.window_block_table, request_cache.first_window_block)',
             'copied("window_block", request_cache.window_block_table, 0)',
@@ -964,7 +964,7 @@ MUTATIONS = (
     ),
     mutation(
         "window blocks: what lacks a window is told as without a checkpoint",
-        "kv_cache/cache_report.py",
+        "kv_cache/prefix_index.py",
         ("        elif end <= reach:\n", "        elif False:\n"),
     ),
     mutation(

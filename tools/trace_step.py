@@ -141,7 +141,7 @@ WORK = {
     "runner": "the batch, written into the buffers; the positions that need logits",
     "graphs": "the graph of this shape, the padding, the replay",
     "models": "the LM head, which stands in no graph",
-    "layers": "its matrix product",
+    "layers": "its matrix, as the kernel takes it",
     "sampling": "the tokens",
     "ops": "the calls of the kernels `linear` and `sample`, the shapes of their results, and the noise",
     "observe": "counts and histograms",

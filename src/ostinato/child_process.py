@@ -127,7 +127,7 @@ def run_in_fork(work: Callable[[], T], seconds: float, memory: int) -> T:
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             limit_memory(memory)
-            result: Any
+            result: object
             try:
                 result = work()
             except Exception as error:

@@ -249,23 +249,23 @@ class EngineConfig(BaseModel):
 
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", mode="before")
     @classmethod
-    def _accept_a_path(cls, value: Any) -> Any:
+    def _accept_a_path(cls, value: object) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("dtype", "ssm_state_dtype", "kv_cache_dtype", "device", mode="before")
     @classmethod
-    def _accept_torch_objects(cls, value: Any) -> Any:
+    def _accept_torch_objects(cls, value: object) -> Any:
         """Accept torch.float32 and torch.device("cpu"), whose module need not be imported for that."""
         return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
-    def _accept_a_size(cls, value: Any) -> Any:
+    def _accept_a_size(cls, value: object) -> Any:
         return read_size(value)
 
     @field_validator("speculative", mode="before")
     @classmethod
-    def _accept_a_short_form(cls, value: Any) -> Any:
+    def _accept_a_short_form(cls, value: object) -> Any:
         if value is None or isinstance(value, Speculative):
             return value
         try:
@@ -275,7 +275,7 @@ class EngineConfig(BaseModel):
 
     @field_validator("capture_sizes", "capture_rows", "encoder_token_budgets", mode="before")
     @classmethod
-    def _accept_a_list(cls, value: Any, info: ValidationInfo) -> Any:
+    def _accept_a_list(cls, value: object, info: ValidationInfo) -> Any:
         if value is None:
             return None
         try:
@@ -309,7 +309,7 @@ class EngineConfig(BaseModel):
         """Return whether the user gave `setting`, so that its value must not be changed."""
         return setting in self.model_fields_set and getattr(self, setting) is not None
 
-    def with_settings(self, **changes: Any) -> EngineConfig:
+    def with_settings(self, **changes: object) -> EngineConfig:
         """Return this config with some settings given other values. Raises ConfigError as construction does."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return EngineConfig(**(given | changes))
@@ -320,7 +320,7 @@ def _may_be_none(model: type[BaseModel], name: str) -> bool:
     return field is not None and type(None) in get_args(field.annotation)
 
 
-def _listed(sizes: Any) -> Any:
+def _listed(sizes: object) -> Any:
     """Return the sizes of the command line's form, `1,2,4`, as a list. Anything but a string is returned as it is."""
     if not isinstance(sizes, str):
         return sizes

@@ -23,7 +23,7 @@ _EMPTY = {BUDGETS: "the default ones, or set encoder_graph_mode to none"}
 _SIZE = {BUDGETS: "a budget is a whole number of tokens, at least 1"}
 
 
-def checked_sizes(setting: str, given: Any, max_capture_size: Any = None) -> tuple[int, ...]:
+def checked_sizes(setting: str, given: object, max_capture_size: object = None) -> tuple[int, ...]:
     """Return the given sizes in ascending order, each once.
 
     ConfigError if there are none, one is not a size, or the largest is not `max_capture_size`, where that is given too.
@@ -53,7 +53,7 @@ def ascending(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def is_count(value: Any, least: int = 1) -> bool:
+def is_count(value: object, least: int = 1) -> bool:
     """Return whether a value is a whole number of at least `least`."""
     # True and False are ints to Python, and mistakes here.
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -75,7 +75,7 @@ def flag_name(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
-def flag_value(value: Any) -> str:
+def flag_value(value: object) -> str:
     """Return a setting's value as the text that its flag takes."""
     if isinstance(value, dict):
         return json.dumps(value)
@@ -84,7 +84,7 @@ def flag_value(value: Any) -> str:
     return str(value)
 
 
-def setting_flags(settings: Mapping[str, Any]) -> list[str]:
+def setting_flags(settings: Mapping[str, object]) -> list[str]:
     """Return settings as arguments of a command: a flag and its value, or a flag alone for True and False."""
     flags: list[str] = []
     for name, value in settings.items():
@@ -126,7 +126,7 @@ class Speculative(BaseModel):
     def __init__(self, **fields: Any) -> None:
         super().__init__(**speculative_fields(fields))
 
-    def with_tokens(self, count: int) -> str | dict[str, Any]:
+    def with_tokens(self, count: int) -> str | dict[str, object]:
         """Return the value of `speculative` for `count` tokens and otherwise the same fields."""
         return short_form(dict(self) | {"num_speculative_tokens": count})
 
@@ -136,7 +136,7 @@ class Speculative(BaseModel):
         return short_form(dict(self))
 
 
-def speculative_fields(given: Any) -> dict[str, Any]:
+def speculative_fields(given: object) -> dict[str, object]:
     """Return the checked fields of `speculative`, given as an object, its JSON, or in short form.
 
     ConfigError that lists all problems; its remedy is the nearest legal value, if there is one.
@@ -164,7 +164,7 @@ def speculative_fields(given: Any) -> dict[str, Any]:
     return repaired
 
 
-def short_form(fields: Mapping[str, Any]) -> str | dict[str, Any]:
+def short_form(fields: Mapping[str, object]) -> str | dict[str, object]:
     """Return legal fields as text such as `mtp:3`, or as a dict without defaults if text cannot hold all of them."""
     told = {name: value for name, value in fields.items() if value is not None and value != LOOKUPS.get(name)}
     if told.keys() & LOOKUPS.keys():
@@ -172,7 +172,7 @@ def short_form(fields: Mapping[str, Any]) -> str | dict[str, Any]:
     return ":".join(str(told[name]) for name in ("method", "model", "num_speculative_tokens") if name in told)
 
 
-def _of_text(text: str) -> Any:
+def _of_text(text: str) -> object:
     """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read."""
     if text.lstrip().startswith("{"):
         try:
@@ -184,11 +184,11 @@ def _of_text(text: str) -> Any:
     if method == "draft" and not _is_number(count):
         # Only the number is missing: what there is belongs to the path.
         model, count = rest, ""
-    named: dict[str, Any] = {"method": method, "model": model or None}
+    named: dict[str, object] = {"method": method, "model": model or None}
     return named | ({"num_speculative_tokens": int(count) if _is_number(count) else count} if count else {})
 
 
-def _check_method(fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> str | None:
+def _check_method(fields: Mapping[str, object], repaired: dict[str, object], problems: list[str]) -> str | None:
     """Return the method, or the one that was probably meant; None if there is no good guess."""
     method = fields.get("method")
     if isinstance(method, str) and method in METHODS:
@@ -204,7 +204,7 @@ def _check_method(fields: Mapping[str, Any], repaired: dict[str, Any], problems:
     return guess
 
 
-def _check_count(fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str], example: str) -> None:
+def _check_count(fields: Mapping[str, object], repaired: dict[str, object], problems: list[str], example: str) -> None:
     name = "num_speculative_tokens"
     if name not in fields:
         problems.append(f"it does not say how many tokens are guessed ahead, as {example} does ({name})")
@@ -218,7 +218,7 @@ def _check_count(fields: Mapping[str, Any], repaired: dict[str, Any], problems: 
         repaired[name] = 1
 
 
-def _check_model(method: str, fields: Mapping[str, Any], repaired: dict[str, Any], problems: list[str]) -> None:
+def _check_model(method: str, fields: Mapping[str, object], repaired: dict[str, object], problems: list[str]) -> None:
     model = fields.get("model")
     if method != "draft":
         if model is not None:
@@ -265,6 +265,6 @@ def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
-def _is_complete(fields: Mapping[str, Any]) -> bool:
+def _is_complete(fields: Mapping[str, object]) -> bool:
     needed = {"method", "num_speculative_tokens"} | ({"model"} if fields.get("method") == "draft" else set())
     return needed <= fields.keys()

@@ -81,7 +81,7 @@ class PromptsFailed(RequestError):
         super().__init__(message)
         self.outputs = list(outputs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return PromptsFailed, (self.message, self.outputs)
 
 
@@ -116,7 +116,7 @@ class ForeignExport(MoveError):
             "same model and settings"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ForeignExport, (list(self.differences),)
 
 

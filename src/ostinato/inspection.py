@@ -25,6 +25,7 @@ from ostinato.formats.gguf.reader import SUPPORTED
 from ostinato.formats.gguf.tensor_names import GATE, ROPE_FACTORS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
 from ostinato.formats.mapped_files import check_names, opened
+from ostinato.json_io import JsonObject
 from ostinato.layers.sketch import Sketch
 from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.models.registry import make_model
@@ -145,8 +146,8 @@ class CheckpointReport:
     """The `model_type`; for a GGUF file with an unknown architecture, the file's own word for it."""
     context_length: int | None = None
     tensors: list[OfType] = field(default_factory=list)
-    tokenizer: dict[str, Any] | None = None
-    template: dict[str, Any] | None = None
+    tokenizer: JsonObject | None = None
+    template: JsonObject | None = None
     layers: dict[str, int] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     """Implementation that the plan chooses, by operation."""
@@ -232,7 +233,7 @@ def _by_type(tensors: list[Stored]) -> list[OfType]:
     return sorted(found, key=lambda of_type: -of_type.bytes)
 
 
-def _tokenizer(path: Path) -> dict[str, Any] | None:
+def _tokenizer(path: Path) -> JsonObject | None:
     """Return facts about the tokenizer; None if prompts can be given as token ids alone."""
     parts = read_checkpoint_json(path, "tokenizer.json")
     if not parts:
@@ -249,7 +250,7 @@ def _tokenizer(path: Path) -> dict[str, Any] | None:
     return facts | {"special_tokens": special, "end_token_ids": ends, "begins_with_bos": settings.get("add_bos_token")}
 
 
-def _template(path: Path) -> dict[str, Any] | None:
+def _template(path: Path) -> JsonObject | None:
     """Return facts about the chat template; None if the model cannot chat."""
     template = load_chat_template(path)
     if not template.text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,14 +15,19 @@ from ostinato.files import find_in_checkpoint
 
 Data = TypeVar("Data")
 
+JsonObject = dict[str, Any]
+"""An object of JSON, read or to be written. Its values may be of any kind of JSON; what reads one checks its kind."""
+JsonMapping = Mapping[str, Any]
+"""A `JsonObject` that is only read."""
 
-def to_json_data(value: Any) -> Any:
+
+def to_json_data(value: object) -> Any:
     """Return a dataclass, or any other type that pydantic knows, as plain data for `json.dumps`."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 
 
-def from_plain(kind: type[Data], data: Any) -> Data:
+def from_plain(kind: type[Data], data: object) -> Data:
     """Return the `kind` that `to_json_data` made `data` from.
 
     pydantic's ValidationError if the data does not describe one.
@@ -31,7 +37,7 @@ def from_plain(kind: type[Data], data: Any) -> Data:
     return found
 
 
-def save_json(value: Any, path: Path) -> None:
+def save_json(value: object, path: Path) -> None:
     """Write the result of `to_json_data` as indented JSON."""
     path.write_text(json.dumps(to_json_data(value), indent=2) + "\n", encoding="utf-8")
 
@@ -62,7 +68,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError("it has a number of thousands of digits") from None
 
 
-def read_json_value(path: Path, absent: Any = None) -> Any:
+def read_json_value(path: Path, absent: object = None) -> Any:
     """Return the value in a JSON file of a checkpoint; `absent` without such a file.
 
     ModelError if it cannot be read, or as `find_in_checkpoint`.
@@ -75,7 +81,7 @@ def read_json_value(path: Path, absent: Any = None) -> Any:
         raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Return the object in a JSON file of a checkpoint; empty without such a file.
 
     ModelError as `read_json_value`, and if it holds anything else.

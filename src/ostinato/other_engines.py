@@ -196,10 +196,11 @@ FLAG_EQUIVALENTS: dict[str, str | None] = {
 """Flags of vLLM, SGLang, TGI, llama.cpp and Ollama -> flags here; None if nothing has to be given here."""
 REFUSED = _by_flag(_NOT_HERE)
 """Flags of other engines -> why there are none here."""
-_LEFT_OUT = {**_by_keyword(_NOT_NEEDED, "leave it out; "), **_by_keyword(_NOT_HERE, "leave it out; ")}
+LEFT_OUT = {**_by_keyword(_NOT_NEEDED, "leave it out; "), **_by_keyword(_NOT_HERE, "leave it out; ")}
+"""Other engines' names of what is not given here -> why."""
 SETTING_ADVICE = {
     **_by_keyword(_SETTINGS, "here it is "),
-    **_LEFT_OUT,
+    **LEFT_OUT,
     "data_parallel_size": "make several LLMs, or `ostinato serve --replicas N`",
     "served_model_name": "it is a flag of `ostinato serve`",
 }
@@ -210,7 +211,7 @@ SAMPLING_ADVICE = {
         for here, names in _PARAMETERS.items()
         for name in [*here.partition(",")[0].split()[1:], *names.split()]
     },
-    **_LEFT_OUT,
+    **LEFT_OUT,
     **dict.fromkeys(_GUIDES.split(), "here it is guide={'json_schema': SCHEMA}, or regex, choice, json_object or lark"),
     "logits_processors": "there are logit_bias, penalties and guide; no code of a request runs in a step",
     "echo": "leave it out; the output has prompt and prompt_logprobs",

@@ -53,7 +53,7 @@ _SWITCHES = {
 }
 
 
-def nearest_value(name: str, given: Any, kind: str, expected: Iterable[str] = ()) -> Any:
+def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] = ()) -> Any:
     """Return the value that was probably meant by `given`, which is none of the setting `name`; None without a guess.
 
     `kind` is pydantic's type of the problem. `expected` are the values of a setting that has names for them.
@@ -96,9 +96,9 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     return text, [*about.get("remedies", ()), *(Remedy(name, value) for value in nearest[:1])]
 
 
-def by_canonical_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+def by_canonical_name(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings by the names that they have here. ConfigError if one is given under both its names."""
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name, value in settings.items():
         canonical = ALIASES.get(name, name)
         if canonical in named:

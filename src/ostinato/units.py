@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from ostinato.errors import ConfigError
 
@@ -48,7 +47,7 @@ def number_in(text: str, *, is_time: bool = False) -> float | None:
     return int(number) if number == int(number) else number
 
 
-def read_size(value: Any) -> Any:
+def read_size(value: object) -> object:
     """Return a setting of bytes: text is read by `parse_bytes`, anything else is returned as it is.
 
     Raises ValueError, as pydantic wants it.

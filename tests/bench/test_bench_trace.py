@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ostinato import ConfigError
-from ostinato.bench.profile import ProfileBench, profile
+from ostinato.bench.profile import ProfileBench, check_trace_path, profile, trace_of, write_trace
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
-from ostinato.bench.trace import check_trace_path, trace_of, write_trace
 from ostinato.cli.main import main
 from tests.support.checkpoints import checkpoint
 

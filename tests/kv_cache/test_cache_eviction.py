@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from ostinato.kv_cache import store as store_module
-from ostinato.kv_cache.cache_report import RecentKeys
 from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy, EvictionQueue, Utility
-from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
+from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry, RecentKeys
 from ostinato.kv_cache.store import CacheStore
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, report_of, runner_for, serve, text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.kv_cache.cache_report import MissCause
+from ostinato.kv_cache.prefix_index import MissCause
 from ostinato.scheduler.scheduler import Scheduler
 from tests.support.scheduler_steps import (
     BLOCK,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ostinato.observe.histograms import StartupTimer
+from ostinato.observe.counts import StartupTimer
 
 
 def test_parts_add_up_to_the_whole_also_where_one_comes_twice() -> None:

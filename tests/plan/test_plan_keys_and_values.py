@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ostinato.config import EngineConfig
+from ostinato.engine.cache_files import cache_fingerprint
 from ostinato.errors import ConfigError
 from ostinato.ops.kernel_cost import StepShape
-from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.kernel_costs import kernel_work
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_modes import bytes_per_token

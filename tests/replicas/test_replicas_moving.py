@@ -11,7 +11,7 @@ import pytest
 
 from ostinato.engine.process.engine_errors import ReplicaLost
 from ostinato.engine.process.engine_messages import AbortRequest, OutputDeltas, RequestFailed, StatsSnapshot
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.replicas import request_mover
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.host import ReplicaHost

@@ -6,8 +6,7 @@ from typing import Any
 
 from ostinato import LLM, SamplingParams
 from ostinato.engine.process.engine_messages import StatsSnapshot
-from ostinato.observe.counts import SpeculationCounts
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms, SpeculationCounts
 from ostinato.observe.metrics import families, merge_metrics, render_metrics
 from ostinato.replicas.stats_fanout import merge_index_snapshots, merge_observations, merge_stats
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ostinato.engine.migration.export_import import export_kv
 from ostinato.kv_cache.checkpoints import PrefixCachePolicy
 from ostinato.kv_cache.request_cache import KVSnapshot
-from ostinato.scheduler.kv_export import export_kv
 from ostinato.scheduler.limits import SchedulerLimits, SchedulingPolicy
 from ostinato.scheduler.request import FinishReason, Request, StopConditions
 from tests.scheduler.test_scheduler_properties import KINDS, WINDOWS, crowd, make_harness, next_turn, random_wish

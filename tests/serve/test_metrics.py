@@ -5,8 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ostinato import LLM, SamplingParams
-from ostinato.observe.counts import EncoderCounts
-from ostinato.observe.histograms import Histogram
+from ostinato.observe.counts import EncoderCounts, Histogram
 from ostinato.observe.metrics import families
 from tests.support.engines import make_engine
 from tests.support.patience import PATIENCE

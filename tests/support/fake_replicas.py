@@ -24,7 +24,7 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.engine.process.output_deltas import OutputDelta, SampleDelta
 from ostinato.errors import ForeignExport
 from ostinato.models.checkpoint import load_spec
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 from ostinato.replicas.host import ReplicaHost

@@ -12,6 +12,7 @@ from ostinato import SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.graphs.tape import TapeBackend
 from ostinato.kv_cache.request_cache import RequestCache
+from ostinato.kv_cache.state_slots import referenced_slots
 from ostinato.kv_cache.store import IdPool
 from ostinato.models.base import CausalLM
 from ostinato.ops.step_inputs import LayerCache
@@ -183,7 +184,7 @@ def spoil(engine: EngineCore, request_id: str) -> None:
                 kept[list(table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
-                states[list(holding.referenced_slots())] = NAN
+                states[list(referenced_slots(holding))] = NAN
 
 
 def record_logits(engine: EngineCore) -> list[torch.Tensor]:

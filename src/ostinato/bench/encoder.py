@@ -24,7 +24,7 @@ from ostinato.bench.report import (
 from ostinato.bench.statistics import STATISTICS, WAYS, ArrivalTimes, arrival_figures, point_of, share_of_padding
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonMapping, to_json_data
 from ostinato.media.media_item import MediaItem, rope_positions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.processor_config import PixelSettings, load_media_settings
@@ -132,7 +132,11 @@ def encoder(settings: dict[str, Any], bench: EncoderBench, say: ProgressCallback
 
 
 def _in_turns(
-    seconds_of: Callable[[str, int, Any], float], things: Sequence[Any], rounds: int, say: ProgressCallback, what: str
+    seconds_of: Callable[[str, int, Any], float],
+    things: Sequence[object],
+    rounds: int,
+    say: ProgressCallback,
+    what: str,
 ) -> list[ArrivalTimes]:
     """Call `seconds_of(way, round, thing)` for each of `things`, alternating between both ways.
 
@@ -233,7 +237,7 @@ def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed:
     return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))
 
 
-def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
+def encoder_tables(data: JsonMapping) -> list[Table]:
     backend = data["backend"]
     latencies = [
         {"name": name, "statistic": statistic, **_one(result, statistic), "least": _one(result["least"], statistic)}
@@ -282,5 +286,5 @@ def encoder_tables(data: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def _one(figures: Mapping[str, Any], statistic: str) -> dict[str, float]:
+def _one(figures: JsonMapping, statistic: str) -> dict[str, float]:
     return {name: figures[name][statistic] for name in ("eager_ms", "graph_ms", "speed")}

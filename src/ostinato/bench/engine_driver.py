@@ -21,6 +21,7 @@ from ostinato import errors
 from ostinato.bench.statistics import RoundTrace
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError, Remedy
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
@@ -61,7 +62,7 @@ class Workload:
         return [[rng.randrange(vocab_size) for _ in range(self.prompt_len)] for _ in range(batch_size)]
 
 
-def bench_config(settings: dict[str, Any], workload: Workload) -> EngineConfig:
+def bench_config(settings: dict[str, object], workload: Workload) -> EngineConfig:
     """Return `settings` with room for the workload, as `with_room` makes it."""
     return with_room(settings, max_num_seqs=max(workload.batch_sizes), max_model_len=workload.max_model_len)
 
@@ -197,7 +198,7 @@ JOBS = {
 COMMAND = (sys.executable, "-m", "ostinato.bench.engine_driver")
 
 
-def run_in_process(kind: str, job: dict[str, Any]) -> dict[str, Any]:
+def run_in_process(kind: str, job: JsonObject) -> JsonObject:
     """Run `job` in a fresh process and return its result, with `peak_memory_bytes` of that process.
 
     An OstinatoError in the process is raised here; any other failure is a CalledProcessError, its traceback on stderr.
@@ -206,14 +207,14 @@ def run_in_process(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     return result_of(subprocess.run(COMMAND, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def request_of(kind: str, job: dict[str, Any]) -> str:
+def request_of(kind: str, job: JsonObject) -> str:
     """Return the input of a process of `COMMAND`."""
     return json.dumps({"kind": kind, "began": time.monotonic(), **job})
 
 
-def result_of(answer: str) -> dict[str, Any]:
+def result_of(answer: str) -> JsonObject:
     """Return the result that such a process wrote. An OstinatoError in it is raised here."""
-    result: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    result: JsonObject = json.loads(answer.splitlines()[-1])
     if "error" in result:
         error = result["error"]
         remedies = [Remedy(remedy["setting"], remedy["value"]) for remedy in error["remedies"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from ostinato.bench.report import (
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.statistics import KernelShares, capture_figures, min_steps, overall_figures, spread, step_figures
 from ostinato.errors import ConfigError, Remedy
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.graphs.coverage import DecodeRange, StepMode, dispatch
 from ostinato.plan.plan import Plan
@@ -54,7 +55,7 @@ class GraphBench:
     measure: bool = False
 
 
-def graphs(settings: dict[str, Any], bench: GraphBench, say: ProgressCallback) -> BenchReport:
+def graphs(settings: dict[str, object], bench: GraphBench, say: ProgressCallback) -> BenchReport:
     """Measure milliseconds of a decode step by batch size, without graphs and with them, and split them into parts.
 
     A step is the work from a batch to its hidden states. Both ways write the batch into the buffers; then one selects
@@ -103,7 +104,7 @@ def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
 
 def _measure_decode(
     config: EngineConfig, bench: GraphBench, say: ProgressCallback
-) -> tuple[list[dict[str, Any]], dict[str, Any], Plan]:
+) -> tuple[list[JsonObject], JsonObject, Plan]:
     """Return the measurements of each batch size, those of capture, and the plan that they are for."""
     from ostinato.bench.step_timing import kernel_shares, make_decode_steps, take_turns
     from ostinato.engine.core import EngineCore
@@ -118,7 +119,7 @@ def _measure_decode(
     steps = make_decode_steps(runner, bench.rows, bench.prompt_len, engine.spec.vocab_size)
     times_of = take_turns(runner, steps, bench.rounds, say)
     shares: dict[int, KernelShares] = {}
-    floors: dict[int, dict[str, Any]] = {}
+    floors: dict[int, JsonObject] = {}
     if plan.capture.backend == "tape":
         say("timing the kernels alone")
         shares = kernel_shares(runner, steps)
@@ -138,7 +139,7 @@ def _measure_decode(
     return figures, capture_figures(runner.measured["graphs"]), plan
 
 
-def _predicted(machine: StepPredictor | None, rows: int, context: int, measured_ms: float | None) -> dict[str, Any]:
+def _predicted(machine: StepPredictor | None, rows: int, context: int, measured_ms: float | None) -> JsonObject:
     """Return the milliseconds that the plan predicts for a step with a graph, up to its hidden states.
 
     Also return their ratio to the measured ones.
@@ -173,7 +174,7 @@ def _check_measurable(config: EngineConfig, bench: GraphBench) -> None:
 
 def off_stride(
     config: EngineConfig, budgets: Sequence[int], prompt_len: int, rounds: int, say: ProgressCallback
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure prefill tokens/s with each of `budgets` as `max_num_batched_tokens`, alternating.
 
     There is one engine for each, strict. `ratio` is the first one's rate over the last one's, round by round. A round
@@ -212,7 +213,7 @@ def off_stride(
 
 def off_stride_configs(config: EngineConfig, budgets: Sequence[int]) -> dict[int, EngineConfig]:
     """Return the settings for each budget: a graph for every step that it allows, and an equal part of cache memory."""
-    changes: dict[str, Any] = {"strict": True, "capture": "lazy"}
+    changes: dict[str, object] = {"strict": True, "capture": "lazy"}
     if not config.is_given("capture_sizes"):
         changes["max_capture_size"] = max(MAX_CAPTURE_SIZE, *budgets)
     return share_cache({budget: config.with_settings(max_num_batched_tokens=budget, **changes) for budget in budgets})
@@ -232,13 +233,13 @@ def _run(engine: EngineCore, budget: int, prompt_len: int, number: int) -> float
     return trace.prompt_tokens / trace.end
 
 
-def _steps_since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def _steps_since(before: JsonObject, after: JsonObject) -> JsonObject:
     """Return the steps by mode, and the padding, since the statistics `before`."""
     steps = {mode: count - before["steps"][mode] for mode, count in after["steps"].items()}
     return {"steps": steps, "padding": after["padding"] - before["padding"]}
 
 
-def graph_tables(data: Mapping[str, Any]) -> list[Table]:
+def graph_tables(data: JsonMapping) -> list[Table]:
     steps, backend = data["steps"], data["backend"]
     columns = [
         Column("rows", "rows"),
@@ -262,7 +263,7 @@ def graph_tables(data: Mapping[str, Any]) -> list[Table]:
     return tables if data["off_stride"] is None else [*tables, off_stride_table(data["off_stride"])]
 
 
-def _summary(data: Mapping[str, Any]) -> Table:
+def _summary(data: JsonMapping) -> Table:
     """Return the totals over all sizes: by medians, and by shortest times, which other work disturbs least."""
     rows = []
     both = (("medians", data), ("least", data["least"]))
@@ -279,7 +280,7 @@ def _summary(data: Mapping[str, Any]) -> Table:
     return Table((Column("graphs against eager", "name"), *columns), rows)
 
 
-def off_stride_table(figures: Mapping[str, Any]) -> Table:
+def off_stride_table(figures: JsonMapping) -> Table:
     """Return a table of prompt tokens/s by max_num_batched_tokens, and of the modes of the steps."""
     rows = [{"name": each["max_num_batched_tokens"], **each, **each["steps"]} for each in figures["results"]]
     ratio = {name: f"{value:.3f}" for name, value in figures["ratio"].items()}

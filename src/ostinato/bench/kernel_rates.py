@@ -199,7 +199,7 @@ class KernelProbe:
         held = self._turns(per_row * BLOCK * token_bytes, least=max(ROWS))
         blocks = max(held * per_row, PROMPT // BLOCK) + 1
         k_cache, v_cache = (self._some(blocks, BLOCK, KV_HEADS, HEAD_DIM, dtype=storage) for _ in range(2))
-        scales: dict[str, Any] = {}
+        scales: dict[str, object] = {}
         if storage == torch.int8:
             scales = {
                 name: self._some(blocks, BLOCK, KV_HEADS, dtype=torch.float32) for name in ("k_scales", "v_scales")

@@ -22,6 +22,7 @@ from ostinato.bench.statistics import RoundTrace, median_ratio
 from ostinato.bench.throughput import LENGTHS, NAMES, RATES, name_of, throughput_figures
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 
 PEERS = ("transformers",)
@@ -36,7 +37,7 @@ def check_peer(peer: str) -> None:
         raise ConfigError(f"comparing with {peer} needs it installed: pip install {peer}")
 
 
-def compare(settings: dict[str, Any], workload: Workload, peer: str, say: ProgressCallback) -> BenchReport:
+def compare(settings: dict[str, object], workload: Workload, peer: str, say: ProgressCallback) -> BenchReport:
     """Measure both engines, and the ratio of their median rates (above 1: Ostinato is faster).
 
     Each round is a process of Ostinato, then one of the peer; both load the model, warm up and run one counted batch of
@@ -44,7 +45,7 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Progre
     """
     check_peer(peer)
     vocab_size = load_spec(bench_config(settings, workload)).vocab_size
-    answers: dict[str, list[dict[str, Any]]] = {"ostinato": [], peer: []}
+    answers: dict[str, list[JsonObject]] = {"ostinato": [], peer: []}
     for number in range(workload.rounds):
         job = {"settings": settings, "batches": _batches(workload, vocab_size, number)}
         say(f"round {number + 1}: ostinato")
@@ -73,7 +74,7 @@ def compare(settings: dict[str, Any], workload: Workload, peer: str, say: Progre
     return BenchReport(data, engine_lines(data, LENGTHS), [Table((*COLUMNS, ratios), rows)])
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: JsonObject) -> JsonObject:
     """Run Ostinato's part of a round in this process: return a trace of each of the job's batches, one after the other.
 
     A batch has `prompts`, lists of token ids, and `output_len`. `startup_seconds` is the time from `began` until the
@@ -92,7 +93,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     return {**figures, **engine_facts("throughput", config, engine.plan)}
 
 
-def answer_by_transformers(job: dict[str, Any]) -> dict[str, Any]:
+def answer_by_transformers(job: JsonObject) -> JsonObject:
     """Run the same with transformers' `generate`, with the `dtype`, `device` and number of `threads` of the job."""
     import torch
     import transformers
@@ -105,7 +106,7 @@ def answer_by_transformers(job: dict[str, Any]) -> dict[str, Any]:
     return {**figures, "version": transformers.__version__}
 
 
-def _run_all(job: dict[str, Any], run: Callable[[list[list[int]], int], RoundTrace]) -> dict[str, Any]:
+def _run_all(job: JsonObject, run: Callable[[list[list[int]], int], RoundTrace]) -> JsonObject:
     traces, ends = [], []
     for batch in job["batches"]:
         traces.append(asdict(run(batch["prompts"], batch["output_len"])))
@@ -113,7 +114,7 @@ def _run_all(job: dict[str, Any], run: Callable[[list[list[int]], int], RoundTra
     return {"traces": traces, "startup_seconds": ends[0] - job["began"]}
 
 
-def _load(config: EngineConfig, dtype: str, device: str) -> Any:
+def _load(config: EngineConfig, dtype: str, device: str) -> object:
     import torch
     import transformers
 
@@ -162,7 +163,7 @@ def _generate(model: Any, prompts: list[list[int]], output_len: int) -> RoundTra
     return RoundTrace(ids.numel(), [moments] * len(prompts), moments)
 
 
-def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str, Any]]:
+def _batches(workload: Workload, vocab_size: int, number: int) -> list[JsonObject]:
     """Return the batches of one round: for each batch size one to warm up, and one that is counted."""
     return [
         {"prompts": workload.prompts(size, vocab_size, turn), "output_len": output_len}
@@ -171,7 +172,7 @@ def _batches(workload: Workload, vocab_size: int, number: int) -> list[dict[str,
     ]
 
 
-def _figures(answers: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
+def _figures(answers: Sequence[JsonObject], index: int) -> JsonObject:
     traces = [RoundTrace(**answer["traces"][1::2][index]) for answer in answers]
     peak = max(answer["peak_memory_bytes"] for answer in answers)
     return {**throughput_figures(traces), "peak_memory_bytes": peak}

@@ -26,7 +26,8 @@ from ostinato.bench.report import (
 from ostinato.bench.statistics import paired_ratio, percentiles, spread
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.kv_cache.cache_report import MissCause
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.kv_cache.prefix_index import MissCause
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
@@ -117,7 +118,7 @@ def _counters(engine: EngineCore) -> dict[str, int]:
     return {name: (stats | stats["prefix_cache"])[name] for name in COUNTERS}
 
 
-def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> dict[str, Any]:
+def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> JsonObject:
     """Return tokens found and missed, and seconds to the first token, over the counted asks of all rounds.
 
     `baseline` are the same rounds in a configuration that finds nothing; `first_token_ratio` is the mean time over
@@ -147,7 +148,7 @@ def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound
     }
 
 
-def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> dict[str, Any] | None:
+def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound] | None) -> JsonObject | None:
     """Return the seconds to the first token of one prompt, cold and warm, and the ratio of both.
 
     Return None for a workload without cold asks. `cold_ratio` is the cold time over that of the baseline: the cost of
@@ -173,7 +174,7 @@ def _cold_seconds(rounds: Sequence[PrefixRound]) -> list[float]:
     return [statistics.mean(each.first_token_seconds for each in one.of_role("cold")) for one in rounds]
 
 
-def _round_figures(one: PrefixRound) -> dict[str, Any]:
+def _round_figures(one: PrefixRound) -> JsonObject:
     counted = one.of_role("counted")
     return {
         "cached_tokens": sum(each.cached_tokens for each in counted),
@@ -309,7 +310,7 @@ def _take_turns(
     return rounds
 
 
-def _cache_facts(variant: CacheVariant, plan: Plan) -> dict[str, Any]:
+def _cache_facts(variant: CacheVariant, plan: Plan) -> JsonObject:
     """Return a configuration, and its plan's facts about the cache."""
     memory = plan.memory
     return {
@@ -385,7 +386,7 @@ def _possible_modes(model: ModelSpec, chunked_prefill: bool) -> list[str]:
     return modes
 
 
-def prefix_tables(data: Mapping[str, Any]) -> list[Table]:
+def prefix_tables(data: JsonMapping) -> list[Table]:
     results, baseline = data["results"], data["baseline"]
     names = (Column("workload", "workload", is_text=True), Column("configuration", "configuration", is_text=True))
     ratio = "ratio" if baseline is None else f"to {baseline}"

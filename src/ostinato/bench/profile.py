@@ -1,11 +1,16 @@
-"""A step's time by kernel, compared with the roofline of each, and the time around the model."""
+"""A step's time by kernel, compared with the roofline of each, and the time around the model.
+
+Traces are in Chrome's trace event format, which Perfetto and chrome://tracing show: JSON with a list of events. Each
+call is a complete event ("ph": "X") with its start and duration in microseconds (Trace Event Format, Google).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import plan_of, with_room
 from ostinato.bench.graphs import graph_of
@@ -14,8 +19,9 @@ from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, 
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
-from ostinato.bench.trace import check_trace_path, trace_of, write_trace
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, os_error_text
+from ostinato.files import is_directory
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
 from ostinato.plan.kernel_costs import kernel_work
@@ -26,9 +32,10 @@ if TYPE_CHECKING:
     from ostinato.config import EngineConfig
     from ostinato.engine.core import EngineCore
 
-
 KERNEL_OF = {"logits": "linear"}
 """Kernels of the rows whose name is not their kernel's."""
+
+_TRACE_PROCESS = 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Roofline:
 
 
 def profile(
-    settings: dict[str, Any], bench: ProfileBench, say: ProgressCallback, trace: Path | None = None
+    settings: dict[str, object], bench: ProfileBench, say: ProgressCallback, trace: Path | None = None
 ) -> BenchReport:
     """Profile steps: kernels with calls, seconds, bytes, FLOPs and roofline, and phases of the engine's loop.
 
@@ -70,7 +77,7 @@ def profile(
     run eagerly, with a stopwatch at every kernel, and the rest is torch and Python between kernels. On a GPU all calls
     of one operation are replayed as a separate graph. The last of a step's kernels is `logits`, the LM head's matmul.
 
-    With `trace` the calls of the steps are written to that file (`bench/trace.py`). ConfigError if they cannot be.
+    With `trace` the calls of the steps are written to that file. ConfigError if they cannot be.
     """
     from ostinato.engine.core import EngineCore
 
@@ -104,7 +111,7 @@ def _decode(
     machine: StepPredictor | None,
     say: ProgressCallback,
     traced: dict[str, Calls],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the figures of the decode steps, and add their calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import TapeClock, make_decode_steps, profile_eagerly, profile_tape
@@ -148,7 +155,7 @@ def _prefill(
     machine: StepPredictor | None,
     say: ProgressCallback,
     traced: dict[str, Calls],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the figures of the prompt's step, and add its calls to `traced`."""
     from ostinato.bench.gpu.kernel_times import operation_times, step_seconds
     from ostinato.bench.step_timing import profile_eagerly, prompt_step
@@ -186,7 +193,7 @@ def _step_figures(
     seconds: float,
     roofs: Roofline,
     machine: StepPredictor | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     settings = plan.settings
     work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
     kernels = kernel_figures(calls, work, roofs)
@@ -200,7 +207,7 @@ def _step_figures(
     }
 
 
-def _config_for(settings: dict[str, Any], bench: ProfileBench) -> EngineConfig:
+def _config_for(settings: dict[str, object], bench: ProfileBench) -> EngineConfig:
     """Return `settings` with room for the steps.
 
     Raises ConfigError if they give less, or ask for what is not profiled.
@@ -223,7 +230,7 @@ def _loop_steps(bench: ProfileBench) -> int:
     return max(bench.rounds, 8)
 
 
-def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: Roofline) -> list[dict[str, Any]]:
+def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: Roofline) -> list[JsonObject]:
     """Return the calls of a step by name, longest first: seconds, share, roofline, and the share of it reached.
 
     The last two are None for kernels that `work` does not know.
@@ -251,7 +258,7 @@ def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: R
     return figures
 
 
-def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def total_figures(figures: Sequence[JsonMapping]) -> JsonObject:
     """Return the totals of all kernels of a step. The roofline is None if that of a kernel with experts is."""
     seconds = sum(each["seconds"] for each in figures)
     is_known = all(each["floor_seconds"] is not None for each in figures if each["kernel"] == "moe")
@@ -263,7 +270,7 @@ def total_figures(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def profile_tables(data: Mapping[str, Any]) -> list[Table]:
+def profile_tables(data: JsonMapping) -> list[Table]:
     tables = []
     for step in data["decode"]:
         graph = "eager" if step["way"] == "eager" else f"{step['way']}, {step['graph_rows']} rows"
@@ -273,7 +280,7 @@ def profile_tables(data: Mapping[str, Any]) -> list[Table]:
     return [*tables, *([_phase_table(data["decode"])] if data["decode"][0]["phases"] else [])]
 
 
-def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]) -> Table:
+def _kernel_table(title: str, step: JsonMapping, chosen: Mapping[str, str]) -> Table:
     """Return a table of a step's kernels, longest first, with the sum of all, and the time between them."""
     empty = dict.fromkeys(("calls", "share", "bytes", "flops", "floor_seconds", "fraction_reached"))
     rows = [
@@ -300,7 +307,7 @@ def _kernel_table(title: str, step: Mapping[str, Any], chosen: Mapping[str, str]
     return Table(columns, rows, title)
 
 
-def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+def _phase_table(steps: Sequence[JsonMapping]) -> Table:
     """Return a table of milliseconds of a decode step in the engine's loop, by batch size."""
     seconds: dict[str, dict[str, float]] = {}
     for step in steps:
@@ -318,3 +325,39 @@ def _phase_table(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}"
+
+
+def trace_of(steps: Mapping[str, Calls], process: str) -> JsonObject:
+    """Return the trace of `steps`, calls by the name of a step, as plain data. Each step is a track of its own.
+
+    The calls of a step follow each other without gaps, from time 0 on: their times are measured, the time between them
+    is not.
+    """
+    events = [_name("process_name", process, 0)]
+    for track, (step, calls) in enumerate(steps.items(), start=1):
+        events.append(_name("thread_name", step, track))
+        begin = 0.0
+        for place, (operation, seconds) in enumerate(calls):
+            duration = seconds * 1e6
+            place_and_time = {"pid": _TRACE_PROCESS, "tid": track, "ts": begin, "dur": duration}
+            events.append({"name": operation, "cat": "operation", "ph": "X", **place_and_time, "args": {"call": place}})
+            begin += duration
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _name(kind: str, name: str, track: int) -> JsonObject:
+    return {"name": kind, "ph": "M", "pid": _TRACE_PROCESS, "tid": track, "args": {"name": name}}
+
+
+def check_trace_path(path: Path) -> None:
+    """Raise ConfigError if no trace could be written to `path`; to be called before anything is measured."""
+    if is_directory(path) or not is_directory(path.parent):
+        raise ConfigError(f"--trace {path} should be a file in a directory that exists")
+
+
+def write_trace(path: Path, trace: Mapping[str, object]) -> None:
+    """Write the trace as JSON. ConfigError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the trace cannot be written to {path}: {os_error_text(error)}") from None

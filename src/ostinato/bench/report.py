@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ostinato._version import __version__
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.linux import cpu_model
 from ostinato.units import format_bytes
@@ -38,7 +38,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def format_value(value: Any, format: Format = "{}") -> str:
+def format_value(value: object, format: Format = "{}") -> str:
     """Return `value` as text. Text stays as it is, and None, which is what was not measured, is "-"."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
@@ -109,7 +109,7 @@ class Table:
 class BenchReport:
     """Measurements, and the facts about what was measured."""
 
-    data: dict[str, Any]
+    data: JsonObject
     """All measurements, as plain JSON data; units are in the names."""
     facts: Mapping[str, str]
     """Facts about what was run, and where: lines of a name and a text."""
@@ -152,12 +152,12 @@ def spread_columns(path: str, format: Format, *others: str) -> tuple[Column, ...
     return tuple(Column(name, f"{path}.{name}", format) for name in others or ("median", "min", "max"))
 
 
-def run_facts(command: str) -> dict[str, Any]:
+def run_facts(command: str) -> JsonObject:
     """Return the first entries of every report's data. The command fills `command_line` in."""
     return {"command": command, "command_line": None, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
 
 
-def machine_facts(plan: Plan | None = None) -> dict[str, Any]:
+def machine_facts(plan: Plan | None = None) -> JsonObject:
     """Return the processor, the cores that this process may use, and versions.
 
     With the plan of an engine in this process also its device, the threads that it uses and torch's version.
@@ -171,7 +171,7 @@ def machine_facts(plan: Plan | None = None) -> dict[str, Any]:
     return {**machine, "threads": torch.get_num_threads(), "torch": torch.__version__, "device": plan.device.name}
 
 
-def model_facts(config: EngineConfig, plan: Plan) -> dict[str, Any]:
+def model_facts(config: EngineConfig, plan: Plan) -> JsonObject:
     return {
         "name": config.model,
         "architecture": plan.model.architecture,
@@ -180,7 +180,7 @@ def model_facts(config: EngineConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any) -> dict[str, Any]:
+def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: object) -> JsonObject:
     """Return the first entries of the data of a report on an engine in this process.
 
     `settings` of the benchmark join those of the engine.
@@ -193,7 +193,7 @@ def engine_facts(command: str, config: EngineConfig, plan: Plan, **settings: Any
     }
 
 
-def engine_lines(data: Mapping[str, Any], workload: str) -> dict[str, str]:
+def engine_lines(data: JsonMapping, workload: str) -> dict[str, str]:
     """Return the facts to print of a report on an engine. `workload` is filled in from the settings."""
     model, machine, settings = data["model"], data["machine"], data["settings"]
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"

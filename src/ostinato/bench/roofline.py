@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import plan_of, with_room
 from ostinato.bench.report import machine_facts
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.model import ModelSpec
@@ -89,7 +90,7 @@ def decode_bytes(
     )
 
 
-def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float) -> dict[str, Any]:
+def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float) -> JsonObject:
     """Return the roofline seconds of a decode step, and their share of `step_seconds`, the measured ones."""
     seconds = needed.total / bandwidth.best
     return {
@@ -156,7 +157,7 @@ def best_seconds(work: Callable[[], object], device: torch.device, passes: int =
     return min(seconds)
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: JsonObject) -> JsonObject:
     """Return the memory's bandwidth with the threads of the settings, and the bytes that decode steps must move.
 
     `decode_bytes` is by number of `rows`, of `context` tokens on average; None for a model without known bytes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,6 +17,7 @@ from ostinato.bench.statistics import RoundTrace, paired_ratio, spread
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work
@@ -237,7 +238,7 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound], k: int) -> dict[str, Any]:
+def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound], k: int) -> JsonObject:
     """Return statistics of one variant with `k` drafts against `plain`, without drafts, on the same prompts.
 
     `decode_tokens_per_second` is the median, least and greatest over the rounds; `speed` that of a round over that of
@@ -306,7 +307,7 @@ def _sum(counts: Sequence[Sequence[int]], k: int) -> list[int]:
     return [sum(each[i] for each in counts if each) for i in range(k)]
 
 
-def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
+def speculative_tables(data: JsonMapping) -> list[Table]:
     names = (Column("batch", "batch_size"), Column("drafts", "variant"))
     two = "{:,.2f}"
     speeds = (
@@ -328,5 +329,5 @@ def speculative_tables(data: Mapping[str, Any]) -> list[Table]:
     return tables
 
 
-def _acceptance(result: Mapping[str, Any]) -> str:
+def _acceptance(result: JsonMapping) -> str:
     return " ".join("-" if share is None else f"{share:.2f}" for share in result["acceptance"]) or "-"

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.graphs.coverage import StepMode
 
 Calls = Sequence[tuple[str, float]]
@@ -132,8 +133,8 @@ def step_figures(
     size: int | None,
     backend: str,
     shares: KernelShares | None = None,
-    floor: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    floor: Mapping[str, object] | None = None,
+) -> JsonObject:
     """Return the medians of one batch size in milliseconds, None for what was not measured.
 
     `speed` is the speed with the graph over that without, the median over pairs of neighbours in time: above 1 the
@@ -144,7 +145,7 @@ def step_figures(
     eager, graph = times.median("eager") * 1e3, times.median("graph") * 1e3 if has_graph else None
     speeds = [before / after for before, after in zip(times.eager, times.graph, strict=True)] if has_graph else []
     least = {"eager": times.least("eager") * 1e3} | ({backend: times.least("graph") * 1e3} if has_graph else {})
-    split: dict[str, Any] = {"kernel_ms": None, "rest_ms": None}
+    split: JsonObject = {"kernel_ms": None, "rest_ms": None}
     if shares is not None:
         parts = {"eager": (eager, shares.eager)} | ({} if graph is None else {backend: (graph, shares.graph)})
         split["kernel_ms"] = {way: total * share for way, (total, share) in parts.items()}
@@ -164,13 +165,13 @@ def step_figures(
     }
 
 
-def overall_figures(steps: Sequence[Mapping[str, Any]], backend: str) -> dict[str, Any]:
+def overall_figures(steps: Sequence[Mapping[str, object]], backend: str) -> JsonObject:
     """Return the speed with graphs over that without, and the largest cliff of each, by the times in `steps`."""
     cliffs = {way: largest_cliff(steps, f"{way}_ms") for way in ("eager", backend)}
     return {"ratio": speed_ratio(steps), "cliff": cliffs}
 
 
-def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def speed_ratio(steps: Sequence[JsonMapping]) -> JsonObject | None:
     """Return the speed with graphs over that without, over all batch sizes that have one: median, worst and where.
 
     Return None if none has.
@@ -182,7 +183,7 @@ def speed_ratio(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"median": statistics.median(speeds.values()), "worst": speeds[worst], "worst_rows": worst}
 
 
-def min_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def min_steps(steps: Sequence[JsonMapping]) -> list[dict[str, object]]:
     """Return the steps with their shortest times in place of the medians, for statistics of them.
 
     Other work on the machine makes a step longer, never shorter.
@@ -198,7 +199,7 @@ def min_steps(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def largest_cliff(steps: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any] | None:
+def largest_cliff(steps: Sequence[JsonMapping], kind: str) -> JsonObject | None:
     """Return the largest ratio of the times of two neighbouring batch sizes, up or down.
 
     Return None if no two neighbours were measured. `kind` names the time to compare, such as `eager_ms`.
@@ -211,7 +212,7 @@ def largest_cliff(steps: Sequence[Mapping[str, Any]], kind: str) -> dict[str, An
     return max(found, key=lambda cliff: cliff["ratio"], default=None)
 
 
-def capture_figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+def capture_figures(measured: JsonMapping) -> JsonObject:
     """Return time and memory of capture, from `plan.measured["graphs"]`.
 
     Bytes count the persistent buffers and what graphs share.
@@ -235,7 +236,7 @@ class ArrivalTimes:
     graph: Sequence[float]
 
 
-def arrival_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
+def arrival_figures(times: Sequence[ArrivalTimes]) -> JsonObject:
     """Return latencies over all arrivals and rounds, eager and with graphs, in milliseconds, and `speed`.
 
     `speed` is eager over graphs, above 1 if graphs are faster. `least` is made of each arrival's shortest times: other
@@ -246,7 +247,7 @@ def arrival_figures(times: Sequence[ArrivalTimes]) -> dict[str, Any]:
     return {"arrivals": len(times), **_figures(every), "least": _figures(least)}
 
 
-def _figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _figures(seconds: Mapping[str, Sequence[float]]) -> JsonObject:
     figures = {way: spread_ms(seconds[way]) for way in WAYS}
     speed = {name: figures["eager"][name] / figures["graph"][name] for name in STATISTICS}
     return {"eager_ms": figures["eager"], "graph_ms": figures["graph"], "speed": speed}
@@ -262,7 +263,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
+def point_of(tokens: int, images: int, times: ArrivalTimes) -> JsonObject:
     """Return one arrival's tokens and images, and its shortest times."""
     return {
         "tokens": tokens,
@@ -272,7 +273,7 @@ def point_of(tokens: int, images: int, times: ArrivalTimes) -> dict[str, Any]:
     }
 
 
-def share_of_padding(counts: Mapping[str, Any]) -> float | None:
+def share_of_padding(counts: JsonMapping) -> float | None:
     """Return the padding over all that graphs computed, from the counts of packs; None if no graph ran."""
     padded = sum(one["tokens"] + one["padding"] for one in counts["budgets"])
     return counts["padding"] / padded if padded else None

@@ -29,8 +29,8 @@ class PhaseClock:
         self._stack: list[str] = []
         self._since = 0.0
 
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def timed(self, phase: str, function: Callable[..., object]) -> Callable[..., Any]:
+        def call(*args: object, **kwargs: object) -> Any:
             self._turn(phase)
             try:
                 return function(*args, **kwargs)
@@ -78,7 +78,7 @@ def watched(engine: EngineCore, clock: PhaseClock) -> Iterator[None]:
 
 
 @contextmanager
-def _in_place(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _in_place(owner: object, name: str, value: object) -> Iterator[None]:
     """Set attribute `name` of `owner` to `value` inside the context, and restore it afterwards."""
     had = name in vars(owner)
     before = vars(owner).get(name)

@@ -160,10 +160,10 @@ class Stopwatch:
         """Seconds of all calls together."""
         return sum(seconds for _, seconds in self.calls)
 
-    def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, name: str, kernel: Callable[..., object]) -> Callable[..., Any]:
         """Return `kernel` with timing. Calls that a kernel makes belong to it, and are not counted twice."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             if self._is_running:
                 return kernel(*args, **kwargs)
             self._is_running = True
@@ -176,7 +176,7 @@ class Stopwatch:
 
         return call
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return self.timed(name, kernel)(*args, **kwargs)
 
     def split(
@@ -184,7 +184,7 @@ class Stopwatch:
         name: str,  # noqa: ARG002
         function: Kernel,
         tensors: tuple[torch.Tensor, ...],
-        others: tuple[Any, ...],
+        others: tuple[object, ...],
     ) -> torch.Tensor:
         return function(*tensors, *others)
 

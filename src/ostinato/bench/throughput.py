@@ -6,7 +6,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, pairwise
-from typing import Any
 
 from ostinato.bench.engine_driver import Workload, bench_config, run_batch, run_in_process, run_rounds
 from ostinato.bench.report import (
@@ -21,7 +20,8 @@ from ostinato.bench.report import (
 )
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.statistics import RoundTrace, percentiles, spread
-from ostinato.observe.histograms import StartupTimer
+from ostinato.json_io import JsonObject
+from ostinato.observe.counts import StartupTimer
 from ostinato.units import format_bytes
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
@@ -63,7 +63,7 @@ LATENCY_COLUMNS = (
 )
 
 
-def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
+def throughput(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure rates and steps for each batch size, and the share of the roofline that decode steps reach.
 
     `bookkeeping_share` is the share of all steps for scheduling batches and applying results. `floor` is None for a
@@ -74,7 +74,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallba
     config = bench_config(settings, workload)
     engine = EngineCore(config)
     plan = engine.plan
-    results: list[dict[str, Any]] = []
+    results: list[JsonObject] = []
     for batch_size in workload.batch_sizes:
         before = engine.stats()
         figures = throughput_figures(run_rounds(engine, workload, batch_size, say))
@@ -110,7 +110,7 @@ def throughput(settings: dict[str, Any], workload: Workload, say: ProgressCallba
     return BenchReport(data, engine_lines(data, LENGTHS), tables)
 
 
-def latency(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
+def latency(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure the two latencies in seconds for each batch size, with requests that all come at once."""
     from ostinato.engine.core import EngineCore
 
@@ -124,7 +124,7 @@ def latency(settings: dict[str, Any], workload: Workload, say: ProgressCallback)
     return BenchReport(data, engine_lines(data, LENGTHS), [Table(LATENCY_COLUMNS, results)])
 
 
-def startup(settings: dict[str, Any], workload: Workload, say: ProgressCallback) -> BenchReport:
+def startup(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:
     """Measure the seconds of each phase and of the whole (`total`), each round in a fresh process.
 
     They are given as median, min and max.
@@ -146,7 +146,7 @@ def startup(settings: dict[str, Any], workload: Workload, say: ProgressCallback)
     return BenchReport(data, lines, [Table(PHASE_COLUMNS, rows)])
 
 
-def answer_startup(job: dict[str, Any]) -> dict[str, Any]:
+def answer_startup(job: JsonObject) -> JsonObject:
     """Start up once in this process, which began at `began` and entered Python code at `entered`."""
     phases = StartupTimer(job["began"])
     phases.end("interpreter", job["entered"])
@@ -174,7 +174,7 @@ def name_of(rate: str) -> str:
     return rate.removesuffix("_tokens_per_second")
 
 
-def throughput_figures(traces: Sequence[RoundTrace]) -> dict[str, Any]:
+def throughput_figures(traces: Sequence[RoundTrace]) -> JsonObject:
     """Return rates in tokens/s, each as median, min and max over the rounds, and the lengths of decode steps.
 
     `total` counts prompt and output tokens over the whole round, `output` the output tokens alone; `prefill` prompt
@@ -198,7 +198,7 @@ def throughput_figures(traces: Sequence[RoundTrace]) -> dict[str, Any]:
     }
 
 
-def latency_figures(traces: Sequence[RoundTrace]) -> dict[str, Any]:
+def latency_figures(traces: Sequence[RoundTrace]) -> JsonObject:
     """Return the seconds to the first token and between tokens, over all requests of all rounds."""
     requests = [times for trace in traces for times in trace.token_times]
     gaps = [later - earlier for times in requests for earlier, later in pairwise(times)]

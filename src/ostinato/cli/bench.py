@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -36,7 +36,7 @@ Rounds = Annotated[int, typer.Option(min=1, help="Rounds that are counted, after
 
 
 def throughput_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     batch_sizes: BatchSizes = "32",
     prompt_len: PromptLen = 128,
     output_len: OutputLen = 64,
@@ -61,7 +61,7 @@ def throughput_command(
 
 
 def latency_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     batch_sizes: BatchSizes = "1,8,32",
     prompt_len: PromptLen = 128,
     output_len: OutputLen = 64,
@@ -78,7 +78,7 @@ def latency_command(
 
 
 def startup_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     prompt_len: PromptLen = 128,
     rounds: Annotated[int, typer.Option(min=1, help="How many processes are started.")] = 3,
 ) -> Measure:
@@ -91,7 +91,7 @@ def startup_command(
 
 
 def prefix_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     workloads: Annotated[
         str, typer.Option(metavar="NAME[,NAME...]", help="What is asked: some of those above.")
     ] = ",".join(WORKLOADS),
@@ -154,7 +154,7 @@ def prefix_command(
 
 
 def speculative_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     method: Annotated[
         str,
         typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts; how many, --num-drafts says."),

@@ -23,7 +23,7 @@ MAX_ROWS = 32
 
 
 def graphs_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     rows: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +72,7 @@ def graphs_command(
 
 
 def encoder_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     arrivals: Annotated[int, typer.Option(min=1, help="Arrivals of one image, and as many of several.")] = 16,
     batch: Annotated[str, typer.Option(metavar="LEAST,MOST", help="Images that come together.")] = "2,4",
     max_pixels: Annotated[
@@ -98,7 +98,7 @@ def encoder_command(
 
 
 def profile_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     batch_sizes: BatchSizes = "1,8,32",
     context: Annotated[
         int, typer.Option("--context", "--prompt-len", min=1, help="Tokens before each row of a decode step.")

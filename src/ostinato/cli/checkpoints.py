@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -129,7 +129,7 @@ def _tensors(report: CheckpointReport) -> Table:
     return table
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {text}" for name, text in value.items())
     if isinstance(value, list):

@@ -17,7 +17,7 @@ from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
 from ostinato.errors import ConfigError
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonObject, to_json_data
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -148,8 +148,8 @@ def _evaluate(llm: LLM, seed: int, count: int, max_tokens: int) -> Evaluation:
     return Evaluation(kind, tasks, answers, prompts, time.perf_counter() - begin)
 
 
-def _to_json(evaluation: Evaluation, model: str, settings: dict[str, Any], show_wrong: bool) -> dict[str, Any]:
-    data: dict[str, Any] = {
+def _to_json(evaluation: Evaluation, model: str, settings: dict[str, object], show_wrong: bool) -> JsonObject:
+    data: JsonObject = {
         "asked": evaluation.kind,
         "accuracy": evaluation.accuracy,
         "num_problems": len(evaluation.tasks),

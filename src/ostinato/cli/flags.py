@@ -26,7 +26,7 @@ from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.files import expand
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import ALIASES
@@ -100,7 +100,7 @@ def print_config(settings: BaseModel) -> Iterator[str]:
         yield f"# {line}" if value == field.default else line
 
 
-def _as_argument(value: Any, *, is_list: bool) -> Any:
+def _as_argument(value: object, *, is_list: bool) -> Any:
     """Return a value in the form in which a flag would bring it."""
     if is_list:
         return [str(each) for each in (value if isinstance(value, list) else [value])]
@@ -184,7 +184,7 @@ def with_flags(
     own = [parameter for parameter in parameters.values() if parameter.name != collector]
     added = [flag for flag in flags if flag.name not in parameters]
 
-    def with_collected(**arguments: Any) -> None:
+    def with_collected(**arguments: object) -> None:
         if reads_file:
             del arguments["config_file"], arguments["help_all"]  # their callbacks have run already
         values = {flag.name: arguments.pop(flag.name) for flag in added}
@@ -274,11 +274,11 @@ def _flags() -> Iterator[inspect.Parameter]:
             yield setting_flag(alias, field, "", AS_TEXT.get(name), hidden=True)
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, annotation: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _kind(annotation: Any) -> tuple[Any, str | None]:
+def _kind(annotation: object) -> tuple[Any, str | None]:
     """Return the type that typer parses, and the placeholder in help if the type does not give one."""
     if get_origin(annotation) in (UnionType, Union):
         annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
@@ -339,7 +339,7 @@ def read_prompts(file: Path) -> tuple[str, ...]:
     return lines
 
 
-def template_variables(text: str | None) -> dict[str, Any]:
+def template_variables(text: str | None) -> JsonObject:
     """Return the object that `--chat-template-kwargs` holds; RequestError if it is anything else."""
     if text is None:
         return {}

@@ -26,6 +26,7 @@ from ostinato.cli.flags import (
 )
 from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import looks_like_model
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _run(
     return llm.chat([[as_message(prompt)] for prompt in prompts], params, **variables)
 
 
-def _entries(prompt: str, output: RequestOutput) -> Iterator[dict[str, Any]]:
+def _entries(prompt: str, output: RequestOutput) -> Iterator[JsonObject]:
     """Yield one object per sample, with log-probabilities if they were requested."""
     for completion in output.outputs:
         entry = {

@@ -212,7 +212,7 @@ def _report_lack(error: Exception, as_json: bool) -> None:
         sys.exit(EXIT_BAD_REQUEST)
 
 
-def _report(error: OstinatoError, as_json: bool, flags: Mapping[str, Any] | None = None) -> None:
+def _report(error: OstinatoError, as_json: bool, flags: Mapping[str, object] | None = None) -> None:
     """Print an error, with its remedies in the form of `flags` (setting -> parameter of the command)."""
     if as_json:
         print(json.dumps(error.to_json(), indent=2))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -15,6 +15,7 @@ from rich.text import Text
 from ostinato.bench.report import Column, Table
 from ostinato.errors import RequestError, os_error_text
 from ostinato.files import exists, is_directory, is_file
+from ostinato.json_io import JsonMapping
 from ostinato.units import format_bytes
 
 _ROOM = 4096
@@ -102,7 +103,7 @@ def piped_progress() -> Callable[[str, int, int], None]:
     return show
 
 
-def _size(graph: Mapping[str, Any]) -> str:
+def _size(graph: JsonMapping) -> str:
     """Return a graph's size as text; empty for steps without a graph."""
     if "size" not in graph:
         return ""
@@ -132,7 +133,7 @@ DRAFTS = (
 )
 
 
-def print_stats(stats: Mapping[str, Any]) -> None:
+def print_stats(stats: JsonMapping) -> None:
     """Print the engine's counts as tables on stderr; nested ones as `outer.inner`."""
     table = figures_table("stats")
     for name, value in _flat(stats):
@@ -156,7 +157,7 @@ def print_stats(stats: Mapping[str, Any]) -> None:
         console.print(_captured(encoder))
 
 
-def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None:
+def _print_speculation(speculation: JsonMapping, console: Console) -> None:
     """Print the accepted drafts by position, remarks, and the controller's choices.
 
     The choices are listed for each batch size, with reasons.
@@ -178,7 +179,7 @@ def _print_speculation(speculation: Mapping[str, Any], console: Console) -> None
     Table(CONTROLLER, speculation["controller"]["batch_sizes"], "drafts by batch size").print(console)
 
 
-def _captured(graphs: Mapping[str, Any]) -> Text:
+def _captured(graphs: JsonMapping) -> Text:
     observed, planned = format_bytes(graphs["observed_bytes"]), format_bytes(graphs["planned_bytes"])
     return _remark(f"{graphs['captured']} graphs in {graphs['capture_seconds']:.1f} s; {observed}, {planned} planned")
 
@@ -195,7 +196,7 @@ def figures_table(title: str, justify: Literal["left", "right"] = "right") -> Ri
     return table
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if name in ("graphs", "speculation") or value is None:  # printed in separate tables, or absent
             continue

@@ -17,6 +17,7 @@ from rich.text import Text
 from ostinato.cli.flags import Model, check_model, engine_options, name_model, read_prompts
 from ostinato.cli.output import figures_table, note, piped_progress
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonMapping
 from ostinato.models.checkpoint import resolve_model_dir
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
@@ -27,7 +28,7 @@ MAX_PLACES = 3
 SHORT_GRAPH_MODES = {"full_decode_only": "full", "full_and_piecewise": "full+piecewise"}
 
 
-def print_report(report: Mapping[str, Any], console: Console) -> None:
+def print_report(report: Mapping[str, object], console: Console) -> None:
     """Print the setup, the cells, their missing proofs, and each divergence."""
     console.print(_facts(report))
     cells = _cells(report)
@@ -39,7 +40,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     console.print(_summary(report), soft_wrap=True)
 
 
-def _facts(report: Mapping[str, Any]) -> Table:
+def _facts(report: JsonMapping) -> Table:
     model, settings, extent = report["model"], report["settings"], report["extent"]
     table = figures_table("verify", justify="left")
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.1f} M"
@@ -63,7 +64,7 @@ def _facts(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _cells(report: Mapping[str, Any]) -> Table:
+def _cells(report: JsonMapping) -> Table:
     table = Table(box=None, header_style="bold")
     table.add_column("cell", style="cyan")
     for name in ("state", "drafts", "graphs", "step", "overlap", "preempt", "cache", "greedy", "sampled"):
@@ -98,7 +99,7 @@ def _counts(cell: Mapping[str, Any]) -> Iterator[str]:
     yield "/".join(str(counts[f"{mode}_steps"]) for mode in ("full", "piecewise", "eager"))
 
 
-def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
+def _remarks(report: JsonMapping) -> Iterator[Text]:
     """Yield one line for each divergence, and for each missing proof of a cell."""
     for message in report["left_out"]:
         yield Text(f"left out: {message}", style="dim")
@@ -114,7 +115,7 @@ def _remarks(report: Mapping[str, Any]) -> Iterator[Text]:
         yield from _places(f"cell {number}", cell["found"], report)
 
 
-def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Text]:
+def _places(where: str, found: Sequence[JsonMapping], report: JsonMapping) -> Iterator[Text]:
     """Yield the first divergences, differences before ties."""
     ordered = sorted(found, key=lambda each: each["is_tie"])
     for each in ordered[:MAX_PLACES]:
@@ -123,7 +124,7 @@ def _places(where: str, found: Sequence[Mapping[str, Any]], report: Mapping[str,
         yield Text(f"{where}: and {len(found) - MAX_PLACES} more, which --json lists")
 
 
-def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> Text:
+def _place(where: str, found: JsonMapping, report: JsonMapping) -> Text:
     """Return a divergence with its scores."""
     prompt, verdict = report["prompts"][found["prompt"]], "tie" if found["is_tie"] else "different"
     what = "logits" if found["kind"] == "greedy" else "logits with noise"
@@ -137,7 +138,7 @@ def _place(where: str, found: Mapping[str, Any], report: Mapping[str, Any]) -> T
     )
 
 
-def _summary(report: Mapping[str, Any]) -> Text:
+def _summary(report: JsonMapping) -> Text:
     summary = report["summary"]
     counts = [(f"{summary[name]} {name}", STYLES[name]) for name in STYLES if summary[name]]
     parts: list[Any] = [f"{summary['cells']} cells: "]
@@ -149,7 +150,7 @@ def _summary(report: Mapping[str, Any]) -> Text:
     return Text.assemble(*parts, f"; {summary['seconds']:.0f} s")
 
 
-def _short_speculation(speculative: str | Mapping[str, Any]) -> str:
+def _short_speculation(speculative: str | Mapping[str, object]) -> str:
     """Return the speculation without a path, which is the same in all rows."""
     if isinstance(speculative, str):
         method, *rest = speculative.split(":")

@@ -36,6 +36,6 @@ def _word_problem(problem: Problem) -> Task:
 
 def _about_drawing(turn: drawings.DrawingTurn) -> Task:
     text = turn.question.text
-    content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in turn.images()]
+    content: list[dict[str, object]] = [{"type": "image", "image": image} for image in turn.images()]
     content.append({"type": "text", "text": text})
     return Task(text, turn.question.answer, content, lambda answer: drawings.is_right(answer, turn))

@@ -34,6 +34,7 @@ from ostinato.engine.process.request_streams import RequestStream
 from ostinato.engine.progress import start_progress
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
+from ostinato.json_io import JsonObject
 from ostinato.media.media_input import RenderedChat, render_chat
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
@@ -124,7 +125,7 @@ class AsyncLLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
-        **template_kwargs: Any,
+        **template_kwargs: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `LLM.chat`."""
         conversations, prompts = as_conversations(messages), list[PromptInput]()
@@ -174,7 +175,7 @@ class AsyncLLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
-        **template_kwargs: Any,
+        **template_kwargs: object,
     ) -> AsyncGenerator[str, None]:
         """Yield the answer to a conversation, piece by piece; see `stream`."""
         own_params = single_params(params, sampling_params)
@@ -183,7 +184,7 @@ class AsyncLLM:
             async for piece in pieces:
                 yield piece
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""
         return (await self._started().observe()).stats
 

@@ -12,17 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ostinato._version import __version__
 from ostinato.files import expand, is_directory, is_file, matches
 from ostinato.formats.gguf.reader import all_parts
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
 from ostinato.kv_cache.offload.file_format import NAME_BYTES
 from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
 from ostinato.kv_cache.request_cache import CacheMemory
 from ostinato.plan.cache_files import MAX_WAITING, CacheFilesPlan
-from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.device.measured_rates import cache_directory
 from ostinato.plan.plan import Plan
 
@@ -37,7 +36,7 @@ time.
 
 
 def open_files(
-    plan: CacheFilesPlan, identity: Mapping[str, Any], model: str, weights: Sequence[Path], memory: CacheMemory
+    plan: CacheFilesPlan, identity: Mapping[str, object], model: str, weights: Sequence[Path], memory: CacheMemory
 ) -> FileTier:
     """Return the cache files of a model with these `weights`, directories or files, in the layout of this `identity`.
 
@@ -57,7 +56,7 @@ def default_cache_directory() -> Path:
     return cache_directory() / "prefixes"
 
 
-def weights_identity(path: Path) -> list[list[Any]]:
+def weights_identity(path: Path) -> list[list[object]]:
     """Return what identifies a checkpoint's files: name, modification time, size and a digest.
 
     The digest covers their start and pieces spread over them. Only all bytes would be certain; reading those takes as
@@ -142,7 +141,7 @@ def _is_name(name: str) -> bool:
     return len(name) == 2 * NAME_BYTES and all(each in "0123456789abcdef" for each in name)
 
 
-def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
+def engine_identity(plan: Plan, weights: Sequence[Path]) -> JsonObject:
     """Return the identity of an engine with these `weights`, directories or files.
 
     Copies of them on two machines are equal: their contents count, not when they were written.
@@ -151,4 +150,35 @@ def engine_identity(plan: Plan, weights: Sequence[Path]) -> dict[str, Any]:
         **cache_fingerprint(plan),
         "max_model_len": plan.settings.max_model_len,
         "weights": [[file.name, *file_fingerprint(file)] for path in weights for file in checkpoint_files(path)],
+    }
+
+
+CACHE_FORMAT_VERSION = 1
+"""Version of the meaning of the bytes. It changes with a layer's arrays or their order."""
+
+
+def cache_fingerprint(plan: Plan) -> JsonObject:
+    """Return a plan's part of the identity, besides the weights, as plain data for `json.dumps`."""
+    settings, memory = plan.settings, plan.memory
+    return {
+        "layout": CACHE_FORMAT_VERSION,
+        "version": __version__,
+        "dtype": settings.dtype,
+        "ssm_state_dtype": settings.ssm_state_dtype,
+        "ssm_state_rounding": settings.ssm_state_rounding,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "quantization": str(settings.quantization),
+        "block_size": settings.block_size,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "block_bytes": memory.kv_block,
+        "pane_bytes": memory.window_block,
+        "pane_window": memory.sliding_window,
+        "slot_bytes": memory.state_slot,
+        "rope": str(settings.rope),
+        "max_model_len": settings.max_model_len if settings.rope is not None else None,
+        "speculative": str(settings.speculative),
+        "random_weights": settings.seed if settings.random_weights else None,
+        "deterministic": settings.deterministic,
+        "kernels": sorted({f"{name} {choice.implementation}" for name, choice in plan.kernels.items()}),
+        "instructions": plan.device.native.isa,
     }

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.cache_files import engine_identity, open_files
+from ostinato.engine.cache_files import cache_fingerprint, engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
 from ostinato.engine.input_processor import InputProcessor, check_template_kwargs
 from ostinato.engine.migration.export_import import make_export, restore_request
@@ -32,15 +32,14 @@ from ostinato.engine.text.chat_template import ChatMessage
 from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RankError, RequestError
 from ostinato.formats.mapped_files import MappedFileWatch
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import save_to_files
 from ostinato.media.media_input import RenderedChat, load_media_input, render_chat
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import EngineCounts
-from ostinato.observe.histograms import EngineHistograms, StartupTimer
+from ostinato.observe.counts import EngineCounts, EngineHistograms, StartupTimer
 from ostinato.ops.seeds import seed_of_request
-from ostinato.plan.cache_identity import cache_fingerprint
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import RequestLengths, Traffic
@@ -262,7 +261,7 @@ class EngineCore:
         return generation.output.request_id
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Properties that another engine must share with this one to continue its requests."""
         return engine_identity(self.plan, self._weights)
 
@@ -415,7 +414,7 @@ class EngineCore:
         """Return the parameters of generation_config.json; greedy if it does not ask for sampling."""
         return self._default_params
 
-    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: Any) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], **chat_template_kwargs: object) -> str:
         """Return the prompt that the checkpoint's chat template makes of a conversation, special tokens included."""
         return self.render_chat_media(messages, **chat_template_kwargs).text
 
@@ -437,6 +436,6 @@ class EngineCore:
         steps = self.runner.graphs.counts.traffic
         return replace(steps, requests=self.request_lengths if self.request_lengths.num_requests else None)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """Return counts since the start, and the cache's present use, as plain data."""
         return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)

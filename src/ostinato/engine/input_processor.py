@@ -13,6 +13,7 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.media_prompt import MediaPrompt
+from ostinato.other_engines import LEFT_OUT
 from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
@@ -34,9 +35,7 @@ _OTHER_KEYWORDS = {
     "prompt_token_ids": "token ids are a prompt, generate([[1, 2, 3]])",
     "chat_template": "it is a setting, LLM(model, chat_template=FILE)",
     "chat_template_content_format": "leave it out; the template gets what it takes",
-    "mm_processor_kwargs": "give max_pixels or min_pixels in the part of the message that has the image",
     "tokenization_kwargs": "leave it out, or give token ids as the prompt",
-    "truncate_prompt_tokens": "leave it out; shorten the prompt, since nothing is cut",
     "priority": "leave it out; the requests of an LLM are served as they come",
     "pooling_params": "give pooling, normalize or dimensions to embed",
     "stream": "call stream or stream_chat, which yield the text as it is generated",
@@ -135,16 +134,16 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
     return given
 
 
-def check_keywords(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
+def check_keywords(call: Callable[..., object], others: Mapping[str, object]) -> None:
     """Raise RequestError for keywords that a call does not have."""
     for name in others:
         known = list(inspect.signature(call).parameters)[:-1]
-        advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else None)
+        advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else LEFT_OUT.get(name))
         advice = advice or f"its keywords are {', '.join(known)}"
         raise RequestError(f"{call.__name__} has no keyword {name}: {advice}", setting=name)
 
 
-def check_template_kwargs(chat_template_kwargs: Mapping[str, Any], template: ChatTemplate) -> None:
+def check_template_kwargs(chat_template_kwargs: Mapping[str, object], template: ChatTemplate) -> None:
     """Raise RequestError for names that are not template variables, which the template would ignore in silence."""
     try:
         template.check_arguments(chat_template_kwargs)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack
+from typing import TYPE_CHECKING, Never, Self, Unpack
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.logs import set_log_levels
@@ -132,7 +133,7 @@ class LLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
-        **chat_template_kwargs: Any,
+        **chat_template_kwargs: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
@@ -196,7 +197,7 @@ class LLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
-        **chat_template_kwargs: Any,
+        **chat_template_kwargs: object,
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the answer to a conversation, piece by piece; see `chat` and `stream`."""
         own_params = single_params(params, sampling_params)
@@ -221,12 +222,12 @@ class LLM:
         except OSError as error:
             raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""
         with self._shared.between_steps() as engine:
             return engine.stats()
 
-    def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, Any]) -> PromptInput:
+    def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, object]) -> PromptInput:
         return PromptInput.from_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
 
     def _add(

@@ -15,7 +15,7 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.plan.traffic import RequestLengths
 from ostinato.sampling.grammar import Grammar
 from ostinato.sampling.params import SamplingParams

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
+from ostinato.json_io import JsonObject
 from ostinato.observe.counts import EngineCounts
 from ostinato.plan.traffic import RequestLengths
 from ostinato.runner.model_runner import ModelRunner
@@ -18,7 +18,7 @@ def engine_stats(
     scheduler: Scheduler,
     runner: ModelRunner,
     speculation: SpeculationMonitor | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the counts since the start."""
     of_drafts = None
     if speculation is not None and runner.drafter is not None:

@@ -7,7 +7,6 @@ neighbours of a row in the order `NIBBLES`; and `scales` [groups, out].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ostinato.formats.config_checks import GROUP_SIZES, ConfigChecker
 from ostinato.plan.quantization import StoredWeights
@@ -22,7 +21,7 @@ SUPPORTED = (
 )
 
 
-def read_awq(given: Mapping[str, Any]) -> StoredWeights:
+def read_awq(given: Mapping[str, object]) -> StoredWeights:
     # AutoAWQ's own quant_config.json has other names for three of them.
     spelled = {"w_bit": "bits", "q_group_size": "group_size"}
     given = {spelled.get(name, name): value for name, value in given.items()}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.files import is_file, matches
 from ostinato.formats.gguf.architectures import config_of
 from ostinato.formats.gguf.reader import Header, parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
-from ostinato.json_io import read_json
+from ostinato.json_io import JsonObject, read_json
 
 _READERS = {
     "config.json": config_of,
@@ -26,7 +25,7 @@ def is_gguf(checkpoint: Path) -> bool:
     return checkpoint.suffix == ".gguf" and is_file(checkpoint)
 
 
-def read_checkpoint_json(checkpoint: Path, name: str) -> dict[str, Any]:
+def read_checkpoint_json(checkpoint: Path, name: str) -> JsonObject:
     """Return the object in the file `name`; empty if the checkpoint has none.
 
     Raises ModelError if it is damaged, or means something that is not implemented.

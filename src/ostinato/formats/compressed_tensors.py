@@ -33,7 +33,7 @@ GROUP_MULTIPLE = 32
 """Divisor of group sizes, in elements: kernels multiply this many at once."""
 
 
-def read_compressed_tensors(given: Mapping[str, Any]) -> StoredWeights:
+def read_compressed_tensors(given: Mapping[str, object]) -> StoredWeights:
     config = ConfigChecker(given, SUPPORTED)
     form = config.expect("format", *INTEGERS, *FLOATS)
     config.expect("quantization_status", "compressed", None)
@@ -62,7 +62,7 @@ def read_compressed_tensors(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def _integers(config: ConfigChecker, form: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _integers(config: ConfigChecker, form: str, weights: Mapping[str, object]) -> dict[str, Any]:
     bits = config.expect("num_bits", *((4, 8) if form == "pack-quantized" else (8,)), inside=weights)
     config.expect("type", "int", inside=weights)
     is_symmetric = config.expect("symmetric", *((True, False) if bits == 4 else (True,)), inside=weights)
@@ -88,7 +88,7 @@ def _integers(config: ConfigChecker, form: str, weights: Mapping[str, Any]) -> d
     }
 
 
-def _floats(config: ConfigChecker, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _floats(config: ConfigChecker, weights: Mapping[str, object]) -> dict[str, Any]:
     config.expect("num_bits", 8, inside=weights)
     config.expect("type", "float", inside=weights)
     config.expect("symmetric", True, inside=weights, default=True)

@@ -20,7 +20,9 @@ class ConfigChecker:
     given: Mapping[str, Any]
     supported: str
 
-    def expect(self, name: str, *values: Any, inside: Mapping[str, Any] | None = None, default: Any = None) -> Any:
+    def expect(
+        self, name: str, *values: object, inside: Mapping[str, object] | None = None, default: object = None
+    ) -> Any:
         """Return the value of `name`, which must be one of `values`; `True` and 1 are different values."""
         value = (self.given if inside is None else inside).get(name, default)
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -33,7 +35,7 @@ class ConfigChecker:
             if self.given.get(name):
                 raise self.unsupported(name, self.given[name])
 
-    def unsupported(self, name: str, value: Any) -> ModelError:
+    def unsupported(self, name: str, value: object) -> ModelError:
         return ModelError(f"the checkpoint is quantized with {name} = {value!r}; {self.supported}")
 
     def names(self, *spellings: str) -> tuple[str, ...]:

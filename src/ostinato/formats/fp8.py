@@ -43,7 +43,7 @@ def read_fp8(given: Mapping[str, Any]) -> StoredWeights:
     )
 
 
-def _is_block(block: Any) -> bool:
+def _is_block(block: object) -> bool:
     return (
         isinstance(block, list | tuple)
         and len(block) == 2

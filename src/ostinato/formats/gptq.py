@@ -8,7 +8,6 @@ int32 [in], the group of each element. Format `gptq` stores zero points less one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ostinato.formats.config_checks import GROUP_SIZES, ConfigChecker
 from ostinato.plan.quantization import StoredWeights
@@ -22,7 +21,7 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """Offsets of stored zero points, by `checkpoint_format`."""
 
 
-def read_gptq(given: Mapping[str, Any]) -> StoredWeights:
+def read_gptq(given: Mapping[str, object]) -> StoredWeights:
     config = ConfigChecker(given, SUPPORTED)
     config.expect("bits", 4)
     group_size = config.expect("group_size", -1, *GROUP_SIZES)

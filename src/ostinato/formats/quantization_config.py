@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats import awq, compressed_tensors, fp8, gptq
+from ostinato.json_io import JsonMapping
 from ostinato.plan.quantization import StoredWeights
 
 READERS = {
@@ -22,7 +22,7 @@ READERS = {
 """Readers by `quant_method`."""
 
 
-def stored_weights(config: Mapping[str, Any]) -> StoredWeights | None:
+def stored_weights(config: JsonMapping) -> StoredWeights | None:
     """Return the quantization of a checkpoint's weights; None if there is none.
 
     Raises ModelError for what cannot be read.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ostinato.errors import CaptureError
+from ostinato.ops.dispatch import Kernel
 from ostinato.ops.step_inputs import (
     ENCODER_TABLE,
     EncoderInputs,
@@ -263,3 +264,32 @@ def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
             f"{', '.join(moved_tensors[:8])} moved after graphs were captured, and they would use the old memory. "
             "Write into persistent buffers, or capture again"
         )
+
+
+def check_same_step(other_args: Iterable[object], captured: BufferedInputs) -> None:
+    """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
+    for other in other_args:
+        if isinstance(other, type(captured)) and other is not captured:
+            raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
+
+
+def eager_part(
+    function: Kernel,
+    tensors: tuple[torch.Tensor, ...],
+    other_args: tuple[object, ...],
+    out: torch.Tensor,
+    captured: BufferedInputs,
+) -> Callable[[BufferedInputs], None]:
+    """Return a call of `function` on the real tokens alone, with the replay's step in place of the captured one.
+
+    The call writes zeros for padding. `tensors` and `out` have one entry per padded token in their first dimension.
+    """
+    check_same_step(other_args, captured)
+
+    def play(step: BufferedInputs) -> None:
+        count = step.num_tokens
+        now = [step if other is captured else other for other in other_args]
+        out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
+        out[count:] = 0
+
+    return play

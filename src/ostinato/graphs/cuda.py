@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.recorder import CallRecorder, ReplayFn, StepForward, eager_part
+from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
+from ostinato.graphs.recorder import CallRecorder, ReplayFn, StepForward
 from ostinato.graphs.tensor_refs import TensorRef, storage_pointer, tensor_ref
 from ostinato.ops.dispatch import CallHook, Kernel
 

@@ -340,13 +340,6 @@ class CallRecorder(TorchDispatchMode):
         )
 
 
-def check_same_step(other_args: Iterable[object], captured: BufferedInputs) -> None:
-    """Raise CaptureError if a part that is left out gets a copy of the step: it would be the same in every replay."""
-    for other in other_args:
-        if isinstance(other, type(captured)) and other is not captured:
-            raise CaptureError("a part that is left out gets a copy of the step, which a replay could not replace")
-
-
 def _written(func: OpOverload, args: Args, kwargs: Kwargs) -> list[object]:
     """Return the arguments that an in-place operation writes."""
     return [
@@ -354,25 +347,3 @@ def _written(func: OpOverload, args: Args, kwargs: Kwargs) -> list[object]:
         for index, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-
-
-def eager_part(
-    function: Kernel,
-    tensors: tuple[torch.Tensor, ...],
-    other_args: Args,
-    out: torch.Tensor,
-    captured: BufferedInputs,
-) -> Callable[[BufferedInputs], None]:
-    """Return a call of `function` on the real tokens alone, with the replay's step in place of the captured one.
-
-    The call writes zeros for padding. `tensors` and `out` have one entry per padded token in their first dimension.
-    """
-    check_same_step(other_args, captured)
-
-    def play(step: BufferedInputs) -> None:
-        count = step.num_tokens
-        now = [step if other is captured else other for other in other_args]
-        out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
-        out[count:] = 0
-
-    return play

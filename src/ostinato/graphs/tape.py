@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ostinato.graphs.buffers import BufferAddresses, BufferedInputs
-from ostinato.graphs.recorder import CallRecorder, RecordedCall, ReplayFn, StepForward, eager_part
+from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
+from ostinato.graphs.recorder import CallRecorder, RecordedCall, ReplayFn, StepForward
 from ostinato.graphs.tensor_refs import TensorRef, items_in, map_items, tensors_in
 from ostinato.ops.dispatch import CallHook, NativeKernel
 from ostinato.ops.native_extension import Program

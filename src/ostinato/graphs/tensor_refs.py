@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -62,7 +62,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     return items_in(value, torch.Tensor)
 
 
-def map_items(value: object, kind: type[T], function: Callable[[T], object]) -> Any:
+def map_items(value: object, kind: type[T], function: Callable[[T], object]) -> object:
     """Return `value` with `function` applied to every value of type `kind` in it; the search is that of `items_in`."""
     if isinstance(value, kind):
         return function(value)

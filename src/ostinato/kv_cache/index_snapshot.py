@@ -6,7 +6,6 @@ import heapq
 from dataclasses import asdict, dataclass
 from heapq import nlargest
 from itertools import islice
-from typing import Any
 
 from ostinato.kv_cache.prefix_index import IndexEntry, PrefixIndex
 
@@ -45,7 +44,7 @@ class IndexBranch:
 
 def snapshot_index(
     index: PrefixIndex, most_texts: int = MAX_BRANCH_TEXTS, most_entries: int = MAX_SNAPSHOT_ENTRIES
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return plain data: numbers of leaves, blocks and checkpoints, and `branches` (see `IndexBranch`).
 
     The branches are of the prefixes used last: at most `most_texts` of them, and fewer if together they have more than

@@ -16,7 +16,7 @@ from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
 from ostinato.kv_cache.request_cache import CacheMemory, CacheUsage, KVSnapshot, RequestCache
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec, WindowBlocks
-from ostinato.kv_cache.state_slots import StateSlots
+from ostinato.kv_cache.state_slots import StateSlots, referenced_slots
 from ostinato.kv_cache.store import CacheStore, Match
 
 log = logging.getLogger("ostinato.cache")
@@ -34,7 +34,7 @@ def check_cache_integrity(
     """
     store.check_integrity()
     tables = Counter(id for request_cache in request_caches.values() for id in request_cache.block_table)
-    slots = Counter(id for request_cache in request_caches.values() for id in request_cache.referenced_slots())
+    slots = Counter(id for request_cache in request_caches.values() for id in referenced_slots(request_cache))
     window_tables = Counter(
         id
         for request_cache in request_caches.values()
@@ -389,6 +389,6 @@ class CacheManager:
         if request_cache.last_entry is not None:
             request_cache.last_entry.num_pins -= 1
         self.blocks.release(request_cache.block_table)
-        self.slots.release(request_cache.referenced_slots())
+        self.state_slots.free(request_cache)
         if self.window_blocks is not None:
             self.window_blocks.free(request_cache)

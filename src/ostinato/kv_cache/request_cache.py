@@ -53,11 +53,6 @@ class RequestCache:
             yield entry
             entry = entry.parent
 
-    def referenced_slots(self) -> tuple[int, ...]:
-        """Return the slots on which the request holds a reference."""
-        read = () if self.read_slot in self.write_slots or self.read_slot == 0 else (self.read_slot,)
-        return (*self.write_slots, *read, *self.next_slots, *(slot for _, slot in self.reserved_checkpoints))
-
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:

@@ -108,7 +108,19 @@ class StateSlots:
             self._slots.release((request_cache.read_slot,))
         request_cache.read_slot = request_cache.write_slots[anchor]
 
+    def free(self, request_cache: RequestCache) -> None:
+        """Release all slots of a request."""
+        self._slots.release(referenced_slots(request_cache))
+
     def _can_reuse_checkpoint(self, request_cache: RequestCache) -> bool:
         """Return whether the request reads a checkpoint that no other request reads."""
         slot = request_cache.read_slot
         return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1
+
+
+def referenced_slots(request_cache: RequestCache) -> tuple[int, ...]:
+    """Return the slots on which the request holds a reference."""
+    read_slot, write_slots = request_cache.read_slot, request_cache.write_slots
+    read = () if read_slot in write_slots or read_slot == 0 else (read_slot,)
+    reserved = (slot for _, slot in request_cache.reserved_checkpoints)
+    return (*write_slots, *read, *request_cache.next_slots, *reserved)

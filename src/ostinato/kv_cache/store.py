@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ostinato.kv_cache.cache_report import RecentKeys
 from ostinato.kv_cache.eviction import (
     EvictionCosts,
     EvictionPolicy,
@@ -21,7 +20,7 @@ from ostinato.kv_cache.eviction import (
     window_block_utility,
 )
 from ostinato.kv_cache.offload.file_tier import FileTier
-from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, WindowBlock
+from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, RecentKeys, WindowBlock
 from ostinato.observe.counts import StoreCounts
 
 log = logging.getLogger("ostinato.cache")

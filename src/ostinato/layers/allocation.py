@@ -9,8 +9,7 @@ from itertools import product
 import torch
 
 from ostinato.layers import huge_pages
-from ostinato.layers.linear import QuantizableMatrix
-from ostinato.layers.module import Module, Multiplier
+from ostinato.layers.module import Module, Multiplier, QuantizableMatrix
 from ostinato.ops.dispatch import Ops
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, num_bytes, slice_rows

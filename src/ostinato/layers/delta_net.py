@@ -13,15 +13,14 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.layers.state_rows import run_state_rows
+from ostinato.ops.step_inputs import run_state_rows
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.state_rows import DecodeRows, PrefillRows
     from ostinato.ops.dispatch import Ops
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
 
 
 class DeltaMixer(Module):

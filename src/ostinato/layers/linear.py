@@ -1,55 +1,17 @@
-"""Matrices that may be quantised, and linear layers: plain ones, several packed into one matmul, the embedding."""
+"""Linear layers: plain ones, several packed into one matmul, the embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.module import ModelBuilder, Module, Multiplier
-from ostinato.ops.quant.block_formats import Blocks, num_bytes, slice_rows
+from ostinato.layers.module import ModelBuilder, Multiplier, QuantizableMatrix
+from ostinato.ops.quant.block_formats import num_bytes, slice_rows
 from ostinato.plan.tensor_parallel import vocabulary_part
 from ostinato.plan.weights import Role
 
 if TYPE_CHECKING:
     import torch
-
-
-class QuantizableMatrix(Module):
-    """Module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
-
-    `order` int32 [in] maps each element of a row in blocks to its input; None means element i belongs to input i. If
-    the inputs are sharded, these are the inputs of all ranks.
-
-    `weight_scale` and `group_size` are those of integers; `group_size` is None if a whole row has one scale. `blocks`
-    are the formats of the rows of a weight in blocks, or of each weight in a stack. Such a weight is uint8 [out, bytes
-    of a row], or [bytes] if rows have different formats.
-    """
-
-    def __init__(self, build: ModelBuilder, *shape: int, role: Role, **facts: Any) -> None:
-        super().__init__()
-        self.weight_scale: torch.Tensor | None = None
-        self.group_size: int | None = None
-        self.blocks: Blocks | None = None
-        self.order: torch.Tensor | None = None
-        self.weight = self.declare(build, "weight", *shape, role=role, **facts)
-
-    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from super().local_tensors()
-        if self.weight_scale is not None:
-            yield "weight_scale", self.weight_scale
-        if self.order is not None:
-            yield "order", self.order
-
-    @property
-    def quantization(self) -> tuple[Any, ...]:
-        """Last arguments of a matmul: the scales, their group size, the blocks, and the order of the inputs.
-
-        The order is left out if there is none. The tuple is empty if the weight is not quantised.
-        """
-        if self.weight_scale is None and self.blocks is None:
-            return ()
-        of_weight = self.weight_scale, self.group_size, self.blocks
-        return of_weight if self.order is None else (*of_weight, self.order)
 
 
 class Linear(QuantizableMatrix):

@@ -12,14 +12,13 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
-from ostinato.layers.state_rows import run_state_rows
+from ostinato.ops.step_inputs import run_state_rows
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""

@@ -9,14 +9,13 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.layers.state_rows import run_state_rows
+from ostinato.ops.step_inputs import run_state_rows
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.state_rows import DecodeRows, PrefillRows
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
 
 
 class Mamba2Mixer(Module):
@@ -64,13 +63,13 @@ class Mamba2Mixer(Module):
             build, spec.intermediate_size, eps, group_size, norm_before_gate, spans_ranks=spec.norm_spans_ranks
         )
         out_bias = proj_bias if out_bias is None else out_bias
+        self.splits = (spec.intermediate_size, spec.conv_dim, spec.num_heads), of_conv
+        """Sizes of the parts of the projected input, and of the convolved part."""
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
     def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        spec = self.spec
-        projected = self.in_proj(x)
-        gate, conv_in, dt = projected.split((spec.intermediate_size, spec.conv_dim, spec.num_heads), dim=-1)
+        gate, conv_in, dt = self.in_proj(x).split(self.splits[0], dim=-1)
         y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory).flatten(1)
         return self.out_proj(self.norm(y, gate), residual)
 
@@ -81,8 +80,7 @@ class Mamba2Mixer(Module):
     def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Apply the recurrence to decode rows and the chunked scan to prefill rows -> [tokens, heads, head_dim]."""
         spec = self.spec
-        bc_size = spec.num_groups * spec.state_size
-        x, B, C = convolved.split((spec.intermediate_size, bc_size, bc_size), dim=-1)
+        x, B, C = convolved.split(self.splits[1], dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
         return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))

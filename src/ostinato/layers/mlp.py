@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ostinato.layers.linear import Linear, PackedLinear, QuantizableMatrix
-from ostinato.layers.module import ModelBuilder, Module, Multiplier
+from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.module import ModelBuilder, Module, Multiplier, QuantizableMatrix
 from ostinato.layers.norm import sigmoid_gate
 from ostinato.plan.layer_specs import ExpertsSpec
 

@@ -1,4 +1,4 @@
-"""Base of layers and models: modules that own weights and other modules.
+"""Bases of layers and models: modules that own weights and other modules, and matrices that may be quantised.
 
 No torch, so that a model can be sketched: built without memory, to read its weight table and its calls.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ostinato.ops.quant.block_formats import Blocks
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Role, Weight
 
@@ -79,7 +80,7 @@ class Module:
         self.names: dict[str, str] = {}
         self.borrowed: Mapping[str, Module] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
 
     def declare(self, build: ModelBuilder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:
@@ -131,6 +132,44 @@ class Module:
         for name, child in self.children():
             if child not in without:
                 yield from child.weights(join_path(prefix, name) if child.is_in_checkpoint else prefix, without)
+
+
+class QuantizableMatrix(Module):
+    """Module with one weight, or a stack of them, that may be quantised: as integers of 8 bits, or as `blocks`.
+
+    `order` int32 [in] maps each element of a row in blocks to its input; None means element i belongs to input i. If
+    the inputs are sharded, these are the inputs of all ranks.
+
+    `weight_scale` and `group_size` are those of integers; `group_size` is None if a whole row has one scale. `blocks`
+    are the formats of the rows of a weight in blocks, or of each weight in a stack. Such a weight is uint8 [out, bytes
+    of a row], or [bytes] if rows have different formats.
+    """
+
+    def __init__(self, build: ModelBuilder, *shape: int, role: Role, **facts: Any) -> None:
+        super().__init__()
+        self.weight_scale: torch.Tensor | None = None
+        self.group_size: int | None = None
+        self.blocks: Blocks | None = None
+        self.order: torch.Tensor | None = None
+        self.weight = self.declare(build, "weight", *shape, role=role, **facts)
+
+    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from super().local_tensors()
+        if self.weight_scale is not None:
+            yield "weight_scale", self.weight_scale
+        if self.order is not None:
+            yield "order", self.order
+
+    @property
+    def quantization(self) -> tuple[Any, ...]:
+        """Last arguments of a matmul: the scales, their group size, the blocks, and the order of the inputs.
+
+        The order is left out if there is none. The tuple is empty if the weight is not quantised.
+        """
+        if self.weight_scale is None and self.blocks is None:
+            return ()
+        of_weight = self.weight_scale, self.group_size, self.blocks
+        return of_weight if self.order is None else (*of_weight, self.order)
 
 
 M = TypeVar("M", bound=Module)

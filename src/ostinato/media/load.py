@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import numpy as np
@@ -147,7 +146,7 @@ class MediaSources:
     meter: PixelMeter = field(default_factory=PixelMeter)
 
 
-def load_image(source: Any, sources: MediaSources) -> Image.Image:
+def load_image(source: object, sources: MediaSources) -> Image.Image:
     """Load an image from a path, a URL, the bytes of a file, a PIL image or an array.
 
     URLs are `data:`, `http(s):` or `file:`; arrays are [height, width, 3] uint8. Transparent parts become white, 16-bit

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from PIL import Image
 
@@ -175,7 +175,7 @@ def render_chat(
     messages: Sequence[Message],
     render: Render,
     media: MediaInput | None,
-    others: Any = None,
+    others: object = None,
     places: Sequence[str] | None = None,
 ) -> RenderedChat:
     """Return the prompt of a conversation; `media` is None for a text-only model.

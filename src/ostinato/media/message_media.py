@@ -30,7 +30,7 @@ class MediaError(RequestError):
         super().__init__(f"{where}: {reason}", remedies, path or where)
         self.where, self.reason = where, reason
 
-    def __reduce__(self) -> tuple[type[MediaError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[MediaError], tuple[object, ...]]:
         return type(self), (self.where, self.reason, self.remedies, self.setting)
 
 
@@ -77,7 +77,7 @@ def split_media(
     return [_without_media(message, place, found) for message, place in zip(messages, places, strict=True)], found
 
 
-def texts(value: Any) -> Iterable[str]:
+def texts(value: object) -> Iterable[str]:
     """Yield all strings in plain data."""
     if isinstance(value, str):
         yield value
@@ -108,7 +108,7 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
     return {**message, "content": "\n".join(of_text) if is_text else parts}  # many templates take a text alone
 
 
-def _kind(part: Any) -> str | None:
+def _kind(part: object) -> str | None:
     """Return the kind of a part as templates find it: by its type, or else by a key of the same name."""
     if not isinstance(part, Mapping):
         return None
@@ -118,7 +118,7 @@ def _kind(part: Any) -> str | None:
     return next((kind for kind in _KEYS if kind in part), None)
 
 
-def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
+def _part(part: Mapping[str, object], kind: str, where: str) -> MediaPart:
     known = _KEYS[kind]
     unknown = [str(key) for key in part if key not in known and key != "type"]
     if unknown:
@@ -145,7 +145,7 @@ def _part(part: Mapping[str, Any], kind: str, where: str) -> MediaPart:
     return MediaPart("video", tuple(value), where, fps=part["fps"], min_pixels=low, max_pixels=high)
 
 
-def _url(value: Any, where: str) -> tuple[Any, Any]:
+def _url(value: object, where: str) -> tuple[object, object]:
     """Return the URL and the detail of an `image_url`."""
     if isinstance(value, str):
         return value, None
@@ -158,7 +158,7 @@ def _url(value: Any, where: str) -> tuple[Any, Any]:
     return value["url"], value.get("detail")
 
 
-def _pixels(value: Any, name: str, where: str) -> int | None:
+def _pixels(value: object, name: str, where: str) -> int | None:
     if value is not None and (type(value) is not int or not 1 <= value <= MAX_PIXELS):
         raise MediaError(where, f"{name} {str(value)[:100]!r} should be a whole number from 1 to {MAX_PIXELS}")
     return value

@@ -126,20 +126,20 @@ class _Reader:
             max_video_tokens=self._count("max_video_tokens", 768),
         )
 
-    def _of(self, name: str, kind: type, default: Any) -> Any:
+    def _of(self, name: str, kind: type, default: object) -> Any:
         value = self.values.get(name)
         if value is not None and not isinstance(value, kind):
             raise self._error(name, f"of the type {kind.__name__}")
         return default if value is None else value
 
-    def _count(self, name: str, default: Any) -> int:
+    def _count(self, name: str, default: object) -> int:
         value = self.values.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise ModelError(f"{self.path} has {name} = {value!r}, which should be a whole number of at least 1")
         return value
 
-    def _limit(self, name: str, size: Mapping[str, Any], edge: str, default: int) -> int:
+    def _limit(self, name: str, size: Mapping[str, object], edge: str, default: int) -> int:
         if size and edge not in size and self.values.get(name) is None:
             raise self._error("size", f"with {edge}, the number of pixels of an image that is too small or too large")
         return self._count(name, size.get(edge, default))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Rotary
-from ostinato.layers.linear import Embedding, Linear, QuantizableMatrix
-from ostinato.layers.module import ModelBuilder, Module, ModuleList
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.module import ModelBuilder, Module, ModuleList, QuantizableMatrix
 from ostinato.layers.norm import RMSNorm
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec

@@ -23,7 +23,7 @@ from ostinato.formats.gguf.architectures import checkpoint_name, find_contiguous
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.formats.gguf.tensor_names import GATE, UP
 from ostinato.formats.quantization_config import stored_weights
-from ostinato.json_io import read_json
+from ostinato.json_io import JsonObject, read_json
 from ostinato.models.config_json import MAX_SIZE
 from ostinato.models.hub import fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
@@ -256,7 +256,7 @@ def _spec_of(directory: Path) -> ModelSpec:
     return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> JsonObject:
     """Return the config.json of a checkpoint directory, or the equivalent from a GGUF file's header.
 
     ModelError if it is missing or broken.
@@ -311,7 +311,7 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
     return replace(vision, smallest_item=-(-pixels // vision.token_side**2))
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of the model that config.json describes.
 
     ModelError for a missing or unknown architecture, for weights in a quantization that cannot be read, and for values

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
@@ -22,7 +23,7 @@ MAX_SIZE, MAX_PARTS = 2**48, 2**14
 """Largest sizes, and numbers of layers and experts, that are read. Larger ones are damage, and take minutes to plan."""
 
 
-def require(config: Mapping[str, Any], name: str) -> Any:
+def require(config: JsonMapping, name: str) -> Any:
     """Return the value of `name`; ModelError if config.json has no such key, or null for it."""
     value = config.get(name)
     if value is None:
@@ -30,7 +31,7 @@ def require(config: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
     """Return a whole number from 0 to `MAX_SIZE`. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     most = MAX_PARTS if name == "num_hidden_layers" or "experts" in name else MAX_SIZE
@@ -41,7 +42,7 @@ def integer(config: Mapping[str, Any], name: str, default: int | None = None) ->
     return value
 
 
-def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+def number(config: JsonMapping, name: str, default: float | None = None) -> float:
     """Return a number, as float. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -49,7 +50,7 @@ def number(config: Mapping[str, Any], name: str, default: float | None = None) -
     return float(value)
 
 
-def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> bool:
+def flag(config: JsonMapping, name: str, default: bool | None = None) -> bool:
     """Return True or False. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if not isinstance(value, bool):
@@ -57,7 +58,7 @@ def flag(config: Mapping[str, Any], name: str, default: bool | None = None) -> b
     return value
 
 
-def text(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
+def text(config: JsonMapping, name: str, default: str | None = None) -> str:
     """Return a string. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
     if not isinstance(value, str):
@@ -65,14 +66,14 @@ def text(config: Mapping[str, Any], name: str, default: str | None = None) -> st
     return value
 
 
-def flag_is(config: Mapping[str, Any], name: str, value: bool) -> None:
+def flag_is(config: JsonMapping, name: str, value: bool) -> None:
     """Raise ModelError if a flag that is set has another value."""
     if flag(config, name, value) is not value:
         raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
 
 
 def layer_kinds(
-    config: Mapping[str, Any], kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
+    config: JsonMapping, kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
 ) -> tuple[str, ...] | None:
     """Return the kind of each layer, mapped from the words under the first of `names` that is set; None without any.
 
@@ -92,7 +93,7 @@ def layer_kinds(
     return tuple(kinds[word] for word in words)
 
 
-def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") -> tuple[float, float]:
+def time_step_limit(config: JsonMapping, name: str = "time_step_limit") -> tuple[float, float]:
     """Return the range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
     limit = config.get(name)
     if limit is None:
@@ -101,7 +102,7 @@ def time_step_limit(config: Mapping[str, Any], name: str = "time_step_limit") ->
     return low, high
 
 
-def activation(config: Mapping[str, Any], name: str, default: str, supported: tuple[str, ...]) -> str:
+def activation(config: JsonMapping, name: str, default: str, supported: tuple[str, ...]) -> str:
     """Return the name of an activation function; ModelError unless it is one of `supported`."""
     value = text(config, name, default)
     if value not in supported:
@@ -109,7 +110,7 @@ def activation(config: Mapping[str, Any], name: str, default: str, supported: tu
     return value
 
 
-def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = None) -> Mamba2Spec:
+def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> Mamba2Spec:
     """Return the mixer from the `mamba_*` keys of Bamba, Granite and Falcon-H1.
 
     `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if heads and
@@ -137,7 +138,7 @@ def expanded_mamba2_spec(config: Mapping[str, Any], inner_size: int | None = Non
     )
 
 
-def attention_spec(config: Mapping[str, Any], head_dim: int | None = None) -> AttentionSpec:
+def attention_spec(config: JsonMapping, head_dim: int | None = None) -> AttentionSpec:
     """Return the attention of the usual keys.
 
     `head_dim` is the default for a config.json without one; else it is the hidden size divided by the heads.
@@ -163,7 +164,7 @@ class HybridHyperparameters:
     norm_eps: float
 
 
-def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
+def hybrid_fields(config: JsonMapping, norm_eps: float) -> dict[str, Any]:
     """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
     return {
         "attention_bias": flag(config, "attention_bias", False),
@@ -174,7 +175,7 @@ def hybrid_fields(config: Mapping[str, Any], norm_eps: float) -> dict[str, Any]:
     }
 
 
-def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = None) -> int:
+def top_k(config: JsonMapping, num_experts: int, default: int | None = None) -> int:
     """Return the number of experts that a router chooses; ModelError if the model has fewer."""
     chosen = integer(config, "num_experts_per_tok", default)
     if not 1 <= chosen <= num_experts:
@@ -183,7 +184,7 @@ def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = Non
 
 
 def grouped_top_k(
-    config: Mapping[str, Any],
+    config: JsonMapping,
     num_experts: int,
     names: tuple[str, str, str] = ("num_experts_per_tok", "n_group", "topk_group"),
 ) -> tuple[int, int, int]:
@@ -208,7 +209,7 @@ def grouped_top_k(
     return chosen, groups, top_groups
 
 
-def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict[str, Any]:
+def shared_fields(config: JsonMapping, default_tied: bool = False) -> JsonObject:
     """Return the fields of a ModelSpec that every architecture has under the same keys."""
     return {
         "dtype": checkpoint_dtype(config),
@@ -220,7 +221,7 @@ def shared_fields(config: Mapping[str, Any], default_tied: bool = False) -> dict
     }
 
 
-def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+def checkpoint_dtype(config: JsonMapping) -> str:
     """Return config.json's `dtype` or `torch_dtype`; float32 if it has neither, as in transformers."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in MODEL_DTYPES:
@@ -237,14 +238,14 @@ def _maybe_infinite(name: str, value: Any) -> float:
         raise _malformed(name, value, "a number or Infinity") from error
 
 
-def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
+def _value(config: JsonMapping, name: str, default: object) -> Any:
     if default is None:
         return require(config, name)
     value = config.get(name)
     return default if value is None else value
 
 
-def _malformed(name: str, value: Any, expected: str) -> ModelError:
+def _malformed(name: str, value: object, expected: str) -> ModelError:
     return ModelError(f"config.json has {name} = {value!r}, which should be {expected}")
 
 
@@ -263,7 +264,7 @@ _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "m
 
 
 def parse_rope(
-    config: Mapping[str, Any], head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
+    config: JsonMapping, head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
 ) -> RopeSpec:
     """Return the rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
 
@@ -279,7 +280,7 @@ def parse_rope(
     merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
     partial = number(merged, "partial_rotary_factor", default_partial)
     theta = number(merged, "rope_theta", default_theta)
-    parameters: dict[str, Any] = {name: number(scaling, name) for name in _REQUIRED[kind]}
+    parameters: JsonObject = {name: number(scaling, name) for name in _REQUIRED[kind]}
     parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
     original = _original_max_position(config, scaling, kind)
     if kind == "yarn" and "factor" not in parameters:
@@ -290,7 +291,7 @@ def parse_rope(
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
 
 
-def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
+def _factors(scaling: Mapping[str, object], count: int) -> list[float]:
     """Return the divisors of the frequencies, as GGUF files store them.
 
     ModelError unless there is one above 0 for each frequency.
@@ -301,7 +302,7 @@ def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
     return factors
 
 
-def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int, int, int]) -> RopeSpec:
+def with_sections(rope: RopeSpec, scaling: JsonMapping, default: tuple[int, int, int]) -> RopeSpec:
     """Return `rope` with the sections of time, height and width from `scaling`, config.json's dict on it.
 
     ModelError if there are not three sections, and if they are not interleaved.
@@ -317,7 +318,7 @@ def with_sections(rope: RopeSpec, scaling: Mapping[str, Any], default: tuple[int
     return replace(rope, sections=(time, height, width))
 
 
-def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any], kind: str) -> int:
+def _original_max_position(config: JsonMapping, scaling: Mapping[str, object], kind: str) -> int:
     """Return the length that the unscaled frequencies were trained for.
 
     It is 0 if the kind does not depend on it and config.json does not give it.
@@ -336,7 +337,7 @@ def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+def layer_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """Return the window of each layer, None for layers that see all positions.
 
     The sliding layers are those that `layer_types` names, or else those of `slides`. They see the last `sliding_window`
@@ -361,12 +362,12 @@ def layer_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int
     return tuple(size if each else None for each in slides)
 
 
-def window_kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+def window_kinds(config: JsonMapping) -> tuple[str, ...] | None:
     """Return `layer_types`, if it is set: `FULL` or `SLIDING` for each layer."""
     return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
 
 
-def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
+def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
 
     ModelError if `layer_types` contradicts it.
@@ -380,7 +381,7 @@ def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: 
     return layer_windows(config, [is_on and each for each in slides], window)
 
 
-def qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+def qwen_windows(config: JsonMapping) -> tuple[int | None, ...]:
     """Return the windows of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have them."""
     first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
     return switched_windows(config, [number >= first for number in range(num_layers)], 4096)

@@ -50,7 +50,7 @@ def load_pooling(directory: Path) -> Pooling:
     return Pooling(_kind(read_json_value(path), name), "Normalize" in kinds)
 
 
-def _kind(config: Any, name: str) -> Any:
+def _kind(config: object, name: str) -> Any:
     if not isinstance(config, dict):
         raise ModelError(f"{name} should be an object")
     # Newer files have one name, older ones a flag for each mode.

@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO, get_args
+from typing import Literal, TextIO, get_args
 
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord
 
 LogFormat = Literal["text", "json"]
@@ -135,7 +136,7 @@ def log_request(record: RequestRecord) -> None:
         _requests.handle(line)
 
 
-def request_fields(record: RequestRecord) -> dict[str, Any]:
+def request_fields(record: RequestRecord) -> JsonObject:
     """Return the fields of a request: counts in tokens, times in seconds since its arrival, without unknown fields."""
     figures = record.figures()
     fields = {
@@ -164,7 +165,7 @@ def _since(begun: float, moment: float | None) -> float | None:
     return None if moment is None else round(moment - begun, 6)
 
 
-def _sentence(fields: dict[str, Any]) -> str:
+def _sentence(fields: dict[str, object]) -> str:
     head = f"{fields['method']} {fields['path']} {fields.get('status', '-')}"
     names = {
         "client": "from {}",
@@ -195,7 +196,7 @@ class _TextFormatter(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
+        entry: JsonObject = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,

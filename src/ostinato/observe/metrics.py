@@ -14,7 +14,8 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ostinato.observe.histograms import EngineHistograms, Histogram
+from ostinato.json_io import JsonMapping
+from ostinato.observe.counts import EngineHistograms, Histogram
 
 __all__ = ["CONTENT_TYPE_LATEST", "LabelledValues", "family", "histogram", "merge_metrics", "render_metrics"]
 
@@ -79,10 +80,10 @@ class _Spec:
     kind: str
     name: str
     text: str
-    source: str | Mapping[str, str] | Callable[[Mapping[str, Any]], LabelledValues]
+    source: str | Mapping[str, str] | Callable[[JsonMapping], LabelledValues]
     label: str = ""
 
-    def rows(self, stats: Mapping[str, Any]) -> LabelledValues:
+    def rows(self, stats: Mapping[str, object]) -> LabelledValues:
         if isinstance(self.source, Mapping):
             return [({self.label: value}, _at(stats, path)) for value, path in self.source.items()]
         if isinstance(self.source, str):
@@ -93,11 +94,11 @@ class _Spec:
         return self.source(stats)
 
 
-def _at(stats: Mapping[str, Any], path: str) -> Any:
+def _at(stats: JsonMapping, path: str) -> Any:
     return reduce(lambda node, name: node[name], path.split("."), stats)
 
 
-def _cache_share(stats: Mapping[str, Any]) -> LabelledValues:
+def _cache_share(stats: JsonMapping) -> LabelledValues:
     usage = stats["cache"]
     shares = [
         usage[f"{kind}_used"] / usage[f"{kind}_total"] for kind in ("blocks", "window_blocks") if usage[f"{kind}_total"]
@@ -105,8 +106,8 @@ def _cache_share(stats: Mapping[str, Any]) -> LabelledValues:
     return [({}, max(shares, default=0.0))]
 
 
-def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
-    def rows(stats: Mapping[str, Any]) -> LabelledValues:
+def _cache_states(kind: str) -> Callable[[JsonMapping], LabelledValues]:
+    def rows(stats: JsonMapping) -> LabelledValues:
         usage = stats["cache"]
         used, cached, total = (usage[f"{kind}_{what}"] for what in ("used", "cached", "total"))
         return [({"state": "used"}, used), ({"state": "cached"}, cached), ({"state": "free"}, total - used - cached)]
@@ -114,45 +115,45 @@ def _cache_states(kind: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
     return rows
 
 
-def _looked_up(stats: Mapping[str, Any]) -> LabelledValues:
+def _looked_up(stats: JsonMapping) -> LabelledValues:
     return [({}, stats["prefix_cache"]["cached_tokens"] + sum(stats["prefix_cache"]["misses"].values()))]
 
 
 FILE_EVENTS = ("written", "read", "dropped", "failed", "damaged", "removed")
 
 
-def _file_events(stats: Mapping[str, Any]) -> LabelledValues:
+def _file_events(stats: JsonMapping) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({"event": event}, files[event]) for event in FILE_EVENTS]
 
 
-def _file_bytes(stats: Mapping[str, Any]) -> LabelledValues:
+def _file_bytes(stats: JsonMapping) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({"event": event}, files[f"{event}_bytes"]) for event in ("written", "read")]
 
 
-def _file_use(stats: Mapping[str, Any]) -> LabelledValues:
+def _file_use(stats: JsonMapping) -> LabelledValues:
     files = stats["cache_files"]
     return [] if files is None else [({}, files["bytes"])]
 
 
-def _steps(stats: Mapping[str, Any]) -> LabelledValues:
+def _steps(stats: JsonMapping) -> LabelledValues:
     graphs = stats["graphs"]
     replayed: LabelledValues = [({"mode": mode, "reason": ""}, graphs["steps"][mode]) for mode in ("full", "piecewise")]
     return replayed + [({"mode": "eager", "reason": reason}, n) for reason, n in graphs["eager_reasons"].items()]
 
 
-def _accepted_by_position(stats: Mapping[str, Any]) -> LabelledValues:
+def _accepted_by_position(stats: JsonMapping) -> LabelledValues:
     return [({"position": str(i)}, counts["accepted"]) for i, counts in enumerate(stats["speculation"]["positions"])]
 
 
-def _packs(key: str) -> Callable[[Mapping[str, Any]], LabelledValues]:
+def _packs(key: str) -> Callable[[JsonMapping], LabelledValues]:
     """Return a function that lists the packs by budget of the graph, or by reason without one.
 
     `key` names the value.
     """
 
-    def rows(stats: Mapping[str, Any]) -> LabelledValues:
+    def rows(stats: JsonMapping) -> LabelledValues:
         counts = stats["encoder"]["graphs"]
         replayed: LabelledValues = [
             ({"budget": str(one["budget"]), "reason": ""}, one[key]) for one in counts["budgets"]
@@ -307,7 +308,7 @@ _HISTOGRAMS = (
 
 
 def families(
-    stats: Mapping[str, Any], meter: EngineHistograms, memory: Mapping[str, int], prefix: str, labels: Mapping[str, str]
+    stats: JsonMapping, meter: EngineHistograms, memory: Mapping[str, int], prefix: str, labels: Mapping[str, str]
 ) -> Iterator[Metric]:
     """Yield the metrics of one engine.
 

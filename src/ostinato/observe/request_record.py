@@ -9,7 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+
+from ostinato.json_io import JsonObject
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class RequestRecord:
     """The `code` of the error that the request was answered with, if it has one."""
     param: str | None = None
     """The field that the error names, in printable ASCII."""
-    figures: Callable[[], dict[str, Any]] = dict
+    figures: Callable[[], JsonObject] = dict
     """Function that returns the engine's measurements of the request, as far as they are known.
 
     Keys: prompt_tokens, completion_tokens, cached_tokens; the moments scheduled, first_token and last_token; finish,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from ostinato.observe.histograms import Histogram
+from ostinato.observe.counts import Histogram
 from ostinato.observe.metrics import LabelledValues, family, histogram
 
 

@@ -79,7 +79,7 @@ def make_tracing(endpoint: str, model_name: str) -> Tracing:
     return Tracing(OTLPSpanExporter(endpoint if endpoint.endswith(path) else endpoint.rstrip("/") + path), model_name)
 
 
-def _attributes(record: RequestRecord, figures: Mapping[str, Any], model_name: str) -> dict[str, Any]:
+def _attributes(record: RequestRecord, figures: Mapping[str, object], model_name: str) -> dict[str, Any]:
     attributes = {
         "http.request.method": record.method,
         "url.path": record.path,

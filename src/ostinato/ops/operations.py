@@ -500,7 +500,7 @@ def prefill_op(operation: str) -> str:
     return OPERATIONS[operation].in_prompts or operation
 
 
-def call_with_known(rule: Callable[..., Any], sizes: Mapping[str, object]) -> Any:
+def call_with_known(rule: Callable[..., object], sizes: Mapping[str, object]) -> Any:
     """Call a row's `rule` (work, scratch memory, launches) with those of `sizes` that its parameters name."""
     return rule(**{name: sizes[name] for name in _asked_by(rule) if name in sizes})
 

@@ -1,4 +1,4 @@
-"""Inputs that kernels and layers read in a step, and each layer's part of the cache memory.
+"""Inputs that kernels and layers read in a step, its decode and prefill rows, and each layer's cache memory.
 
 The fields of `StepInputs` and `EncoderInputs` are the table of inputs. The persistent buffers, their bytes in the plan,
 and the views that layers read come from it. No torch is imported, so that the plan can read it.
@@ -6,7 +6,7 @@ and the views that layers read come from it. No torch is imported, so that the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
@@ -224,3 +224,61 @@ def step_sizes(rows: int, tokens: int, blocks: int, slots: int, window_blocks: i
 def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:
     """Return the sizes of buffers for packs of `patches` patches and `images` images."""
     return {"patch": patches, "image": images, "patch_elements": patch_elements}
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Slots and positions of decode rows, for the update of a recurrence."""
+
+    read_slots: torch.Tensor
+    """Slots to read, [rows]."""
+    write_slots: torch.Tensor
+    """Slots for the state after each token, [rows, tokens of a row]."""
+    start_positions: torch.Tensor
+    """Position of each row's first token, [rows]."""
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """Slots and positions of prefill rows, for the scan of a recurrence, which gets only their tokens."""
+
+    row_starts: torch.Tensor
+    """First token of each row among these tokens, and the end of the last one, [rows + 1]."""
+    start_positions: torch.Tensor
+    """Position of each row's first token, [rows]."""
+    read_slots: torch.Tensor
+    """Slots to read, [rows]."""
+    write_slots: torch.Tensor
+    """Slots for the state after the last token, [rows]."""
+    checkpoints: list[tuple[int, int, int]]
+    """Further states to keep: (row, offset, slot)."""
+
+
+def run_state_rows(
+    step: StepInputs,
+    parts: Sequence[torch.Tensor],
+    update: Callable[..., torch.Tensor],
+    scan: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Call `update(DecodeRows, *parts)` for the decode rows and `scan(PrefillRows, *parts)` for the others.
+
+    Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. -> [tokens, ...].
+    """
+    rows, tokens = step.num_decode_rows, step.num_decode_tokens
+    if rows == step.read_slots.shape[0]:
+        return update(DecodeRows(step.read_slots, step.write_slots, step.start_positions), *parts)
+    prefill = PrefillRows(
+        step.row_starts[rows:] - tokens,
+        step.start_positions[rows:],
+        step.read_slots[rows:],
+        step.write_slots[rows:, 0],
+        [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+    )
+    if rows == 0:
+        return scan(prefill, *parts)
+    decode = DecodeRows(step.read_slots[:rows], step.write_slots[:rows], step.start_positions[:rows])
+    decoded = update(decode, *(part[:tokens] for part in parts))
+    out = decoded.new_empty((parts[0].shape[0], *decoded.shape[1:]))
+    out[:tokens] = decoded
+    out[tokens:] = scan(prefill, *(part[tokens:] for part in parts))
+    return out

@@ -16,7 +16,7 @@ class Decision:
     """
 
     topic: str
-    requested: Any
+    requested: object
     effective: Any
     reason: str
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ConfigDict
 
@@ -39,7 +39,7 @@ class EffectiveSettings(EngineConfig):
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: Any
+        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: object
     ) -> Self:
         """Return `config` with values for its open settings. Given values never change here."""
         asked = {name: getattr(config, name) for name in EngineConfig.model_fields}

@@ -77,7 +77,7 @@ def _with_launches(
     return replace(choice, launches=tuple(found), launches_per_call=operation.decode_launches or max(of_one_row, 1))
 
 
-def _distinct(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _distinct(found: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]:
     yield from {tuple(sizes.items()): sizes for sizes in found}.values()
 
 

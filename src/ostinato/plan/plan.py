@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError
-from ostinato.json_io import from_plain, load_json, save_json, to_json_data
+from ostinato.json_io import JsonObject, from_plain, load_json, save_json, to_json_data
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
 from ostinato.plan.choose_quantization import expansion_decisions, quantization_decisions
@@ -109,11 +108,11 @@ class Plan:
     prediction: Prediction
     """Predicted times of steps."""
     decisions: tuple[Decision, ...]
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: JsonObject = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the plan as plain data, ready for `json.dumps`. A section that the engine does not have is null."""
-        data: dict[str, Any] = to_json_data(self)
+        data: JsonObject = to_json_data(self)
         return data
 
     def _repr_html_(self) -> str:
@@ -121,7 +120,7 @@ class Plan:
         return plan_html(self.to_json())
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, object]) -> Plan:
         """Return the plan from the result of `to_json`."""
         return from_plain(cls, data)
 

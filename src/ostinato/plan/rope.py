@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.decision import Decision
 
 
@@ -22,7 +21,7 @@ class RopeSpec:
     theta: float
     rotary_dim: int
     original_max_position: int
-    parameters: dict[str, Any]
+    parameters: JsonObject
     sections: tuple[int, int, int] | None = None
     """Numbers of angles for time, height and width (M-RoPE), which are interleaved (see `plan.rope.axes`).
 
@@ -123,7 +122,7 @@ def _yarn_ramp(rope: RopeSpec) -> tuple[float, float]:
     return low, high + 0.001 if low == high else high
 
 
-def _yarn_attention_factor(parameters: Mapping[str, Any]) -> float:
+def _yarn_attention_factor(parameters: JsonMapping) -> float:
     given = parameters.get("attention_factor")
     if given is not None:
         return float(given)

@@ -14,24 +14,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from pydantic import computed_field
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, smallest_holding
 
 
-def json_object(name: str, data: Any) -> dict[str, Any]:
+def json_object(name: str, data: object) -> JsonObject:
     """Return `data` if it is an object, else raise a ConfigError that names it."""
     if not isinstance(data, dict):
         raise ConfigError(f"{name} = {_short(data)}: it is an object")
     return data
 
 
-def read_counts(name: str, data: Any) -> Counter[int]:
+def read_counts(name: str, data: object) -> Counter[int]:
     """Return `{number: times}` from an object whose keys are numbers as strings.
 
     ConfigError, which names the entry, for anything else.
@@ -45,7 +44,7 @@ def read_counts(name: str, data: Any) -> Counter[int]:
     return counts
 
 
-def read_number(name: str, key: Any) -> int:
+def read_number(name: str, key: object) -> int:
     """Return the number that a key of the object `name` represents, or raise a ConfigError."""
     # Only one spelling is accepted, so that no two keys are the same number.
     if not isinstance(key, str) or re.fullmatch("[1-9][0-9]{0,17}", key) is None:
@@ -58,7 +57,7 @@ def with_string_keys(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -111,7 +110,7 @@ class RequestLengths:
         """Share of the prompts' tokens that need not be computed."""
         return self.cached_tokens / sum(length * count for length, count in self.prompt_tokens.items())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the counts as plain data, keys ascending, as strings.
 
         The form is `{"prompt_tokens": {length: requests}, "output_tokens": {length: requests}, "cached_tokens": n}`.
@@ -123,7 +122,7 @@ class RequestLengths:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> RequestLengths:
+    def from_json(cls, data: object) -> RequestLengths:
         """Return the counts from the result of `to_json`; `cached_tokens` may be missing.
 
         ConfigError that names the field if the data has another form, or contains no request.
@@ -187,7 +186,7 @@ class Traffic:
                 weights[rows] += tokens_per_row * count
         return weights
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the counts as plain data, keys ascending, as strings.
 
         The form is `{"decode": {tokens_per_row: {rows: count}}, "mixed": {tokens: count}}`, and `"requests"`, if they
@@ -200,7 +199,7 @@ class Traffic:
         return steps if self.requests is None else {**steps, "requests": self.requests.to_json()}
 
     @classmethod
-    def from_json(cls, data: Any) -> Traffic:
+    def from_json(cls, data: object) -> Traffic:
         """Return the traffic from the result of `to_json`, or from its requests alone.
 
         ConfigError that names the field if the data has another form.

@@ -163,7 +163,7 @@ class ReplicaSet:
 
     # Messages of the AsyncEngine.
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         match message:
             case SubmitRequest(request_id):
                 self._requests[request_id] = TrackedRequest(message)
@@ -218,7 +218,7 @@ class ReplicaSet:
 
     # Messages of replicas.
 
-    def _take(self, link: ReplicaLink, messages: Sequence[Any]) -> None:
+    def _take(self, link: ReplicaLink, messages: Sequence[object]) -> None:
         for message in messages:
             match message:
                 case ReplicaReady(started):

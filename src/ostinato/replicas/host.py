@@ -159,7 +159,7 @@ class ReplicaHost:
             self.moves.departures.drop_all(f"{name}/")
             self._changed.set()
 
-    def take(self, name: str, messages: Iterable[Any]) -> None:
+    def take(self, name: str, messages: Iterable[object]) -> None:
         """Handle messages of the front `name`. Those of a front that is gone are dropped."""
         front = self._fronts.get(name)
         if front is None:
@@ -262,7 +262,7 @@ class ReplicaHost:
             self._calls.fail_all(EngineFailed(str(self.failure)))
         return answer
 
-    def _take_from_engine(self, message: Any) -> None:
+    def _take_from_engine(self, message: object) -> None:
         match message:
             case OutputDeltas(deltas):
                 self._hand_over(deltas)

@@ -194,7 +194,7 @@ class HostMigration:
             case AcceptMove():
                 self._await_arrival(name, front, message)
 
-    def take_from_engine(self, message: Any) -> bool:
+    def take_from_engine(self, message: object) -> bool:
         """Handle a message of the engine, and return True, if it answers an export."""
         match message:
             case RequestExported(_, _, exported):

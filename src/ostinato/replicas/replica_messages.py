@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ostinato.engine.process.engine_messages import EngineStarted, StatsSnapshot
 from ostinato.replicas.index_sync import IndexChanges, IndexPublisher
@@ -95,12 +95,12 @@ class ReplicaLink(Protocol):
 
     name: str
     """Name of the replica. One that comes back has another name."""
-    on_messages: Callable[[Sequence[Any]], None]
+    on_messages: Callable[[Sequence[object]], None]
     """Callback for the replica's messages, in their order."""
     on_lost: Callable[[], None]
     """Callback for a replica that is gone or has ended; called once, at the end."""
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message, without waiting. Messages after the end are dropped."""
 
     def close(self) -> None:
@@ -112,13 +112,13 @@ class FrontConnection:
     """Messages that wait to be sent to a front, and its requests in the engine."""
 
     publisher: IndexPublisher = field(default_factory=IndexPublisher)
-    waiting: list[Any] = field(default_factory=list)
+    waiting: list[object] = field(default_factory=list)
     has_messages: asyncio.Event = field(default_factory=asyncio.Event)
     requests: set[str] = field(default_factory=set)
     acknowledged_drain: bool = False
     is_gone: bool = False
     last_message_at: float = 0.0
 
-    def put(self, message: Any) -> None:
+    def put(self, message: object) -> None:
         self.waiting.append(message)
         self.has_messages.set()

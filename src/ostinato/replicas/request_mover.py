@@ -6,11 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ostinato.engine.process.engine_messages import EngineReply
 from ostinato.engine.process.output_deltas import OutputDelta, without_move
 from ostinato.errors import ForeignExport, RequestError
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.replicas.replica_messages import AcceptMove, CancelMove, CommitMove, MovePrepared, PrepareMove
 from ostinato.replicas.request_table import MoveStage, RequestMove, RequestTable, TrackedRequest
@@ -33,7 +33,7 @@ class DrainCounts:
     stayed: Counter[str] = field(default_factory=Counter)
     """Requests computed to their end on the draining replica, or cut off there, by the reason why they did not move."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"moved": self.moved, "moved_bytes": self.moved_bytes, "stayed": dict(self.stayed)}
 
     def __str__(self) -> str:

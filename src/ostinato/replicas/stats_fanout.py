@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ostinato.engine.process.engine_messages import EngineReply, Query, StatsSnapshot
-from ostinato.observe.histograms import EngineHistograms, Histogram
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.observe.counts import EngineHistograms, Histogram
 from ostinato.replicas.replica_messages import ReplicaLink
 
-_RATES: dict[str, Callable[[Mapping[str, Any]], tuple[float, float] | None]] = {
+_RATES: dict[str, Callable[[Mapping[str, object]], tuple[float, float] | None]] = {
     "acceptance": lambda of: _accepted(of),
     "tokens_per_row_with_drafts": lambda of: None,
 }
@@ -24,7 +25,7 @@ _SIZES = frozenset({"num_speculative_tokens", "budget"})
 """Numbers that are not counts, and are the same in all engines."""
 
 
-def _accepted(counts: Mapping[str, Any]) -> tuple[float, float]:
+def _accepted(counts: JsonMapping) -> tuple[float, float]:
     if "reached" in counts:
         return counts["accepted"], counts["reached"]
     return counts["drafts_accepted"], counts["drafts_proposed"]
@@ -61,9 +62,9 @@ def merge_stats(values: Sequence[Any]) -> Any:
     return sum(present)
 
 
-def merge_index_snapshots(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_index_snapshots(pictures: Sequence[JsonMapping]) -> JsonObject:
     """Join the pictures of several prefix indices (`cache.picture.picture`) into one, branches after branches."""
-    branches: list[dict[str, Any]] = []
+    branches: list[JsonObject] = []
     for picture in pictures:
         first_branch = len(branches)
         for branch in picture["branches"]:

@@ -22,7 +22,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
-from ostinato.observe.histograms import StartupTimer
+from ostinato.observe.counts import StartupTimer
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
 from ostinato.plan.model import ModelSpec
@@ -254,7 +254,7 @@ class ModelRunner:
         """Number of graphs captured so far."""
         return sum(each.num_captured for each in self._all_graphs())
 
-    def graph_figures(self) -> dict[str, Any]:
+    def graph_figures(self) -> dict[str, object]:
         """Return the number of graphs captured so far, the time that took, and their observed and planned memory."""
         graphs = self._all_graphs()
         return {

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from ostinato.errors import RequestError
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
 from ostinato.setting_names import describe_fields
@@ -122,7 +122,7 @@ class Guide(BaseModel):
 
     @field_validator("choice", mode="before")
     @classmethod
-    def _choices_to_tuple(cls, value: Any) -> Any:
+    def _choices_to_tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("json_schema")
@@ -159,7 +159,7 @@ def _check_length(name: str, length: int) -> None:
         raise ValueError(f"{name} has {length} characters, and may have {MAX_GUIDE_CHARACTERS[name]}")
 
 
-def _check_schema(text: str) -> dict[str, Any]:
+def _check_schema(text: str) -> JsonObject:
     """Return the schema of a text in the library's form. ValueError unless it compiles within bounds."""
     try:
         schema = parse_json(text)
@@ -170,7 +170,7 @@ def _check_schema(text: str) -> dict[str, Any]:
     return _check_cost([schema])[0]
 
 
-def _schemas_in(lark: str) -> Iterator[tuple[Any, int, int]]:
+def _schemas_in(lark: str) -> Iterator[tuple[object, int, int]]:
     """Yield the JSON values after %json in a Lark grammar, also those in texts, with their places."""
     for place in re.finditer(r"%json\s*", lark):
         try:
@@ -197,7 +197,7 @@ def _enforceable_lark(lark: str) -> str:
     return "".join([*parts, lark[position:]])
 
 
-def _check_cost(schemas: list[Any]) -> list[dict[str, Any]]:
+def _check_cost(schemas: list[object]) -> list[JsonObject]:
     """Return schemas in the library's form. ValueError if they cost too much in parts that it does not bound."""
     patterns, multiples = 0, set[Decimal]()
     for part in _objects(schemas):
@@ -216,7 +216,7 @@ def _check_cost(schemas: list[Any]) -> list[dict[str, Any]]:
     return [enforceable(schema) for schema in schemas]
 
 
-def _objects(schemas: list[Any]) -> Iterator[dict[str, Any]]:
+def _objects(schemas: list[object]) -> Iterator[JsonObject]:
     """Yield every object in the schemas."""
     level = schemas
     for _ in range(_MAX_DEPTH):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCost, check_numbers, check_object, path
 
 MAX_PARTS = 20_000
@@ -93,7 +94,7 @@ _SAME_PATTERN = {
 """A pattern of zod for addresses -> the same without look-ahead, which the library does not have."""
 
 
-def enforceable(schema: Any) -> dict[str, Any]:
+def enforceable(schema: object) -> JsonObject:
     """Return a schema in the form for the library.
 
     Raises ValueError with keyword, place and values that work for what cannot be enforced.
@@ -101,7 +102,7 @@ def enforceable(schema: Any) -> dict[str, Any]:
     return SchemaRewriter(schema).document(schema)
 
 
-def follow_pointer(value: Any, pointer: str) -> Any:
+def follow_pointer(value: object, pointer: str) -> object:
     """Return the value that a JSON pointer (RFC 6901) in the fragment of a reference leads to, or None."""
     for part in unquote(pointer).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -145,7 +146,7 @@ class SchemaRewriter:
         self._cost = SchemaCost(MAX_PARTS)
         self._index()
 
-    def document(self, schema: Any, place: Place = ()) -> dict[str, Any]:
+    def document(self, schema: object, place: Place = ()) -> JsonObject:
         """Return the root, or its part at `place`, with the definitions that it needs. ValueError as `enforceable`."""
         self._definitions, self._cost = {}, SchemaCost(MAX_PARTS)
         base = self._bases.get(id(self._root), "")
@@ -185,7 +186,7 @@ class SchemaRewriter:
                     parts += value.values()
             waiting += [(part, base) for part in parts if isinstance(part, Mapping)]
 
-    def _target(self, reference: Any, place: Place, base: str) -> tuple[Any, str]:
+    def _target(self, reference: object, place: Place, base: str) -> tuple[Any, str]:
         """Return the schema that a reference leads to, and the base of references in it."""
         if not isinstance(reference, str):
             raise ValueError(f"{path(place)} is no text")
@@ -206,7 +207,7 @@ class SchemaRewriter:
         found = self._targets[base, reference] = target, self._bases.get(id(target), uri)
         return found
 
-    def _mentioned(self, schema: Any, place: Place, base: str) -> _Known:
+    def _mentioned(self, schema: object, place: Place, base: str) -> _Known:
         """Return the properties that a schema mentions, with those of its parts for the same value."""
         waiting, entered = [(schema, base)], set[int]()
         while waiting:
@@ -226,7 +227,7 @@ class SchemaRewriter:
         return self._known.get(id(schema), _Known())
 
     def _parts(
-        self, schema: Mapping[str, Any], keys: tuple[str, ...], place: Place, base: str
+        self, schema: Mapping[str, object], keys: tuple[str, ...], place: Place, base: str
     ) -> list[tuple[Any, str]]:
         parts: list[tuple[Any, str]] = []
         for key in keys:
@@ -237,7 +238,7 @@ class SchemaRewriter:
                 parts += ((part, base) for part in value)
         return parts
 
-    def _schema(self, schema: Any, place: Place, base: str, outer: _Known) -> Any:
+    def _schema(self, schema: object, place: Place, base: str, outer: _Known) -> Any:
         """Return a schema in the library's form. `outer` are properties that other schemas for its value mention."""
         if isinstance(schema, bool):
             return schema
@@ -252,7 +253,7 @@ class SchemaRewriter:
         for key in _UNENFORCED:
             if key in schema and not (key in ("not", "uniqueItems") and schema[key] is False):
                 raise ValueError(f"{path((*place, key))} cannot be enforced; leave {key} out")
-        made: dict[str, Any] = {key: schema[key] for key in _LITERAL if key in schema}
+        made: JsonObject = {key: schema[key] for key in _LITERAL if key in schema}
         if isinstance(made.get("pattern"), str):
             made["pattern"] = _SAME_PATTERN.get(made["pattern"], made["pattern"])
         made |= {key: int(made[key]) for key in COUNTS if isinstance(made.get(key), float) and made[key].is_integer()}
@@ -265,7 +266,7 @@ class SchemaRewriter:
         check_object(place, made)
         return made
 
-    def _bound(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place) -> None:
+    def _bound(self, schema: Mapping[str, object], made: JsonObject, place: Place) -> None:
         """Add bounds. One beyond all numbers that can be enforced counts as the last of these."""
         for key in _BOUNDS:
             value = schema.get(key)
@@ -278,7 +279,7 @@ class SchemaRewriter:
             if key in schema:
                 made[key] = value
 
-    def _apply(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place, base: str, outer: _Known) -> None:
+    def _apply(self, schema: JsonMapping, made: JsonObject, place: Place, base: str, outer: _Known) -> None:
         """Add the schemas that the same value follows. Each knows the properties of those that it is joined with."""
         parts = {key: self._parts(schema, (key,), place, base) for key in _IN_PLACE}
         for key in _IN_PLACE:
@@ -310,14 +311,14 @@ class SchemaRewriter:
             else:
                 made[to] = schemas
 
-    def _reference(self, target: Any, base: str, place: Place, outer: _Known) -> str:
+    def _reference(self, target: object, base: str, place: Place, outer: _Known) -> str:
         key = (id(target), outer.key())
         if key not in self._definitions:
             name = self._definitions[key] = str(len(self._definitions))
             self._pending.append((name, target, place, base, outer))
         return f"#/$defs/{self._definitions[key]}"
 
-    def _items(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place, base: str) -> None:
+    def _items(self, schema: Mapping[str, object], made: JsonObject, place: Place, base: str) -> None:
         prefix, rest = schema.get("prefixItems"), schema.get("items")
         if isinstance(rest, list):  # before the draft of 2020
             prefix, rest = rest, schema.get("additionalItems")
@@ -329,7 +330,7 @@ class SchemaRewriter:
         if rest is not None:
             made["items"] = self._schema(rest, (*place, "items"), base, _Known())
 
-    def _object(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place, base: str, outer: _Known) -> None:
+    def _object(self, schema: JsonMapping, made: JsonObject, place: Place, base: str, outer: _Known) -> None:
         for key in ("properties", "patternProperties"):
             if key in schema:
                 if not isinstance(schema[key], Mapping):
@@ -363,7 +364,7 @@ class SchemaRewriter:
                 "additionalProperties is false, since a name that the schema does not know could come twice"
             )
 
-    def _named(self, schema: Mapping[str, Any], made: dict[str, Any], others: Any, place: Place, base: str) -> Any:
+    def _named(self, schema: Mapping[str, object], made: JsonObject, others: object, place: Place, base: str) -> Any:
         """Enforce `propertyNames` that list names or have one pattern, and return the schema of other names."""
         where, rule = (*place, "propertyNames"), schema.get("propertyNames", True)
         for _ in range(10):
@@ -386,7 +387,7 @@ class SchemaRewriter:
                 return False
         raise ValueError(f"{path(where)} can be enforced if it is one enum, pattern or format, without properties")
 
-    def _other_names(self, made: dict[str, Any], others: Any, place: Place) -> None:
+    def _other_names(self, made: JsonObject, others: object, place: Place) -> None:
         """Add the schema of properties without names in the schema. Where there are some, keys have one spelling.
 
         The library lets only other keys be spelled with escapes, in which they could be one of the names.
@@ -416,7 +417,7 @@ class SchemaRewriter:
         pattern = "" if others in (True, {}) else f"^{_none_of(set(names))}$"
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
 
-    def _format(self, schema: Mapping[str, Any], made: dict[str, Any], place: Place) -> None:
+    def _format(self, schema: Mapping[str, object], made: JsonObject, place: Place) -> None:
         name = schema.get("format")
         patterns = FORMATS.get(name, ()) if isinstance(name, str) else ()
         if name in _UNENFORCED_FORMATS:
@@ -441,7 +442,7 @@ class SchemaRewriter:
             for second in schemas[number + 1 :]
         )
 
-    def _differ(self, first: Any, second: Any, place: Place, base: str, depth: int = 3) -> bool:
+    def _differ(self, first: object, second: object, place: Place, base: str, depth: int = 3) -> bool:
         for _ in range(10):
             first, second = (
                 self._target(each["$ref"], place, base)[0] if isinstance(each, Mapping) and "$ref" in each else each
@@ -467,7 +468,7 @@ class SchemaRewriter:
         )
 
 
-def _own(schema: Mapping[str, Any]) -> _Known:
+def _own(schema: Mapping[str, object]) -> _Known:
     """Return the properties that a schema itself mentions."""
     known = _Known()
     known.names = dict.fromkeys([*_names(schema, "properties"), *_names(schema, "required")])
@@ -478,12 +479,12 @@ def _own(schema: Mapping[str, Any]) -> _Known:
     return known
 
 
-def _names(schema: Mapping[str, Any], key: str) -> list[str]:
+def _names(schema: Mapping[str, object], key: str) -> list[str]:
     value = schema.get(key)
     return [name for name in value if isinstance(name, str)] if isinstance(value, list | Mapping) else []
 
 
-def _values(schema: Mapping[str, Any]) -> set[tuple[bool, Any]] | None:
+def _values(schema: Mapping[str, object]) -> set[tuple[bool, object]] | None:
     """Return all values of a schema that lists them, if they are texts, integers, true, false or null; else None."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not isinstance(values, list) or not all(isinstance(value, str | int | None) for value in values):
@@ -491,7 +492,7 @@ def _values(schema: Mapping[str, Any]) -> set[tuple[bool, Any]] | None:
     return {(isinstance(value, bool), value) for value in values}
 
 
-def _kinds(schema: Mapping[str, Any]) -> set[str]:
+def _kinds(schema: JsonMapping) -> set[str]:
     """Return the types of a schema's values, none if they are not known."""
     named = schema.get("type", [])
     kinds = {named} if isinstance(named, str) else {name for name in named if isinstance(name, str)}

@@ -88,17 +88,17 @@ class SamplingParams(BaseModel):
 
     @field_validator("top_k", mode="before")
     @classmethod
-    def _minus_one_means_all(cls, value: Any) -> Any:
+    def _minus_one_means_all(cls, value: object) -> Any:
         return 0 if value == -1 else value
 
     @field_validator("guide", mode="before")
     @classmethod
-    def _fields_to_guide(cls, value: Any) -> Any:
+    def _fields_to_guide(cls, value: object) -> Any:
         return Guide(**value) if isinstance(value, dict) else value
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _strings_to_tuple(cls, value: Any) -> Any:
+    def _strings_to_tuple(cls, value: object) -> Any:
         if value is None:
             return ()
         if isinstance(value, str):
@@ -107,14 +107,14 @@ class SamplingParams(BaseModel):
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
-    def _ids_to_tuple(cls, value: Any) -> Any:
+    def _ids_to_tuple(cls, value: object) -> Any:
         if value is None:
             return ()
         return tuple(value) if isinstance(value, (list, set, frozenset)) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
-    def _read_json_keys(cls, value: Any) -> Any:
+    def _read_json_keys(cls, value: object) -> Any:
         """Convert string keys to token ids, since JSON objects have string keys: `"17"` is token 17."""
         if value is None:
             return {}

@@ -44,7 +44,7 @@ class SchemaCost:
         if self._parts > self._max_parts:
             raise ValueError(f"{path(place)}: the schema has more than {self._max_parts} parts, references followed")
 
-    def add_schema(self, schema: Mapping[str, Any], place: Place) -> None:
+    def add_schema(self, schema: Mapping[str, object], place: Place) -> None:
         """Count a schema, and check it without its parts."""
         check_object(place, schema)
         several = schema.get("patternProperties")
@@ -61,7 +61,7 @@ class SchemaCost:
             )
 
 
-def check_numbers(value: Any, place: Place) -> None:
+def check_numbers(value: object, place: Place) -> None:
     """Raise ValueError unless every number in a value is within the limits, whatever for."""
     for inner, number in _places(value, place):
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -82,7 +82,7 @@ def _check_number(place: Place, value: int | float) -> None:
         )
 
 
-def check_object(place: Place, value: Mapping[str, Any]) -> None:
+def check_object(place: Place, value: Mapping[str, object]) -> None:
     """Raise ValueError if a schema, without its parts, has more of something than the library can take."""
     for name in _ALTERNATIVES:
         _check_alternatives((*place, name), value.get(name))
@@ -106,12 +106,12 @@ def check_object(place: Place, value: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_alternatives(place: Place, values: Any) -> None:
+def _check_alternatives(place: Place, values: object) -> None:
     if isinstance(values, list) and len(values) > MAX_ALTERNATIVES:
         raise ValueError(f"{path(place)} has {len(values)} alternatives, and may have {MAX_ALTERNATIVES}")
 
 
-def _joins(value: Mapping[str, Any]) -> bool:
+def _joins(value: Mapping[str, object]) -> bool:
     """Return whether a text may have to match several parts of a schema at once."""
     every = value.get("allOf")
     if isinstance(every, list) and len(every) > 1:
@@ -120,9 +120,9 @@ def _joins(value: Mapping[str, Any]) -> bool:
     return bool(parts) and len(value.keys() - _ANNOTATIONS) > 1
 
 
-def _places(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+def _places(value: object, place: Place) -> Iterator[tuple[Place, object]]:
     """Yield a value and every value in it, with the keys that lead to it."""
-    waiting: list[tuple[Place, Any]] = [(place, value)]
+    waiting: list[tuple[Place, object]] = [(place, value)]
     while waiting:
         place, value = waiting.pop()
         yield place, value

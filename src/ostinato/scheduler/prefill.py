@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ostinato.kv_cache.cache_report import CacheReport, MissCause, explain_misses
 from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, plan_checkpoints
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.offload.save_restore import restore_from_files
-from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MissCause, explain_misses
 from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.kv_cache.store import Match
 from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from ostinato.kv_cache.cache_report import CacheReport
 from ostinato.kv_cache.checkpoints import CheckpointPositions
-from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
+from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MediaSpan
 from ostinato.kv_cache.request_cache import KVSnapshot, RequestCache
 from ostinato.scheduler.batch import BatchRow, MediaUse, RowResult, TokenLogprobs
 

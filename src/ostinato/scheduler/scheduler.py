@@ -16,13 +16,14 @@ from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCoun
 from ostinato.scheduler.batch import Batch, BatchRow, StepResult
 from ostinato.scheduler.decode import (
     DecodeScheduler,
+    InFlightStep,
+    InFlightSteps,
     OverlapBlocker,
     continuing_requests,
     make_decode_row,
     next_step_row,
 )
 from ostinato.scheduler.encoder_scheduler import EncoderScheduler
-from ostinato.scheduler.in_flight import InFlightStep, InFlightSteps
 from ostinato.scheduler.limits import SchedulerLimits, check_servable, max_total_tokens
 from ostinato.scheduler.prefill import Admission, PrefillScheduler
 from ostinato.scheduler.request import FinishReason, Request, RequestStatus, RequestUpdate, check_result, is_decoding

@@ -237,7 +237,7 @@ class ServeSettings(BaseModel):
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
-    def _accept_a_size(cls, value: Any) -> Any:
+    def _accept_a_size(cls, value: object) -> Any:
         return read_size(value)
 
     @field_validator("served_model_name", mode="before")

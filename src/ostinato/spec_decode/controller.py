@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from ostinato.json_io import JsonObject
 from ostinato.observe.counts import SpeculationCounts
 from ostinato.plan.graphs.capture_sizes import draft_numbers
 from ostinato.plan.speculation import SpeculativePlan
@@ -124,7 +125,7 @@ class DraftController:
         if self.adaptive and num_asked == row_range.chosen:
             self._advance(row_range, sum(gained) / len(gained), kind)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the choices and their reasons per range of batch sizes as plain data; times in milliseconds."""
         return {
             "adaptive": self.adaptive,
@@ -245,7 +246,7 @@ class DraftController:
         """Return the tokens per second with `num_drafts` drafts, relative to plain steps."""
         return self._acceptance.tokens(num_drafts) / row_range.costs.mean(num_drafts)
 
-    def _describe(self, row_range: _RowRange) -> dict[str, Any]:
+    def _describe(self, row_range: _RowRange) -> JsonObject:
         return {
             "rows": list(row_range.bounds),
             "choice": row_range.in_use if self.adaptive else self.num_speculative_tokens,
@@ -329,7 +330,7 @@ class SpeculationMonitor:
             has_room=[0 < row.num_drafts == batch.num_drafts for row in batch.rows[: len(decode)]],
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return counts and controller as plain data."""
         return {"method": self._method, **self.counters.to_json(), "controller": self.controller.to_json()}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import CapacityError, ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES
 from ostinato.runner.draft_override import override_drafts
 from ostinato.verify.compare import Divergence, Verdict, compare, verdict_of
@@ -31,7 +31,7 @@ class TokenMismatch:
     prompt: int
     divergence: Divergence
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"kind": self.kind, "prompt": self.prompt, **asdict(self.divergence)}
 
 
@@ -59,7 +59,7 @@ class Cell:
             return Verdict.ERROR
         return verdict_of([each.divergence for each in self.found if each.kind == kind])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             **self.way.to_json(),
             "cache": self.cache,

@@ -49,7 +49,7 @@ def base_config(settings: dict[str, Any]) -> EngineConfig:
     return config.with_settings(**{name: value for name, value in chosen.items() if not config.is_given(name)})
 
 
-def way_config(config: EngineConfig, **axes: Any) -> EngineConfig:
+def way_config(config: EngineConfig, **axes: object) -> EngineConfig:
     """Return the settings of one way; `axes` are its values. Its graphs are few unless their sizes are given."""
     config = config.with_settings(**axes)
     if any(config.is_given(name) for name in LADDER_SETTINGS):

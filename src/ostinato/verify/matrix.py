@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from ostinato.config import EngineConfig
 from ostinato.config_fields import Speculative
 from ostinato.errors import ConfigError, Remedy
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.checkpoints import StateCacheMode
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
@@ -82,7 +83,7 @@ class VerifyVariant:
         """Settings of the engine."""
         return {axis: getattr(self, axis) for axis in ENGINE_AXES}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**self.settings, "speculative": named(self.speculative), "preemption": self.preemption}
 
 
@@ -198,6 +199,6 @@ def _spec(config: EngineConfig, method: Speculative | None) -> ModelSpec:
         raise ConfigError(error.message, [Remedy("draft", None)]) from None
 
 
-def _place(way: VerifyVariant, axes: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+def _place(way: VerifyVariant, axes: Mapping[str, Sequence[object]]) -> tuple[int, ...]:
     """Return the sort key of a way, by its values, so that ways of one engine are neighbours."""
     return tuple(values.index(getattr(way, axis)) for axis, values in axes.items())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ostinato.engine.core import EngineCore
+from ostinato.json_io import JsonObject
 from ostinato.ops.sizes import SCAN_CHUNK
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.runner.inputs import make_step_inputs
@@ -25,7 +26,7 @@ OTHERS = 0.05
 
 
 @torch.inference_mode()
-def check_states(engine: EngineCore, text: Sequence[int]) -> dict[str, Any]:
+def check_states(engine: EngineCore, text: Sequence[int]) -> JsonObject:
     """Return the verdict, and for each dtype of 16 bits the numbers of values, and of those that are not the nearest.
 
     `engine` is that of the plain path. Models without recurrent states in 16 bits have no dtypes.

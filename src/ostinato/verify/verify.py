@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.config import EngineConfig
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
@@ -46,7 +47,7 @@ class Trial:
     draft: str | None = None
 
 
-def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int, int], None]) -> JsonObject:
     """Compare each cell's tokens with the plain path's, and return the report.
 
     The report has, for each cell, whether its tokens are equal, and where they first are not. `settings` are of the
@@ -106,7 +107,7 @@ def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int,
     }
 
 
-def has_passed(report: dict[str, Any]) -> bool:
+def has_passed(report: JsonObject) -> bool:
     """Return whether no cell is different or has an error, and the plain path and its states are right."""
     verdicts = (report["plain"]["verdict"], report["states"]["verdict"])
     return not (report["summary"]["different"] or report["summary"]["error"]) and Verdict.DIFFERENT not in verdicts
@@ -128,7 +129,7 @@ def _count(cells: Sequence[Cell]) -> Counter[Verdict]:
     return counts
 
 
-def _model_facts(config: EngineConfig, model: ModelSpec) -> dict[str, Any]:
+def _model_facts(config: EngineConfig, model: ModelSpec) -> JsonObject:
     return {
         "name": config.model,
         "architecture": model.architecture,
@@ -158,7 +159,7 @@ def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) 
     }
 
 
-def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]) -> list[dict[str, Any]]:
+def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]) -> list[JsonObject]:
     """Describe each prompt, with its number of tokens by kind of request, which differs in second turns."""
     facts = []
     for number, prompt in enumerate(prompts):

@@ -20,7 +20,7 @@ from ostinato.bench.graphs import graph_tables
 from ostinato.bench.profile import profile_tables
 from ostinato.bench.report import BenchReport, Column, Table, machine_facts, run_facts
 from ostinato.bench.throughput import STEP_COLUMNS
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.units import format_bytes
 
@@ -39,7 +39,7 @@ class Aim:
     least: float | None = None
     most: float | None = None
 
-    def row(self, found: Found, bandwidth: float | None) -> dict[str, Any]:
+    def row(self, found: Found, bandwidth: float | None) -> JsonObject:
         value = self.figure(found, bandwidth)
         is_met = None
         if value is not None:
@@ -47,7 +47,7 @@ class Aim:
         return {"name": self.name, "least": self.least, "most": self.most, "reached": value, "is_met": is_met}
 
 
-def decode_rows(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
+def decode_rows(found: Found, bandwidth: float | None) -> list[JsonObject]:
     """Return the times of a decode step by model and number of rows.
 
     They are of the engine, with sampling and all; up to hidden states with a graph and without; the sum of the kernels;
@@ -84,7 +84,7 @@ def decode_rows(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
     return rows
 
 
-def overlap_rows(found: Found) -> list[dict[str, Any]]:
+def overlap_rows(found: Found) -> list[JsonObject]:
     """Return the time between steps by number of rows, with and without overlap, and that of the step's kernels."""
     kernels = _by_rows(found.get("kernels-300m", {}).get("decode", ()), "batch_size")
     return [
@@ -98,7 +98,7 @@ def overlap_rows(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def aims(found: Found, bandwidth: float | None) -> list[dict[str, Any]]:
+def aims(found: Found, bandwidth: float | None) -> list[JsonObject]:
     """Return the targets and the measured values. `is_met` None: it was not measured."""
     return [aim.row(found, bandwidth) for aim in AIMS]
 
@@ -168,11 +168,11 @@ def _at(found: Found, *path: str) -> Any:
     return value
 
 
-def _by_rows(steps: Sequence[Mapping[str, Any]], name: str) -> dict[int, Mapping[str, Any]]:
+def _by_rows(steps: Sequence[JsonMapping], name: str) -> dict[int, JsonMapping]:
     return {step[name]: step for step in steps}
 
 
-def _p50(figures: Mapping[str, Any] | None) -> float | None:
+def _p50(figures: JsonMapping | None) -> float | None:
     return None if figures is None else (figures.get("decode_step_seconds") or {}).get("p50")
 
 
@@ -180,7 +180,7 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _reached(floor: Mapping[str, Any] | None, seconds: float | None, bandwidth: float | None) -> float | None:
+def _reached(floor: JsonMapping | None, seconds: float | None, bandwidth: float | None) -> float | None:
     if floor is None or not seconds:
         return None
     if bandwidth is None:
@@ -248,7 +248,7 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
             notes.append(f"{what} could not be made ({type(error).__name__}: {error})")
             return []
 
-    data: dict[str, Any] = {
+    data: JsonObject = {
         **run_facts("gpu-check"),
         "is_dry_run": is_dry,
         "device": to_json_data(device),
@@ -276,7 +276,7 @@ RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
 """Tables that combine several parts."""
 
 
-def _torch(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _torch(found: Mapping[str, JsonMapping]) -> JsonObject:
     """Return the versions that a first start reported, else torch's from any other part: this process has no torch."""
     if "start" in found:
         return dict(found["start"]["versions"])
@@ -320,7 +320,7 @@ def _tables_of(outcome: PartOutcome) -> list[Table]:
     return []
 
 
-def _memory_table(data: Mapping[str, Any], title: str) -> Table:
+def _memory_table(data: JsonMapping, title: str) -> Table:
     """Return a table of bytes planned and bytes observed, and seconds."""
     planned, observed, capture = data["planned_bytes"], data["observed_bytes"], data["capture"]
     rows: list[dict[str, Any]] = [

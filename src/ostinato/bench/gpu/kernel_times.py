@@ -32,7 +32,7 @@ class CallLog:
         self.calls: dict[str, list[Call]] = {}
         self._is_inside = False
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Record a kernel's call, as `ops.kernels.Recorder` describes."""
         if self._is_inside:
             return kernel(*args, **kwargs)
@@ -48,7 +48,7 @@ class CallLog:
         name: str,  # noqa: ARG002
         function: Kernel,
         tensors: tuple[torch.Tensor, ...],
-        others: tuple[Any, ...],
+        others: tuple[object, ...],
     ) -> torch.Tensor:
         """Record a function that splits graphs, as `ops.kernels.Recorder` describes."""
         return function(*tensors, *others)

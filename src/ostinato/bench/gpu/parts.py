@@ -20,7 +20,7 @@ from ostinato.bench.peers import compare
 from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.report import ProgressCallback, engine_facts
 from ostinato.bench.throughput import throughput, throughput_figures
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.kernel_support import MIN_CAPABILITY
 
 if TYPE_CHECKING:
@@ -31,34 +31,34 @@ Settings = dict[str, Any]
 Options = Mapping[str, Any]
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: JsonObject) -> JsonObject:
     """Return the data of one part: its `kind`, `settings` and `options` are in the job's `part`."""
     part = job["part"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in part["options"].items()}
     return {"data": MEASURES[part["kind"]](part["settings"], options, lambda _: None)}
 
 
-def _throughput(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
+def _throughput(settings: Settings, options: Options, say: ProgressCallback) -> JsonObject:
     return throughput(settings, Workload(**options), say).data
 
 
-def _profile(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
+def _profile(settings: Settings, options: Options, say: ProgressCallback) -> JsonObject:
     return profile(settings, ProfileBench(**options), say).data
 
 
-def _graphs(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
+def _graphs(settings: Settings, options: Options, say: ProgressCallback) -> JsonObject:
     return graphs(settings, GraphBench(**options), say).data
 
 
-def _encoder(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
+def _encoder(settings: Settings, options: Options, say: ProgressCallback) -> JsonObject:
     return encoder(settings, EncoderBench(**options), say).data
 
 
-def _transformers(settings: Settings, options: Options, say: ProgressCallback) -> dict[str, Any]:
+def _transformers(settings: Settings, options: Options, say: ProgressCallback) -> JsonObject:
     return compare(settings, Workload(**options), "transformers", say).data
 
 
-def start(settings: Settings, options: Options, _: ProgressCallback) -> dict[str, Any]:
+def start(settings: Settings, options: Options, _: ProgressCallback) -> JsonObject:
     """Measure a first start with all graphs, including compilation, and one prompt of `prompt_len` tokens.
 
     Also return the planned bytes and those that the device reports as in use.
@@ -112,7 +112,7 @@ def taken_bytes(engine: EngineCore) -> dict[str, int | None]:
     return {"reserved_peak": torch.cuda.max_memory_reserved(device), "device_used": total - free}
 
 
-def overlap(settings: Settings, options: Options, say: ProgressCallback, setting: str = "overlap") -> dict[str, Any]:
+def overlap(settings: Settings, options: Options, say: ProgressCallback, setting: str = "overlap") -> JsonObject:
     """Measure the seconds between steps of decoding requests, with `setting` off and on, by batch size, alternating."""
     from ostinato.engine.core import EngineCore
 
@@ -135,7 +135,7 @@ def overlap(settings: Settings, options: Options, say: ProgressCallback, setting
     return {**engine_facts(setting, config, plan, **options), "results": results}
 
 
-MEASURES: Mapping[str, Callable[[Settings, Options, ProgressCallback], dict[str, Any]]] = {
+MEASURES: Mapping[str, Callable[[Settings, Options, ProgressCallback], dict[str, object]]] = {
     "start": start,
     "throughput": _throughput,
     "profile": _profile,
@@ -177,10 +177,10 @@ class CheckPart:
 class Scale:
     """Amount of measuring, and its shapes."""
 
-    large: Mapping[str, Any]
+    large: JsonMapping
     """Settings that name the large model, with its device."""
-    small: Mapping[str, Any]
-    images: Mapping[str, Any]
+    small: JsonMapping
+    images: JsonMapping
     rows: tuple[int, ...]
     """Rows of decode steps."""
     kernel_rows: tuple[int, ...]
@@ -204,7 +204,7 @@ def full_scale(checkout: Path, capability: int | None) -> Scale:
     models = ("nemotron-h-8b", "nemotron-h-300m", "qwen3-vl-300m")
     of_engines = ["--engines", "bfloat16", "--capability", str(capability or MIN_CAPABILITY)]
 
-    def on_gpu(name: str) -> dict[str, Any]:
+    def on_gpu(name: str) -> JsonObject:
         return {"model": str(shapes / name), "random_weights": True, "device": "cuda"}
 
     return Scale(

@@ -29,6 +29,7 @@ from ostinato.bench.report import ProgressCallback
 from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError
 from ostinato.files import exists
+from ostinato.json_io import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def pytest_command(options: Mapping[str, Any]) -> list[str]:
     return [*command, *options["arguments"]]
 
 
-def figures_of_tests(finished: Finished) -> dict[str, Any]:
+def figures_of_tests(finished: Finished) -> JsonObject:
     """Return how many tests passed, failed and were skipped, and the reasons of the failures.
 
     Counts that a run did not report because it was ended early are None.
@@ -131,7 +132,7 @@ def figures_of_tests(finished: Finished) -> dict[str, Any]:
     }
 
 
-def why_not(finished: Finished, figures: Mapping[str, Any]) -> str | None:
+def why_not(finished: Finished, figures: JsonMapping) -> str | None:
     """Return the reason why the tests have not all passed; None if they have."""
     if figures["failed"]:
         return f"{figures['failed']} of {figures['failed'] + figures['passed']} tests failed"
@@ -156,11 +157,11 @@ class PartOutcome:
     seconds: float
     limit: float
     reason: str | None = None
-    data: dict[str, Any] | None = None
+    data: JsonObject | None = None
     trace: str | None = None
     """The end of a failed process's error output."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         own = {name: value for name, value in vars(self).items() if name != "part"}
         return {**asdict(self.part), "planned_seconds": self.part.seconds, **own}
 

@@ -21,12 +21,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.report import Column, Table
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_process import make_engine
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.serve.server import serve
 from ostinato.serve.settings import ServeSettings
 
@@ -210,7 +211,7 @@ def _told(directory: Path, name: str) -> Used:
     return Used(**report["used"])
 
 
-def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]) -> dict[str, Any]:
+def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]) -> JsonObject:
     """Return the processor microseconds per output token of all rounds together, by process and part.
 
     `tokens`: by process, of all rounds.
@@ -233,7 +234,7 @@ def _summed(parts: Sequence[Mapping[str, float]], scale: float) -> dict[str, flo
     return {name: scale * sum(each.get(name, 0.0) for each in parts) for name in names}
 
 
-def cost_tables(figures: Mapping[str, Any]) -> list[Table]:
+def cost_tables(figures: JsonMapping) -> list[Table]:
     """Return tables of the processes with their parts, the most expensive first."""
     rows = []
     for name, title in PROCESSES.items():

@@ -11,12 +11,13 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonMapping
 
 
 class Failure(Exception):
@@ -313,7 +314,7 @@ class SseReply:
                 except (AttributeError, TypeError):
                     raise Failure("bad_reply", f"an event has another form: {event[:MAX_DETAIL]!r}") from None
 
-    def _take(self, chunk: Any, now: float) -> None:
+    def _take(self, chunk: object, now: float) -> None:
         if not isinstance(chunk, dict):
             raise Failure("bad_reply", f"an event is no JSON object: {str(chunk)[:MAX_DETAIL]}")
         if chunk.get("error") or chunk.get("object") == "error":
@@ -329,7 +330,7 @@ class SseReply:
                 self.pieces.append(piece)
 
 
-def _piece(choice: Mapping[str, Any]) -> str:
+def _piece(choice: JsonMapping) -> str:
     """Return the text of a completion, or of a chat's answer and the thinking before it, which has two names."""
     if "text" in choice:
         return choice["text"] or ""
@@ -337,7 +338,7 @@ def _piece(choice: Mapping[str, Any]) -> str:
     return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
 
 
-def _usage(said: Mapping[str, Any]) -> dict[str, int | None]:
+def _usage(said: JsonMapping) -> dict[str, int | None]:
     """Return the token counts; None for those that the server does not report."""
     details = said.get("prompt_tokens_details") or {}
     counts = {name: said.get(name) for name in ("prompt_tokens", "completion_tokens")}
@@ -347,7 +348,7 @@ def _usage(said: Mapping[str, Any]) -> dict[str, int | None]:
     return counts
 
 
-def _parsed(event: bytes) -> Any:
+def _parsed(event: bytes) -> object:
     try:
         return json.loads(event)
     except ValueError:
@@ -362,6 +363,6 @@ def _error_text(body: bytes) -> str:
         return body.decode(errors="replace")[:MAX_DETAIL]
 
 
-def _message(answer: Mapping[str, Any]) -> Any:
+def _message(answer: Mapping[str, object]) -> object:
     error = answer.get("error", answer.get("detail", answer))
     return error.get("message", error) if isinstance(error, Mapping) else error

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ostinato.bench.serve.load_client import Failure, HttpClient, SseReply
 from ostinato.bench.serve.workload import ScriptedConversation
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.os_support import raise_max_open_files
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Target:
 
         `said` are the texts of a conversation so far: the user's and the answers, alternating.
         """
-        request: dict[str, Any] = {
+        request: JsonObject = {
             "model": self.model,
             "max_tokens": output_tokens,
             "temperature": 0,
@@ -95,7 +96,7 @@ class LoadRun:
     loop_lags: list[float]
 
 
-def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_on_loop(work: Coroutine[object, object, T]) -> T:
     """Return the result of `work`, run on a new event loop.
 
     It is the fastest loop, as the generator often shares the cores with the server.

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
 
 from ostinato.bench.engine_driver import run_in_process, with_room
 from ostinato.bench.report import (
@@ -43,6 +42,7 @@ from ostinato.config import EngineConfig
 from ostinato.config_fields import setting_flags
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.serve.http.listener import free_port
 
 PATIENCE = 30.0
@@ -78,7 +78,7 @@ class OverheadRound:
     used: Mapping[str, Used] = field(default_factory=dict)
 
 
-def overhead(settings: dict[str, Any], bench: OverheadBench, say: ProgressCallback) -> BenchReport:
+def overhead(settings: dict[str, object], bench: OverheadBench, say: ProgressCallback) -> BenchReport:
     """Measure output tokens per second of both in each round, and the server's rate over that of `LLM.generate`.
 
     In each round both load the model in separate processes, one after the other, and warm up with prompts of another
@@ -122,7 +122,7 @@ def overhead(settings: dict[str, Any], bench: OverheadBench, say: ProgressCallba
     return BenchReport(data, lines, overhead_tables(data))
 
 
-def compare_round(run: LoadRun, answer: dict[str, Any], used: Mapping[str, Used] | None = None) -> OverheadRound:
+def compare_round(run: LoadRun, answer: JsonObject, used: Mapping[str, Used] | None = None) -> OverheadRound:
     """Return one round from the server's run and `answer`, that of the engine's process to the same prompts.
 
     `used` is the processor time of the server and the generator, if they were profiled. Raises RequestError if a
@@ -140,7 +140,7 @@ def compare_round(run: LoadRun, answer: dict[str, Any], used: Mapping[str, Used]
     return OverheadRound(tokens / run.seconds, made / answer["seconds"], same, tokens, made, used or {})
 
 
-def overhead_figures(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
+def overhead_figures(rounds: Sequence[OverheadRound]) -> JsonObject:
     """Return median, least and greatest of both rates (output tokens per second), and of their ratio round by round."""
     return {
         "server_tokens_per_second": spread([each.served for each in rounds]),
@@ -151,13 +151,13 @@ def overhead_figures(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
     }
 
 
-def _cost(rounds: Sequence[OverheadRound]) -> dict[str, Any]:
+def _cost(rounds: Sequence[OverheadRound]) -> JsonObject:
     served, generated = (sum(getattr(each, name) for each in rounds) for name in ("served_tokens", "generated_tokens"))
     tokens = {name: generated if name == GENERATED else served for name in PROCESSES}
     return cost_figures([each.used for each in rounds], tokens)
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: JsonObject) -> JsonObject:
     """Run `LLM.generate` in this process: the job's batches, one after the other, the last one timed."""
     from ostinato.engine.llm import LLM
     from ostinato.sampling.params import SamplingParams
@@ -180,12 +180,12 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batch(conversations: Sequence[ScriptedConversation]) -> dict[str, Any]:
+def _batch(conversations: Sequence[ScriptedConversation]) -> JsonObject:
     turns = [conversation.turns[0] for conversation in conversations]
     return {"prompts": [turn.text for turn in turns], "output_tokens": [turn.output_tokens for turn in turns]}
 
 
-def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
+def overhead_tables(data: JsonMapping) -> list[Table]:
     """Return tables of both rates and their ratio, then of the server and the generator, round by round."""
     rates = [
         {"name": "server", "rate": data["server_tokens_per_second"]},
@@ -210,7 +210,7 @@ def overhead_tables(data: Mapping[str, Any]) -> list[Table]:
 
 @contextmanager
 def server_process(
-    settings: Mapping[str, Any], ready_within: float = 600.0, directory: Path | None = None
+    settings: Mapping[str, object], ready_within: float = 600.0, directory: Path | None = None
 ) -> Iterator[str]:
     """Yield the base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
 

@@ -35,10 +35,11 @@ from ostinato.bench.serve.workload import (
 )
 from ostinato.bench.statistics import summary
 from ostinato.errors import ConfigError, RequestError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.capacity.estimate import Deadline
 
 
-def serve_figures(run: LoadRun, deadline: Deadline | None) -> dict[str, Any]:
+def serve_figures(run: LoadRun, deadline: Deadline | None) -> JsonObject:
     """Return rates, latencies and errors of one run.
 
     Latencies count from the moment when a request was due, not from when it was sent, so that a slow server cannot hide
@@ -121,7 +122,7 @@ def at_once(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
     return {"mean": sum(each.end - each.sent for each in outcomes) / ends, "most": most}
 
 
-def _token_figures(complete: Sequence[RequestOutcome]) -> dict[str, Any]:
+def _token_figures(complete: Sequence[RequestOutcome]) -> JsonObject:
     """Return the tokens of all complete replies together. Replies that the server did not count are `uncounted`."""
     cached = [each.cached_tokens for each in complete if each.cached_tokens is not None]
     return {
@@ -133,7 +134,7 @@ def _token_figures(complete: Sequence[RequestOutcome]) -> dict[str, Any]:
     }
 
 
-def _outcome_figures(outcome: RequestOutcome) -> dict[str, Any]:
+def _outcome_figures(outcome: RequestOutcome) -> JsonObject:
     return {
         "conversation": outcome.conversation,
         "due": outcome.due,
@@ -206,7 +207,7 @@ def serve(target: Target, bench: ServeBench, say: ProgressCallback) -> BenchRepo
     return BenchReport(data, _lines(data), serve_tables(data), list(remarks(data)))
 
 
-def load_settings(target: Target, load: LoadSpec) -> dict[str, Any]:
+def load_settings(target: Target, load: LoadSpec) -> dict[str, object]:
     """Return the settings of the load as plain data, without the API key."""
     lengths = {name: getattr(load, name) for name in ("prompt_tokens", "output_tokens")}
     return {
@@ -275,7 +276,7 @@ async def _asked(target: Target, conversations: Sequence[ScriptedConversation]) 
     return run
 
 
-def _lines(data: Mapping[str, Any]) -> dict[str, str]:
+def _lines(data: JsonMapping) -> dict[str, str]:
     """Return the facts to print."""
     server, settings, machine = data["server"], data["settings"], data["machine"]
     prompt = _prompt(settings)
@@ -298,11 +299,11 @@ def _lines(data: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def _prompt(settings: Mapping[str, Any]) -> str:
+def _prompt(settings: Mapping[str, object]) -> str:
     return "word problems" if settings["prompt_tokens"] is None else f"{settings['prompt_tokens']} prompt tokens"
 
 
-def serve_tables(data: Mapping[str, Any]) -> list[Table]:
+def serve_tables(data: JsonMapping) -> list[Table]:
     """Return tables of rates, of latencies, and of tokens, requests under way and the generator's own time.
 
     Tokens are per complete request.
@@ -331,7 +332,7 @@ def serve_tables(data: Mapping[str, Any]) -> list[Table]:
     ]
 
     def per_request(name: str) -> Column:
-        def value(result: Mapping[str, Any]) -> float | None:
+        def value(result: JsonMapping) -> float | None:
             tokens = result["tokens"][name]
             return None if tokens is None else tokens / max(1, result["complete"])
 
@@ -347,13 +348,13 @@ def serve_tables(data: Mapping[str, Any]) -> list[Table]:
     return [Table(rates, results), Table(latencies, rows), Table(requests, results)]
 
 
-def load_name(result: Mapping[str, Any]) -> str:
+def load_name(result: Mapping[str, object]) -> str:
     if result["concurrency"] is not None:
         return f"{result['concurrency']} at a time"
     return "all at once" if result["rate"] == "inf" else f"{result['rate']:g}/s"
 
 
-def remarks(data: Mapping[str, Any]) -> Iterator[str]:
+def remarks(data: JsonMapping) -> Iterator[str]:
     """Yield remarks for the reader: errors with an example, lengths that are guesses, a generator that was late."""
     for result in data["results"]:
         name = load_name(result)
@@ -373,7 +374,7 @@ def remarks(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server does not count prompts, so their lengths are guesses: {per_word:g} tokens per word"
 
 
-def _late(name: str, result: Mapping[str, Any]) -> Iterator[str]:
+def _late(name: str, result: JsonMapping) -> Iterator[str]:
     first, generator = result["time_to_first_token"], result["generator"]
     lags = {each: generator[each] and generator[each]["p99"] for each in ("send_lag", "loop_lag")}
     worst = max((lag for lag in lags.values() if lag is not None), default=0.0)

@@ -17,8 +17,8 @@ import xxhash
 from pydantic import ValidationError
 
 from ostinato.errors import DamagedExport, ForeignExport, RequestError
-from ostinato.json_io import from_plain, to_json_data
-from ostinato.kv_cache.cache_report import CacheReport
+from ostinato.json_io import JsonObject, from_plain, to_json_data
+from ostinato.kv_cache.prefix_index import CacheReport
 from ostinato.media.media_item import MediaItem, Patches, RopePositions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.preprocess import digest_of
@@ -88,7 +88,7 @@ class MediaSnapshot:
 class RequestSnapshot:
     """Properties of a request, without plain bytes. Times are in seconds before it was exported."""
 
-    identity: dict[str, Any]
+    identity: JsonObject
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -156,7 +156,7 @@ def params_of(snapshot: RequestSnapshot) -> SamplingParams:
         raise DamagedExport(f"the sampling parameters of the exported request are none: {error}") from None
 
 
-def differences(exported_identity: dict[str, Any], own_identity: dict[str, Any]) -> list[str]:
+def differences(exported_identity: JsonObject, own_identity: JsonObject) -> list[str]:
     """Return the differences of two engines' identities, one sentence each."""
     sentences = []
     for name in dict.fromkeys([*own_identity, *exported_identity]):
@@ -166,7 +166,7 @@ def differences(exported_identity: dict[str, Any], own_identity: dict[str, Any])
     return sentences
 
 
-def check_identity(exported_identity: dict[str, Any], own_identity: dict[str, Any]) -> None:
+def check_identity(exported_identity: JsonObject, own_identity: JsonObject) -> None:
     """Raise ForeignExport, with all differences, if the identities differ."""
     conflicts = differences(exported_identity, own_identity)
     if conflicts:
@@ -190,7 +190,7 @@ def _checksum(packed: memoryview) -> bytes:
     return digest
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: object, other: object) -> str:
     """Return a value as text; for two lists, only the items that the other one lacks."""
     if isinstance(value, list) and isinstance(other, list):
         value = [each for each in value if each not in other]

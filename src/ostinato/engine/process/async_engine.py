@@ -34,6 +34,7 @@ from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
@@ -52,12 +53,12 @@ class EngineTransport(Protocol):
 
     started: EngineStarted
     """First report of the engine."""
-    on_message: Callable[[Any], None]
+    on_message: Callable[[object], None]
     """Callback on the loop for the engine's messages."""
     on_end: Callable[[Exception], None]
     """Callback on the loop, called once, when nothing will be computed any more."""
 
-    def send(self, message: Any) -> None: ...
+    def send(self, message: object) -> None: ...
 
     async def end(self) -> None: ...
 
@@ -312,9 +313,9 @@ class AsyncEngine:
         """Return the counts of `latest_observation` for each engine behind this one, by name."""
         return {"0": await self.latest_observation()}
 
-    async def prefixes(self) -> dict[str, Any]:
+    async def prefixes(self) -> JsonObject:
         """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
-        picture: dict[str, Any] = await self._ask("prefixes")
+        picture: JsonObject = await self._ask("prefixes")
         return picture
 
     async def reset_prefix_cache(self) -> bool:
@@ -357,7 +358,7 @@ class AsyncEngine:
         if self._draining:
             raise EngineDraining("the engine moves its requests away, and takes none in")
 
-    def _handle_message(self, message: Any) -> None:
+    def _handle_message(self, message: object) -> None:
         """Handle a message of the engine."""
         match message:
             case OutputDeltas(deltas):

@@ -214,7 +214,7 @@ class EngineLoop:
             return _GLANCE
         return _LOOK_AT_RANKS if self._engine.has_ranks else None
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: object) -> None:
         match message:
             case SubmitRequest():
                 if message.params.guide is None:
@@ -286,7 +286,7 @@ class EngineLoop:
         if request.final_only:
             self._deltas.hold_until_end(request.request_id)
 
-    def _reply(self, call_id: str, work: Callable[[], Any]) -> None:
+    def _reply(self, call_id: str, work: Callable[[], object]) -> None:
         try:
             reply = EngineReply(call_id, work())
         except Exception as error:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
+from ostinato.json_io import JsonObject
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.sampling.guide import Guide
@@ -180,7 +181,7 @@ class EngineCrashed(NamedTuple):
 class StatsSnapshot:
     """The engine's counts between two steps, so that all agree with each other."""
 
-    stats: dict[str, Any]
+    stats: JsonObject
     """Statistics of `EngineCore.stats`."""
     meter: EngineHistograms
 
@@ -193,7 +194,7 @@ _AT_ONCE = 2**18
 """Bytes read at a time."""
 
 
-def encode_message(message: Any) -> bytes:
+def encode_message(message: object) -> bytes:
     """Return a message as the bytes that are sent."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
@@ -205,7 +206,7 @@ class MessageDecoder:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Any]:
+    def feed(self, data: bytes | memoryview) -> Iterator[object]:
         """Add received bytes; yield the messages that they complete."""
         self._bytes += data
         while len(self._bytes) >= _LENGTH_BYTES:
@@ -226,7 +227,7 @@ class Channel:
         self._unpacker = MessageDecoder()
         self._sending = threading.Lock()
 
-    def send(self, *messages: Any) -> None:
+    def send(self, *messages: object) -> None:
         """Send messages. Waits while the other end has not read earlier ones. OSError if it is gone."""
         data = b"".join(map(encode_message, messages))
         with self._sending:
@@ -239,7 +240,7 @@ class Channel:
         """
         if patience != 0:
             select.select([self._connection], [], [], patience)
-        messages: list[Any] = []
+        messages: list[object] = []
         while True:
             try:
                 # This never waits, since steps are in between, and a waiting thread would contend for the GIL.

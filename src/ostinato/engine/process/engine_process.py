@@ -107,7 +107,7 @@ class EngineProcess(asyncio.Protocol):
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message, without waiting. Messages after the end are dropped."""
         if not self._transport.is_closing():
             self._transport.write(encode_message(message))

@@ -73,7 +73,7 @@ class PackedLogprobs(Sequence[TokenLogprobs | None]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return PackedLogprobs, self._arrays
 
 

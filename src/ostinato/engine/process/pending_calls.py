@@ -51,11 +51,11 @@ class PendingCalls:
         self._send(message)
         return future
 
-    def ask(self, question: QueryKind) -> asyncio.Future[Any]:
+    def ask(self, question: QueryKind) -> asyncio.Future[object]:
         name = self.new_call_id("question")
         return self.send(name, Query(name, question))
 
-    def resolve(self, name: str, result: Any, error: BaseException | None) -> None:
+    def resolve(self, name: str, result: object, error: BaseException | None) -> None:
         """Resolve the call's future with the engine's answer, unless the call was cancelled."""
         if (future := self._unanswered.get(name)) is not None:
             set_future(future, result, error)
@@ -66,7 +66,7 @@ class PendingCalls:
             set_future(future, None, error)
 
 
-def set_future(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def set_future(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
     """Set the future's result or error, unless it is done or cancelled."""
     if future.done():
         return

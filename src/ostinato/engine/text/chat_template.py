@@ -32,6 +32,7 @@ from ostinato.engine.text.template_sandbox import (
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
 from ostinato.files import find_in_checkpoint, matches
 from ostinato.formats.checkpoint_json import read_checkpoint_json
+from ostinato.json_io import JsonMapping
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
@@ -92,8 +93,8 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[JsonMapping] | None = None,
+        documents: Sequence[JsonMapping] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_name: str | None = None,
@@ -154,7 +155,7 @@ class ChatTemplate:
         self._variables[name] = frozenset(jinja2.meta.find_undeclared_variables(parsed))
         return ""
 
-    def _name(self, template_name: str | None, tools: Any) -> str:
+    def _name(self, template_name: str | None, tools: object) -> str:
         return template_name or ("tool_use" if tools and "tool_use" in self._templates else "default")
 
     def _template(self, name: str) -> jinja2.Template:
@@ -281,7 +282,7 @@ def _render_safely(render: Callable[[], str], budget: TemplateBudget) -> str:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
@@ -300,7 +301,7 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+def _make_dict(*args: object, **kwargs: object) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
@@ -338,7 +339,7 @@ def _as_system(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a copy in plain JSON types, so that a template meets no object whose methods have effects."""
     if value is None or type(value) in (bool, int, float, str):
         return value

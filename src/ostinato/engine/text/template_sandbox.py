@@ -227,14 +227,14 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         MeteredEnvironment.meter.charge()
         return value
 
-    def _count_deep(self, value: Any) -> Any:
+    def _count_deep(self, value: object) -> object:
         if isinstance(value, str):
             self.meter.charge(len(value))
         else:
             self.meter.charge_deep(value)
         return value
 
-    def _count_size(self, value: Any) -> Any:
+    def _count_size(self, value: object) -> object:
         self.meter.charge(_weight(value))
         return value
 
@@ -244,7 +244,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         _check(sum(map(len, texts)))
         return "".join(texts)
 
-    def _counted_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted_filter(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         passed = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
         @jinja2.pass_context
@@ -263,7 +263,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return call
 
-    def _counted_test(self, function: Callable[..., Any], of_numbers: bool) -> Callable[..., Any]:
+    def _counted_test(self, function: Callable[..., object], of_numbers: bool) -> Callable[..., object]:
         @jinja2.pass_context  # so that it is not called when the template is compiled
         def call(context: jinja2.runtime.Context, *args: Any) -> Any:  # noqa: ARG001
             if of_numbers and not all(isinstance(each, int | float) for each in args):
@@ -273,7 +273,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         return call
 
-    def call(self, context: jinja2.runtime.Context, function: Any, /, *args: Any, **more: Any) -> Any:
+    def call(self, context: jinja2.runtime.Context, function: object, /, *args: object, **more: object) -> Any:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if name in _METHODS.get(type(owner), ()):
             if name == "join":
@@ -309,19 +309,19 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.meter.charge_uncounted()
         return super().call_binop(context, operator, left, right)
 
-    def _charge_growth(self, size: Any) -> None:
+    def _charge_growth(self, size: object) -> None:
         if isinstance(size, int):
             _check(size)
             self.meter.charge(max(size, 0))
 
-    def _count_result(self, result: Any) -> Any:
+    def _count_result(self, result: object) -> object:
         if isinstance(result, GeneratorType):
             return self._stepped(result)
         if isinstance(result, str | list):
             self.meter.charge(_weight(result))
         return result
 
-    def _stepped(self, items: Iterator[Any]) -> Iterator[Any]:
+    def _stepped(self, items: Iterator[object]) -> Iterator[object]:
         for item in items:
             self.meter.charge()
             yield item

@@ -253,7 +253,7 @@ def generation_defaults(directory: Path) -> GenerationDefaults:
     return GenerationDefaults(frozenset(ends), sampling, says_nothing)
 
 
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
     """Return the entries named `*_token`. Each is a string, or an object with the string as `content`."""
     found = {}
     for name, value in settings.items():

@@ -31,13 +31,14 @@ from ostinato.formats.gguf.model_configs import (
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, UP, is_changed
+from ostinato.json_io import JsonObject
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:
     from ostinato.plan.model import ModelSpec
 
 
-def config_of(header: Header) -> dict[str, Any]:
+def config_of(header: Header) -> JsonObject:
     """Return the config.json that transformers would write.
 
     Raises ModelError for another architecture, for what is missing, and for what such a model cannot be run with.
@@ -62,7 +63,7 @@ def config_of(header: Header) -> dict[str, Any]:
     return config
 
 
-def _shared(metadata: Metadata) -> dict[str, Any]:
+def _shared(metadata: Metadata) -> JsonObject:
     """Return the settings that every model has under the same keys."""
     header = metadata.header
     embedding = header.tensors.get("token_embd.weight")
@@ -84,7 +85,7 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _llama(metadata: Metadata) -> dict[str, Any]:
+def _llama(metadata: Metadata) -> JsonObject:
     if metadata.optional("expert_count"):
         raise ModelError(
             f"{metadata.header.path} has a {metadata.architecture} model of experts; GGUF files are read of models "
@@ -102,7 +103,7 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
 class GgufArchitecture:
     """Form of one architecture's models in GGUF files."""
 
-    configs: Mapping[str, Callable[[Metadata], dict[str, Any]]]
+    configs: Mapping[str, Callable[[Metadata], JsonObject]]
     """llama.cpp's names of the architecture, and the function that makes the rest of the config.json from each."""
     layer: Mapping[str, str]
     """Checkpoint's names in a layer, by the file's."""

@@ -7,6 +7,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.reader import Header
 from ostinato.formats.gguf.tensor_names import ROPE_FACTORS
+from ostinato.json_io import JsonObject
 
 
 class Metadata:
@@ -60,7 +61,7 @@ class Metadata:
             raise self._malformed(name, values.tolist(), f"{self.num_layers} whole numbers")
         return int(values.max(initial=0))
 
-    def _malformed(self, name: str, value: Any, expected: str) -> ModelError:
+    def _malformed(self, name: str, value: object, expected: str) -> ModelError:
         return ModelError(f"{self.header.path} has {self.architecture}.{name} = {value!r}, which should be {expected}")
 
     @property
@@ -129,7 +130,7 @@ _REFUSED = tuple(
 """Settings that must be 1."""
 
 
-def rope_scaling(metadata: Metadata) -> dict[str, Any] | None:
+def rope_scaling(metadata: Metadata) -> JsonObject | None:
     """Return the position scaling, as in a config.json. Raises ModelError for what is not implemented."""
     kind = metadata.optional("rope.scaling.type") or "none"
     path = metadata.header.path

@@ -6,17 +6,16 @@ but writers have got these wrong for models whose config.json spells its layers 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.metadata import Metadata, rope_scaling
+from ostinato.json_io import JsonObject
 
 ATTENTION_BIASES = tuple(f"attn_{part}.bias" for part in ("q", "k", "v", "output"))
 MLP_BIASES = tuple(f"ffn_{part}.bias" for part in ("gate", "up", "down"))
 """Biases that a file may have in part. The model has all of them, and those that the file lacks are zero."""
 
 
-def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> dict[str, Any]:
+def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_parts: bool = False) -> JsonObject:
     """Return heads and positions, as in a config.json.
 
     Raises ModelError for heads that are rotated in part, unless the model `rotates_parts`. With `heads_of_layers` the
@@ -70,7 +69,7 @@ Files do not contain it, and it changes results only by rounding.
 """
 
 
-def granite(metadata: Metadata) -> dict[str, Any]:
+def granite(metadata: Metadata) -> JsonObject:
     """Return the config of Granite, which is Granite 4 without state layers and experts."""
     if metadata.optional("expert_count"):
         raise ModelError(
@@ -82,7 +81,7 @@ def granite(metadata: Metadata) -> dict[str, Any]:
     return _granite(metadata) | attention(metadata) | layers | without
 
 
-def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+def granite_hybrid(metadata: Metadata) -> JsonObject:
     """Return the config of Granite 4, or Bamba.
 
     llama.cpp treats Bamba as a Granite 4 that has positions and no multipliers.
@@ -106,7 +105,7 @@ def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
     return _granite(metadata) | mixer | heads | positions | theta
 
 
-def _granite(metadata: Metadata) -> dict[str, Any]:
+def _granite(metadata: Metadata) -> JsonObject:
     heads = max(metadata.integer("attention.head_count"), 1)
     experts = metadata.integer("expert_count", 0)
     shared = "ffn_up_shexp.weight" if experts else "ffn_up.weight"
@@ -125,7 +124,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+def falcon_h1(metadata: Metadata) -> JsonObject:
     """Return the config of Falcon-H1.
 
     The weights include all multipliers. The gate comes before the norm, if there is a norm.
@@ -143,7 +142,7 @@ def falcon_h1(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def nemotron_h(metadata: Metadata) -> dict[str, Any]:
+def nemotron_h(metadata: Metadata) -> JsonObject:
     """Return the config of Nemotron-H, whose layers include MLPs or experts, or both."""
     kinds = metadata.kinds(
         mamba="ssm_in.weight", attention="attn_q.weight", moe="ffn_up_exps.weight", mlp="ffn_up.weight"
@@ -168,7 +167,7 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     return config | (_nemotron_experts(metadata) if "moe" in kinds else {})
 
 
-def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
+def _nemotron_experts(metadata: Metadata) -> JsonObject:
     return {
         "n_routed_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -182,7 +181,7 @@ def _nemotron_experts(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def mamba2(metadata: Metadata) -> dict[str, Any]:
+def mamba2(metadata: Metadata) -> JsonObject:
     """Return the config of Mamba-2. Its context length is arbitrary, since the model has no positions."""
     (heads, head_dim), mixer = mixer_heads(metadata), _mamba(metadata)
     return {
@@ -201,7 +200,7 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def lfm2(metadata: Metadata) -> dict[str, Any]:
+def lfm2(metadata: Metadata) -> JsonObject:
     """Return the config of LFM2. The file has the size of its MLP after all adjustments."""
     return {
         "model_type": "lfm2",
@@ -215,7 +214,7 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
+def lfm2_moe(metadata: Metadata) -> JsonObject:
     """Return the config of LFM2 with experts after the first layers."""
     expect_gates(metadata, SIGMOID)
     return lfm2(metadata) | {
@@ -230,7 +229,7 @@ def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _mamba(metadata: Metadata) -> dict[str, Any]:
+def _mamba(metadata: Metadata) -> JsonObject:
     """Return the settings of a mixer, in the keys of Bamba, Granite and Falcon-H1."""
     heads, head_dim = mixer_heads(metadata)
     return {
@@ -256,7 +255,7 @@ def mixer_heads(metadata: Metadata) -> tuple[int, int]:
     return heads, size // heads
 
 
-def _heads(metadata: Metadata) -> dict[str, Any]:
+def _heads(metadata: Metadata) -> JsonObject:
     """Return the heads of the attention layers among others."""
     heads = metadata.integer("attention.head_count")
     head_dim = metadata.rows("attn_q.weight", heads) // max(heads, 1)
@@ -268,19 +267,19 @@ def _heads(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def qwen35(metadata: Metadata) -> dict[str, Any]:
+def qwen35(metadata: Metadata) -> JsonObject:
     return _qwen35(metadata) | {
         "model_type": "qwen3_5_text",
         "intermediate_size": metadata.integer("feed_forward_length"),
     }
 
 
-def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
+def qwen35_moe(metadata: Metadata) -> JsonObject:
     """Return the config of Qwen3.5 with experts in every layer."""
     return _qwen35(metadata) | {"model_type": "qwen3_5_moe_text"} | _experts(metadata)
 
 
-def qwen3_next(metadata: Metadata) -> dict[str, Any]:
+def qwen3_next(metadata: Metadata) -> JsonObject:
     """Return the config of Qwen3-Next, which is like Qwen3.5 with experts.
 
     Value heads are in the order of a checkpoint. So are betas and decays, by key head; queries, keys, values and gates
@@ -290,7 +289,7 @@ def qwen3_next(metadata: Metadata) -> dict[str, Any]:
     return _qwen35(metadata, "ssm_ba.weight") | apart | _experts(metadata)
 
 
-def _experts(metadata: Metadata) -> dict[str, Any]:
+def _experts(metadata: Metadata) -> JsonObject:
     """Return the settings of experts. The weights of the selected ones add up to 1.
 
     Raises ModelError for a file that says otherwise.
@@ -310,7 +309,7 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> dict[str, Any]:
+def _qwen35(metadata: Metadata, of_delta_nets: str = "ssm_alpha.weight") -> JsonObject:
     """Return the settings that all models with delta nets share.
 
     If several value heads share a key head, a file has the first one of every key head, then the second ones, and so

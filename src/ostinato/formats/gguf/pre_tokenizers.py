@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.json_io import JsonObject
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
     """Pre-tokenizer. `steps` are tokenizer.json's, in order."""
 
-    steps: tuple[dict[str, Any], ...]
+    steps: tuple[JsonObject, ...]
     normalizer: str | None = None
     takes_whole_words: bool = False
     """True if a word that is a token is not merged."""
@@ -22,11 +24,11 @@ class PreTokenizer:
     """True if a text begins with `bos` when the file does not say."""
 
 
-def byte_level(use_regex: bool) -> dict[str, Any]:
+def byte_level(use_regex: bool) -> JsonObject:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
-def _split(pattern: str) -> dict[str, Any]:
+def _split(pattern: str) -> JsonObject:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from ostinato.formats.gguf.reader import Header, LazyStrings
+from ostinato.json_io import JsonObject
 
 log = logging.getLogger("ostinato.engine")
 
@@ -25,7 +26,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 def sentencepiece_model(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the `model` of a tokenizer.json. Raises ModelError for scores that give no order."""
     normal = [number for number, kind in enumerate(kinds) if kind == NORMAL]
     values = [scores[number] for number in normal]
@@ -64,15 +65,15 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], normal: Iterable[int
         yield from (list(pair) for pair in sorted(known, key=lambda pair: (pieces[pair[0]], pieces[pair[1]])))
 
 
-def normalizer(adds_space: bool) -> dict[str, Any]:
+def normalizer(adds_space: bool) -> JsonObject:
     """Return the normalizer: it adds a blank before the text if asked to, and writes all blanks as pieces have them."""
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     steps = [{"type": "Prepend", "prepend": SPACE}, replaced] if adds_space else [replaced]
     return {"type": "Sequence", "normalizers": steps}
 
 
-def decoder(adds_space: bool) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
+def decoder(adds_space: bool) -> JsonObject:
+    steps: list[JsonObject] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
@@ -112,7 +113,7 @@ def _control_tokens(tokens: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def tokenizer_of(header: Header) -> dict[str, Any]:
+def tokenizer_of(header: Header) -> JsonObject:
     """Return the tokenizer.json. Raises ModelError for a kind of tokenizer that is not implemented."""
     kind = header.metadata.get(f"{PREFIX}model")
     if not isinstance(kind, str) or kind not in MODELS:
@@ -178,7 +179,7 @@ def pre_tokenizer_of(header: Header) -> PreTokenizer:
     return PRE_TOKENIZERS[pre]
 
 
-def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
+def _byte_level(header: Header, tokens: list[str]) -> JsonObject:
     pre, merges = pre_tokenizer_of(header), _texts(header, "merges")
     if merges is None:
         raise ModelError(f"{header.path} lacks the merges of its tokenizer")
@@ -197,7 +198,7 @@ def _byte_level(header: Header, tokens: list[str]) -> dict[str, Any]:
     }
 
 
-def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[str, Any]:
+def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> JsonObject:
     scores = _numbers(header, "scores")
     if scores is None or len(scores) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and scores of {len(scores or ())}")
@@ -217,7 +218,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> dict[
     }
 
 
-def tokenizer_config_of(header: Header) -> dict[str, Any]:
+def tokenizer_config_of(header: Header) -> JsonObject:
     """Return the tokenizer_config.json: special tokens, whether texts begin or end with them, and chat templates."""
     metadata = header.metadata
     tokens = metadata.get(f"{PREFIX}tokens") or ()
@@ -251,14 +252,14 @@ def _begins(metadata: dict[str, Any]) -> bool:
     return isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].begins
 
 
-def generation_config_of(header: Header) -> dict[str, Any]:
+def generation_config_of(header: Header) -> JsonObject:
     """Return the generation_config.json: every token that ends an output, and the author's sampling settings."""
     metadata = header.metadata
     names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
     ends |= {number for token, number in _control_tokens(_texts(header, "tokens") or ()).items() if token in _ENDS}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
-    config: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
+    config: JsonObject = {"eos_token_id": sorted(ends)} if ends else {}
     return config | sampling | ({"do_sample": True} if sampling.get("temperature") else {})
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import activation, attention_spec, flag, integer, number, parse_rope, shared_fields
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -24,7 +24,7 @@ class ArceeHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `arcee` config.json."""
     attention = attention_spec(config)
     return ModelSpec(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
     HybridHyperparameters,
     activation,
@@ -36,7 +36,7 @@ class BambaHyperparameters(HybridHyperparameters):
     mlp_bias: bool
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `bamba` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     kinds, attention, mamba2 = _kinds(config), attention_spec(config), expanded_mamba2_spec(config)
@@ -56,7 +56,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonObject) -> tuple[str, ...]:
     count = integer(config, "num_hidden_layers")
     indices = config.get("attn_layer_indices") or []
     if not isinstance(indices, list) or not all(index in range(count) for index in indices):
@@ -66,7 +66,7 @@ def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple("attention" if i in indices else "mamba2" for i in range(count))
 
 
-def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec:
+def _rope(config: JsonObject, head_dim: int) -> RopeSpec:
     """Return the rotary embedding, which rotates half of each head.
 
     Configs on the hub may give that in `attn_rotary_emb`, in elements.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
     HybridHyperparameters,
     activation,
@@ -54,7 +54,7 @@ class FalconH1Hyperparameters(HybridHyperparameters):
     mamba_norm_before_gate: bool
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `falcon_h1` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     # A null means mamba_expand times the hidden size, and an absent key does not.
@@ -70,7 +70,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _hyperparameters(config: dict[str, Any]) -> FalconH1Hyperparameters:
+def _hyperparameters(config: JsonObject) -> FalconH1Hyperparameters:
     return FalconH1Hyperparameters(
         multipliers=_multipliers(config),
         intermediate_size=integer(config, "intermediate_size"),
@@ -82,7 +82,7 @@ def _hyperparameters(config: dict[str, Any]) -> FalconH1Hyperparameters:
     )
 
 
-def _multipliers(config: dict[str, Any]) -> Multipliers:
+def _multipliers(config: JsonObject) -> Multipliers:
     mlp_gate, mlp_down = _numbers(config, "mlp_multipliers", 2)
     return Multipliers(
         embedding=number(config, "embedding_multiplier", 1.0),
@@ -98,7 +98,7 @@ def _multipliers(config: dict[str, Any]) -> Multipliers:
     )
 
 
-def _numbers(config: dict[str, Any], name: str, count: int) -> tuple[float, ...]:
+def _numbers(config: JsonObject, name: str, count: int) -> tuple[float, ...]:
     """Return `count` multipliers, 1 each if config.json has none."""
     values = config.get(name)
     if values is None:

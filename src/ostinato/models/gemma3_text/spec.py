@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     FULL,
     SLIDING,
@@ -52,7 +52,7 @@ class Gemma3Hyperparameters:
     local_rope: RopeSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma3_text` config.json.
 
     ModelError for soft-capping and for attention in both directions.
@@ -88,7 +88,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
+def _sliding_layers(config: JsonMapping) -> list[bool]:
     """Return for each layer whether it is local: by `layer_types`, or all but every `sliding_window_pattern`-th."""
     num_layers = integer(config, "num_hidden_layers")
     kinds = window_kinds(config)
@@ -100,7 +100,7 @@ def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
     return [(number + 1) % pattern != 0 for number in range(num_layers)]
 
 
-def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+def _ropes(config: JsonMapping, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     """Return the rotary embeddings of layers over the whole context and of those with a window.
 
     `rope_parameters` has a dict for each; in the older spelling `rope_theta` and `rope_scaling` are the first's, and

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
     HybridHyperparameters,
     activation,
@@ -49,7 +49,7 @@ class GraniteMoeHybridHyperparameters(HybridHyperparameters):
     """Divisor of the logits."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `granitemoehybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     kinds, experts = _kinds(config), _experts(config)
@@ -69,7 +69,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _hyperparameters(config: dict[str, Any]) -> GraniteMoeHybridHyperparameters:
+def _hyperparameters(config: JsonObject) -> GraniteMoeHybridHyperparameters:
     return GraniteMoeHybridHyperparameters(
         shared_intermediate_size=integer(config, "shared_intermediate_size", 1024),
         **hybrid_fields(config, norm_eps=1e-6),
@@ -80,7 +80,7 @@ def _hyperparameters(config: dict[str, Any]) -> GraniteMoeHybridHyperparameters:
     )
 
 
-def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
+def _experts(config: JsonObject) -> ExpertsSpec | None:
     num_experts = integer(config, "num_local_experts", 8)
     if num_experts == 0:
         return None
@@ -88,13 +88,13 @@ def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
     return ExpertsSpec(num_experts, chosen, size, integer(config, "intermediate_size"))
 
 
-def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonObject) -> tuple[str, ...]:
     """Return layer kinds, under either name of their list, in either spelling; without one, all are state layers."""
     kinds = layer_kinds(config, KINDS, ("layer_types", "layers_block_type"))
     return kinds or (KINDS["linear_attention"],) * integer(config, "num_hidden_layers")
 
 
-def _rope(config: dict[str, Any], head_dim: int) -> RopeSpec | None:
+def _rope(config: JsonObject, head_dim: int) -> RopeSpec | None:
     kind = config.get("position_embedding_type")
     if kind not in POSITIONS:
         known = ", ".join(repr(known) if known else "null" for known in POSITIONS)

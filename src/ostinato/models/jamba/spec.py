@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import activation, attention_spec, flag, integer, number, shared_fields, top_k
 from ostinato.models.mamba.spec import time_step_rank
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -26,7 +27,7 @@ class JambaHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `jamba` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "mamba_inner_layernorms", True):
@@ -61,7 +62,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _every(config: dict[str, Any], name: str, period: int, offset: int) -> Any:
+def _every(config: JsonObject, name: str, period: int, offset: int) -> Any:
     """Return a function that tells whether layer i is one of those that come once in `{name}_period` layers.
 
     The first of them is `{name}_offset`.
@@ -73,7 +74,7 @@ def _every(config: dict[str, Any], name: str, period: int, offset: int) -> Any:
     return lambda i: i % period == offset
 
 
-def _mixer(config: dict[str, Any]) -> Mamba1Spec:
+def _mixer(config: JsonObject) -> Mamba1Spec:
     return Mamba1Spec(
         channels=integer(config, "mamba_expand", 2) * integer(config, "hidden_size"),
         state_size=integer(config, "mamba_d_state", 16),
@@ -82,7 +83,7 @@ def _mixer(config: dict[str, Any]) -> Mamba1Spec:
     )
 
 
-def _experts(config: dict[str, Any]) -> ExpertsSpec | None:
+def _experts(config: JsonObject) -> ExpertsSpec | None:
     """Return the experts of a layer; with a single expert, a layer has an MLP for all tokens."""
     num_experts = integer(config, "num_experts", 16)
     if num_experts <= 1:

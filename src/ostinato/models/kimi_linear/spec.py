@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     flag,
@@ -70,7 +70,7 @@ class KimiLinearHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `kimi_linear` config.json, as published or as transformers writes it."""
     config = _spelled(config)
     _check(config)
@@ -110,14 +110,14 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _spelled(config: Mapping[str, Any]) -> dict[str, Any]:
+def _spelled(config: JsonMapping) -> JsonObject:
     """Return the config with all of `SPELLINGS` as published, and the length under the usual key."""
     found = {name: config[other] for name, other in SPELLINGS.items() if config.get(other) is not None}
     spelled = {**found, **{name: value for name, value in config.items() if value is not None}}
     return {**spelled, "max_position_embeddings": spelled.get("model_max_length")}
 
 
-def _check(config: Mapping[str, Any]) -> None:
+def _check(config: JsonMapping) -> None:
     """Raise ModelError for features that are not implemented."""
     activation(config, "hidden_act", "silu", ("silu",))
     activation(config, "moe_router_activation_func", "sigmoid", ("sigmoid",))
@@ -137,7 +137,7 @@ def _check(config: Mapping[str, Any]) -> None:
         )
 
 
-def _size(config: Mapping[str, Any], name: str) -> int:
+def _size(config: JsonMapping, name: str) -> int:
     """Return a whole number of at least 1."""
     value = integer(config, name)
     if value < 1:
@@ -145,7 +145,7 @@ def _size(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
+def _delta_net(config: JsonMapping) -> GatedDeltaSpec:
     """Return the delta net; queries, keys and values have the same number and size of heads."""
     published = _published(config)
     sizes = {
@@ -165,14 +165,14 @@ def _delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
     )
 
 
-def _published(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _published(config: JsonMapping) -> JsonMapping:
     published = config.get(DELTA_NETS) or {}
     if not isinstance(published, Mapping):
         raise ModelError(f"config.json has {DELTA_NETS} = {published!r}, which should be an object")
     return published
 
 
-def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonMapping) -> tuple[str, ...]:
     """Return layer kinds from `layer_types`, or from the numbers of the layers of each kind, which count from 1."""
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
@@ -190,7 +190,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(kind for _, kind in sorted(numbered))
 
 
-def _has_experts(config: Mapping[str, Any]) -> list[bool]:
+def _has_experts(config: JsonMapping) -> list[bool]:
     """Return for each layer whether it has experts.
 
     They come from `mlp_layer_types`, or are all but the first `first_k_dense_replace` layers.
@@ -202,7 +202,7 @@ def _has_experts(config: Mapping[str, Any]) -> list[bool]:
     return [i >= dense for i in range(integer(config, "num_hidden_layers"))]
 
 
-def _router(config: Mapping[str, Any]) -> RouterHyperparameters:
+def _router(config: JsonMapping) -> RouterHyperparameters:
     num_experts = integer(config, "num_experts")
     chosen, groups, top_groups = grouped_top_k(
         config, num_experts, ("num_experts_per_token", "num_expert_group", "topk_group")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     attention_spec,
     flag,
@@ -39,12 +38,12 @@ class Lfm2Hyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
     return lfm2_spec(config, "lfm2", _intermediate_size(config))
 
 
-def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
+def lfm2_spec(config: JsonMapping, architecture: str, intermediate_size: int) -> ModelSpec:
     """Return the spec of a model like LFM2."""
     flag_is(config, "block_use_swiglu", True)
     attention = attention_spec(config)
@@ -69,7 +68,7 @@ def lfm2_spec(config: Mapping[str, Any], architecture: str, intermediate_size: i
     )
 
 
-def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonMapping) -> tuple[str, ...]:
     """Return layer kinds from `layer_types`, or from `full_attn_idxs`.
 
     Without either, every layer has attention, as in transformers.
@@ -85,7 +84,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("attention" if i in places else "conv" for i in range(count))
 
 
-def _intermediate_size(config: Mapping[str, Any]) -> int:
+def _intermediate_size(config: JsonMapping) -> int:
     """Return the inner size of the MLP.
 
     It is as given, or if it is to be adjusted, two thirds of that, times a factor and rounded up.

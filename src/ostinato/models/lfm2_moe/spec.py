@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import flag, integer, number, top_k
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters, lfm2_spec
 from ostinato.plan.layer_specs import ExpertsSpec
@@ -22,7 +21,7 @@ class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
     scaling: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm2_moe` config.json."""
     if config.get("layer_types") is None:
         raise ModelError("config.json names no layer_types, which say where attention is")
@@ -38,7 +37,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return replace(plain, layers=tuple(layers), hyperparameters=hyper)
 
 
-def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
+def _experts(config: JsonMapping) -> ExpertsSpec:
     num_experts = integer(config, "num_experts")
     return ExpertsSpec(
         num_experts=num_experts,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     DEFAULT_THETA,
     activation,
@@ -34,7 +34,7 @@ class LlamaHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `llama` config.json."""
     bias = flag(config, "attention_bias", False)
     mlp_bias = flag(config, "mlp_bias", False)
@@ -42,7 +42,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def llama_spec(
-    config: Mapping[str, Any],
+    config: JsonMapping,
     architecture: str,
     *,
     qkv_bias: bool,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, flag, integer, number, shared_fields
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
@@ -30,12 +29,12 @@ class MambaHyperparameters:
     """Epsilon of the norms of time steps, B and C in Falcon-Mamba; None for Mamba, which has no such norms."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mamba` config.json."""
     return selective_model_spec(config, "mamba", inner_norm_eps=None)
 
 
-def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_eps: float | None) -> ModelSpec:
+def selective_model_spec(config: JsonObject, architecture: str, inner_norm_eps: float | None) -> ModelSpec:
     """Return the spec from the keys that Mamba and Falcon-Mamba have in common.
 
     Except for their rank, the settings of time steps matter only before training. `use_mambapy` and similar keys choose
@@ -71,7 +70,7 @@ def selective_model_spec(config: dict[str, Any], architecture: str, inner_norm_e
     )
 
 
-def time_step_rank(config: Mapping[str, Any], name: str) -> int:
+def time_step_rank(config: JsonMapping, name: str) -> int:
     """Return the number of inputs of the projection to time steps; `auto` is a sixteenth of the hidden size."""
     if config.get(name) in (None, "auto"):
         return math.ceil(integer(config, "hidden_size") / 16)

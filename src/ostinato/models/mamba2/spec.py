@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import activation, flag, integer, number, shared_fields, time_step_limit
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
@@ -27,7 +27,7 @@ class Mamba2Hyperparameters:
     """True if the residual stream is float32 whatever the model's dtype."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mamba2` config.json.
 
     The value of `norm_before_gate`, which some checkpoints on the hub have, is ignored: the gate always comes first.
@@ -53,7 +53,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _mixer(config: dict[str, Any], hidden_size: int) -> Mamba2Spec:
+def _mixer(config: JsonObject, hidden_size: int) -> Mamba2Spec:
     mamba2 = Mamba2Spec(
         num_heads=integer(config, "num_heads", 128),
         head_dim=integer(config, "head_dim", 64),

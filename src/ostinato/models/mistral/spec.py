@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import FULL, SLIDING, integer, layer_windows, window_kinds
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -12,7 +11,7 @@ from ostinato.plan.model import ModelSpec
 DEFAULT_WINDOW = 4096
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mistral` config.json. ModelError if its `layer_types` contradict its window."""
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", 131072)}
     num_layers = integer(config, "num_hidden_layers")

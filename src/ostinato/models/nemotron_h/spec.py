@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
     activation,
     attention_spec,
@@ -61,7 +61,7 @@ class NemotronHHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `nemotron_h` config.json, in either spelling of its layer pattern."""
     activation(config, "mamba_hidden_act", "silu", ("silu",))
     kinds = _pattern(config, "hybrid_override_pattern", "layers_block_type")
@@ -91,12 +91,12 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _attention(config: dict[str, Any]) -> AttentionSpec:
+def _attention(config: JsonObject) -> AttentionSpec:
     by_size = integer(config, "hidden_size") // integer(config, "num_attention_heads")
     return attention_spec(config, integer(config, "attention_head_dim", by_size))
 
 
-def _mixer(config: dict[str, Any]) -> Mamba2Spec:
+def _mixer(config: JsonObject) -> Mamba2Spec:
     return Mamba2Spec(
         num_heads=integer(config, "mamba_num_heads"),
         head_dim=integer(config, "mamba_head_dim"),
@@ -107,7 +107,7 @@ def _mixer(config: dict[str, Any]) -> Mamba2Spec:
     )
 
 
-def _hyperparameters(config: dict[str, Any], has_experts: bool) -> NemotronHHyperparameters:
+def _hyperparameters(config: JsonObject, has_experts: bool) -> NemotronHHyperparameters:
     return NemotronHHyperparameters(
         moe=_moe(config) if has_experts else None,
         intermediate_size=integer(config, "intermediate_size"),
@@ -120,7 +120,7 @@ def _hyperparameters(config: dict[str, Any], has_experts: bool) -> NemotronHHype
     )
 
 
-def _moe(config: dict[str, Any]) -> MoeHyperparameters:
+def _moe(config: JsonObject) -> MoeHyperparameters:
     latent_size, num_experts = config.get("moe_latent_size"), integer(config, "n_routed_experts")
     chosen, groups, top_groups = grouped_top_k(config, num_experts)
     return MoeHyperparameters(
@@ -140,7 +140,7 @@ def _moe(config: dict[str, Any]) -> MoeHyperparameters:
     )
 
 
-def _pattern(config: dict[str, Any], characters: str, words: str) -> tuple[str, ...]:
+def _pattern(config: JsonObject, characters: str, words: str) -> tuple[str, ...]:
     """Return layer kinds from a string of characters or a list of words; the list wins, as in transformers."""
     pattern = config.get(words) or config.get(characters) or ()
     unknown = sorted({str(kind) for kind in pattern if kind not in KINDS})

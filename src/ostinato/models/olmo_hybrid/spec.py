@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, attention_spec, flag, integer, number, parse_rope, shared_fields
 from ostinato.models.qwen3_5_text.spec import mixed_layers
 from ostinato.plan.layer_specs import LayerSpec
@@ -31,7 +30,7 @@ class OlmoHybridHyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `olmo_hybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     size = integer(config, "hidden_size")
@@ -56,7 +55,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonMapping) -> tuple[str, ...]:
     """Return layer kinds: by default every fourth layer has attention, or else the last."""
     kinds = mixed_layers({key: value for key, value in config.items() if key != "full_attention_interval"})
     if config.get("layer_types") is None and "attention" not in kinds:
@@ -64,7 +63,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return kinds
 
 
-def _delta_net(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> GatedDeltaSpec:
+def _delta_net(config: JsonMapping, hidden_size: int, num_heads: int) -> GatedDeltaSpec:
     num_key_heads = integer(config, "linear_num_key_heads", num_heads)
     if num_key_heads < 1:
         raise ModelError("config.json has linear_num_key_heads = 0, which should be at least 1")
@@ -78,7 +77,7 @@ def _delta_net(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> G
     )
 
 
-def _rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec | None:
+def _rope(config: JsonMapping, head_dim: int) -> RopeSpec | None:
     """Return the rotary embedding; None if config.json's theta is null, which means attention without positions."""
     parameters = config.get("rope_parameters") or {}
     of_theta = parameters if "rope_theta" in parameters else config

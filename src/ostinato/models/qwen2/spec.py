@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import qwen_windows
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen2` config.json."""
     windows = qwen_windows(config)
     return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, mlp_bias=False, windows=windows)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     attention_spec,
@@ -32,7 +31,7 @@ class Qwen3Hyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
     attention = attention_spec(config, 128)
@@ -46,7 +45,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def hyperparameters(config: Mapping[str, Any]) -> Qwen3Hyperparameters:
+def hyperparameters(config: JsonMapping) -> Qwen3Hyperparameters:
     """Return the hyperparameters of the layers."""
     return Qwen3Hyperparameters(
         intermediate_size=integer(config, "intermediate_size"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import with_sections
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part, vl_spec
@@ -17,12 +17,12 @@ TOKENS = {"image": 248056, "video": 248057, "vision_start": 248053, "vision_end"
 """Defaults of a config.json without these values."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_5` config.json, whose text and vision parts are separate dicts."""
     return around(config, "qwen3_5", text_spec)
 
 
-def around(config: dict[str, Any], architecture: str, text_spec: Callable[[dict[str, Any]], ModelSpec]) -> ModelSpec:
+def around(config: JsonObject, architecture: str, text_spec: Callable[[JsonObject], ModelSpec]) -> ModelSpec:
     """Return the spec of the whole model, with the text part that `text_spec` reads."""
     text, vision = part(config, "text_config"), part(config, "vision_config")
     if vision.get("deepstack_visual_indexes"):

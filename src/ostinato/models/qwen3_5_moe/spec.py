@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.qwen3_5.spec import around
 from ostinato.models.qwen3_5_moe_text.spec import model_spec as text_spec
 from ostinato.plan.model import ModelSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_5_moe` config.json."""
     return around(config, "qwen3_5_moe", text_spec)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.qwen3_next.spec import sparse_spec
 from ostinato.plan.model import ModelSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_5_moe_text` config.json."""
     fixed = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": True}
     sizes = {"num_experts": 256, "num_experts_per_tok": 8}

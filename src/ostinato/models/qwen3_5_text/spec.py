@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     attention_spec,
@@ -42,12 +41,12 @@ class Qwen35Hyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_5_text` config.json."""
     return qwen35_spec(config, "qwen3_5_text", integer(config, "intermediate_size"))
 
 
-def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size: int) -> ModelSpec:
+def qwen35_spec(config: JsonMapping, architecture: str, intermediate_size: int) -> ModelSpec:
     """Return the spec of a model like Qwen3.5, without its experts."""
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attn_output_gate", True)
@@ -73,7 +72,7 @@ def qwen35_spec(config: Mapping[str, Any], architecture: str, intermediate_size:
     )
 
 
-def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> DrafterSpec | None:
+def head_spec(config: JsonMapping, layer: LayerSpec, hidden_size: int) -> DrafterSpec | None:
     """Return the prediction head, which has one layer like the model's layers with attention; None without a head.
 
     ModelError for several layers, and for a separate embedding.
@@ -88,7 +87,7 @@ def head_spec(config: Mapping[str, Any], layer: LayerSpec, hidden_size: int) -> 
     return None
 
 
-def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
+def delta_net(config: JsonMapping) -> GatedDeltaSpec:
     """Return the mixer of a layer with linear attention.
 
     No config.json has `linear_keys_take_turns`; the equivalent from a GGUF file's header may.
@@ -103,7 +102,7 @@ def delta_net(config: Mapping[str, Any]) -> GatedDeltaSpec:
     )
 
 
-def mixed_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
+def mixed_layers(config: JsonMapping) -> tuple[str, ...]:
     """Return layer kinds from `layer_types`.
 
     Without them every fourth layer, or every `full_attention_interval`, has attention.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import flag, integer, top_k
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
 from ostinato.plan.layer_specs import ExpertsSpec
@@ -28,7 +27,7 @@ class Qwen3NextHyperparameters(Qwen35Hyperparameters):
     """Layout of delta nets in the checkpoint."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_next` config.json.
 
     No config.json has `linear_projections_apart`; the equivalent from a GGUF file's header may. Published checkpoints
@@ -41,7 +40,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return sparse_spec(config, "qwen3_next", "beta_by_key_head" if is_apart else "by_key_head")
 
 
-def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDeltaNet) -> ModelSpec:
+def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) -> ModelSpec:
     """Return the spec of a model with experts."""
     plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
     hyper = Qwen3NextHyperparameters(
@@ -64,7 +63,7 @@ def sparse_spec(config: Mapping[str, Any], architecture: str, stored: StoredDelt
     return replace(plain, layers=layers, hyperparameters=hyper, sharded_dims=SHARDED_DIMS, head=head)
 
 
-def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
+def _experts(config: JsonMapping) -> ExpertsSpec:
     num_experts = integer(config, "num_experts", 512)
     return ExpertsSpec(
         num_experts=num_experts,
@@ -74,7 +73,7 @@ def _experts(config: Mapping[str, Any]) -> ExpertsSpec:
     )
 
 
-def _has_experts(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+def _has_experts(config: JsonMapping, num_layers: int) -> list[bool]:
     """Return for each layer whether it has experts: every `decoder_sparse_step`-th has, except `mlp_only_layers`."""
     step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return [number not in dense and (number + 1) % step == 0 for number in range(num_layers)]

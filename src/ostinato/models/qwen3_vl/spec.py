@@ -8,6 +8,7 @@ from math import isqrt
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     attention_spec,
@@ -47,7 +48,7 @@ class Qwen3VLHyperparameters:
     activation: str
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_vl` config.json, whose text and vision parts are separate dicts."""
     text = part(config, "text_config")
     hyper = hyperparameters(text)
@@ -55,7 +56,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return vl_spec(config, "qwen3_vl", hyper, (layer,) * integer(text, "num_hidden_layers"))
 
 
-def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def part(config: JsonMapping, name: str) -> JsonObject:
     """Return one of the dicts in a config.json."""
     found = config.get(name)
     if not isinstance(found, dict):
@@ -64,9 +65,9 @@ def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def vl_spec(
-    config: dict[str, Any],
+    config: JsonObject,
     architecture: str,
-    hyper: Any,
+    hyper: object,
     layers: tuple[LayerSpec, ...],
     *,
     rope: RopeSpec | None = None,
@@ -101,12 +102,12 @@ def vl_spec(
     )
 
 
-def _rope(text: dict[str, Any], head_dim: int) -> RopeSpec:
+def _rope(text: JsonObject, head_dim: int) -> RopeSpec:
     rope = parse_rope({"rope_theta": TEXT_THETA, **text}, head_dim)
     return with_sections(rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
 
 
-def _vision_theta(vision: dict[str, Any]) -> float:
+def _vision_theta(vision: JsonObject) -> float:
     rope = vision.get("rope_parameters") or {}
     kind = rope.get("rope_type", "axial")
     if kind != "axial":
@@ -115,8 +116,8 @@ def _vision_theta(vision: dict[str, Any]) -> float:
 
 
 def _vision(
-    config: dict[str, Any],
-    vision: dict[str, Any],
+    config: JsonObject,
+    vision: JsonObject,
     text_size: int,
     tokens: Mapping[str, int],
     deepstack: tuple[int, ...],
@@ -157,7 +158,7 @@ def _vision(
     )
 
 
-def _deepstack(vision: dict[str, Any], default: tuple[int, ...], num_text_layers: int) -> tuple[int, ...]:
+def _deepstack(vision: JsonObject, default: tuple[int, ...], num_text_layers: int) -> tuple[int, ...]:
     given, depth = vision.get("deepstack_visual_indexes"), integer(vision, "depth", 27)
     layers = tuple(default if given is None else given)
     are_layers = all(type(layer) is int and 0 <= layer < depth for layer in layers)

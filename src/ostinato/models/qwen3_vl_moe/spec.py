@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import attention_spec, flag, integer, top_k
 from ostinato.models.qwen3.spec import hyperparameters
 from ostinato.models.qwen3_vl.spec import part, vl_spec
@@ -13,7 +11,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_vl_moe` config.json."""
     text = part(config, "text_config")
     num_layers, attention, hyper = integer(text, "num_hidden_layers"), attention_spec(text), hyperparameters(text)
@@ -24,7 +22,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return vl_spec(config, "qwen3_vl_moe", hyper, layers)
 
 
-def _experts(text: Mapping[str, Any], num_layers: int) -> tuple[ExpertsSpec, tuple[int, ...]]:
+def _experts(text: JsonMapping, num_layers: int) -> tuple[ExpertsSpec, tuple[int, ...]]:
     """Return the experts of a layer, and the layers that have them.
 
     They are every `decoder_sparse_step`-th layer, except those that `mlp_only_layers` names.

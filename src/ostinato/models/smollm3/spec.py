@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import flag, integer, switched_windows
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -12,7 +11,7 @@ from ostinato.plan.model import ModelSpec
 DEFAULT_THETA = 2_000_000.0
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `smollm3` config.json."""
     rotates = _rotating_layers(config)
     bias = flag(config, "attention_bias", False)
@@ -30,7 +29,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _rotating_layers(config: dict[str, Any]) -> list[bool]:
+def _rotating_layers(config: JsonObject) -> list[bool]:
     """Return for each layer whether it has positions: 1 in `no_rope_layers` means that it has."""
     num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
     given = config.get("no_rope_layers")

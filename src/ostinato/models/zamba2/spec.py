@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     flag,
@@ -50,7 +49,7 @@ class Zamba2Hyperparameters:
     norm_eps: float
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `zamba2` config.json."""
     flag_is(config, "use_conv_bias", True)
     flag_is(config, "use_shared_mlp_adapter", True)
@@ -82,7 +81,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _kinds(config: JsonMapping) -> tuple[str, ...]:
     """Return the kind of each layer.
 
     ModelError if a config.json without them does not have the architecture's default number of layers.
@@ -99,7 +98,7 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("hybrid" if i in DEFAULT_USES else "mamba2" for i in range(count))
 
 
-def _attention(config: Mapping[str, Any]) -> AttentionSpec:
+def _attention(config: JsonMapping) -> AttentionSpec:
     """Return the attention of the blocks, whose heads divide twice the hidden size.
 
     ModelError for other sizes, and for adapters of keys and values that have fewer heads than queries.
@@ -129,7 +128,7 @@ def _attention(config: Mapping[str, Any]) -> AttentionSpec:
     return AttentionSpec(num_heads, num_kv_heads, size // num_heads)
 
 
-def _mixer(config: Mapping[str, Any]) -> Mamba2Spec:
+def _mixer(config: JsonMapping) -> Mamba2Spec:
     inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
     num_heads = integer(config, "n_mamba_heads", 8)
     if not num_heads or inner_size % num_heads:

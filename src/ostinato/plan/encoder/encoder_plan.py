@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ostinato.config import EngineConfig
 from ostinato.config_fields import BUDGETS
@@ -286,5 +286,5 @@ def _why_so_many(cached: int, largest: int) -> str:
     return f"one of the largest images ({largest} tokens): {part}"
 
 
-def _default(name: str) -> Any:
+def _default(name: str) -> object:
     return EngineConfig.model_fields[name].default

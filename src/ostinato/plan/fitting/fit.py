@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, OstinatoError
@@ -251,7 +250,9 @@ def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> FitResult
     return FitResult(settled, limits, memory, ladders, encoder_plan, decisions)
 
 
-def fit_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting: str, value: Any) -> FitResult | None:
+def fit_with(
+    config: EngineConfig, model: ModelSpec, device: DeviceSpec, setting: str, value: object
+) -> FitResult | None:
     """Return the outcome with one setting changed; None if that contradicts the others or does not fit."""
     try:
         return fit(config.with_settings(**{setting: value}), model, device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from ostinato.config_fields import ascending, checked_sizes, is_count
 from ostinato.errors import ConfigError, Remedy
@@ -173,7 +173,7 @@ def _reachable(
     return kept, [Decision(setting, list(sizes), list(kept), reason)]
 
 
-def _check_at_least(setting: str, value: Any, least: int) -> None:
+def _check_at_least(setting: str, value: object, least: int) -> None:
     if not is_count(value, least):
         message = f"{setting} = {value!r}: it is a whole number of at least {least}"
         raise ConfigError(message, [Remedy(setting, least)])

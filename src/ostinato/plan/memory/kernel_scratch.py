@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
@@ -90,7 +89,9 @@ def reference_scratch(
     return max(each.shared for each in needed)
 
 
-def _in_layers(implementation: str, op: str, layers: Iterable[LayerSpec], step: Mapping[str, Any]) -> Iterator[Scratch]:
+def _in_layers(
+    implementation: str, op: str, layers: Iterable[LayerSpec], step: Mapping[str, object]
+) -> Iterator[Scratch]:
     """Yield the scratch memory of an operation's calls in the layers; nothing if there is no rule for it."""
     row = OPERATIONS[op].implementation(implementation)
     if row is None or row.scratch is None:
@@ -101,7 +102,7 @@ def _in_layers(implementation: str, op: str, layers: Iterable[LayerSpec], step: 
 
 
 def _of_head(
-    implementation: str, ops: Collection[str], head: tuple[int, int], positions: int, step: Mapping[str, Any]
+    implementation: str, ops: Collection[str], head: tuple[int, int], positions: int, step: Mapping[str, object]
 ) -> Iterator[Scratch]:
     """Yield the scratch memory of the LM head and of sampling."""
     in_size, vocab_size = head
@@ -110,6 +111,6 @@ def _of_head(
     yield from (_scratch(implementation, op, sizes) for op in ("linear", "sample") if op in ops)
 
 
-def _scratch(implementation: str, op: str, sizes: Mapping[str, Any]) -> Scratch:
+def _scratch(implementation: str, op: str, sizes: Mapping[str, object]) -> Scratch:
     row = OPERATIONS[op].implementation(implementation)
     return Scratch(0) if row is None or row.scratch is None else call_with_known(row.scratch, sizes)

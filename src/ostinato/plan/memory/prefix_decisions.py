@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.fitting.fit import FitResult, fit_with
@@ -60,7 +59,7 @@ def _ways_to_one(fitted: FitResult) -> list[str]:
     """Return changes of one setting each that make room for one prefix."""
     config, model, device = fitted.settled.config, fitted.settled.model, fitted.settled.device
 
-    def works(setting: str, value: Any) -> bool:
+    def works(setting: str, value: object) -> bool:
         changed = fit_with(config, model, device, setting, value)
         return changed is not None and changed.memory.prefix_tokens > 0
 

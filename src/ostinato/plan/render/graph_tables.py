@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -116,7 +115,7 @@ def _what_covers(entry: Uncovered) -> str:
     return f"{changes} would cover them, {memory}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return short_sizes(value) if isinstance(value, list) else str(value)
 
 

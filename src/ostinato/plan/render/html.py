@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from html import escape
-from typing import Any
 
+from ostinato.json_io import JsonMapping
 from ostinato.plan.limits import Limits
 from ostinato.units import format_bytes
 
@@ -24,7 +24,7 @@ def folded(title: str, inner: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{inner}</details>"
 
 
-def plan_html(plan: Mapping[str, Any]) -> str:
+def plan_html(plan: JsonMapping) -> str:
     """Return a plan's JSON as HTML: a short summary with memory and decisions; everything else is folded."""
     model, device, memory = plan["model"], plan["device"], plan["memory"]
     about = (
@@ -44,7 +44,7 @@ def plan_html(plan: Mapping[str, Any]) -> str:
     return f"<b>{escape(about)}</b>{table(rows)}{folded('decisions', table(decisions))}{''.join(sections)}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, str]]:
     """Yield names and values as text; those of inner mappings as `outer.inner`."""
     for name, value in values.items():
         if isinstance(value, Mapping):

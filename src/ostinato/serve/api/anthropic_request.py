@@ -197,7 +197,7 @@ _IGNORED = ("cache_control", "input_examples", "eager_input_streaming", "defer_l
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def nested_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def nested_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, Any]] | None:
     """Return each tool as `{"type": "function", "function": ...}`.
 
     ApiError, which names the field, for a tool of another kind.
@@ -381,7 +381,7 @@ class MessagesRequest(GenerationBody, MessagesInput):
     def stop_strings(self) -> tuple[str, Sequence[str]]:
         return "stop_sequences", self.stop_sequences or ()
 
-    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+    def sampling(self, defaults: SamplingParams, **more: object) -> SamplingParams:
         if self.stop_sequences is not None:
             more["stop"] = self.stop_sequences
         return super().sampling(defaults, **more)

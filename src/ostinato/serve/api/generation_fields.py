@@ -200,7 +200,7 @@ def check_salt(salt: str | None) -> None:
     check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 
-def _checked(value: Any) -> Any:
+def _checked(value: object) -> Any:
     """Check a prompt, so that a wrong one gets one message, not one for each form that a prompt may have."""
     if isinstance(value, str) or _are_token_ids(value):
         return value
@@ -209,7 +209,7 @@ def _checked(value: Any) -> Any:
     raise ValueError("a prompt is text or a list of token ids, and several are a list of these")
 
 
-def _are_token_ids(value: Any) -> bool:
+def _are_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(each) is int for each in value)
 
 

@@ -296,7 +296,7 @@ async def make_response(
     run: GenerationRun,
     stream: bool | None,
     events: Callable[[], AsyncIterator[bytes]],
-    whole: Callable[[], Coroutine[Any, Any, Iterable[str | bytes]]],
+    whole: Callable[[], Coroutine[object, object, Iterable[str | bytes]]],
     turns: LoopTurns,
     media_type: str = EVENTS,
 ) -> Response:
@@ -310,7 +310,7 @@ async def make_response(
 
 
 async def whole_response(
-    request: Request, run: GenerationRun, whole: Coroutine[Any, Any, Iterable[str | bytes]], turns: LoopTurns
+    request: Request, run: GenerationRun, whole: Coroutine[object, object, Iterable[str | bytes]], turns: LoopTurns
 ) -> Response:
     """Return the response with a whole JSON; one that is longer than a piece is made while the client takes it."""
     try:
@@ -359,7 +359,7 @@ def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """Return JSON without white space, in ASCII: text that a client sent may not be encodable."""
     return _encode(value)
 
@@ -394,7 +394,9 @@ class ChunkWriter:
         return f'],"usage":{compact(self._usage())}}}\n\n'
 
 
-def whole_body(head: Mapping[str, Any], choices: Iterable[Iterable[str]], usage: Mapping[str, Any]) -> Iterator[str]:
+def whole_body(
+    head: Mapping[str, object], choices: Iterable[Iterable[str]], usage: Mapping[str, object]
+) -> Iterator[str]:
     """Yield the parts of an answer that is not streamed; `choices` are the parts of JSON texts."""
     yield f'{compact(head)[:-1]},"choices":['
     yield from joined(choices)

@@ -210,7 +210,7 @@ def _response(response_id: str, model: str) -> dict[str, Any]:
     }
 
 
-def _parts(data: Mapping[str, Any], echo: Iterable[bytes], texts: TokenStrings) -> Iterator[str | bytes]:
+def _parts(data: Mapping[str, object], echo: Iterable[bytes], texts: TokenStrings) -> Iterator[str | bytes]:
     """Yield the parts of the JSON of data that may hold a response and log-probabilities.
 
     `echo`, the part that the client sent, is JSON already: it may be long, and must not be copied at once.

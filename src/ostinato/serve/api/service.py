@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from ostinato._version import __version__
 from ostinato.demo.introduction import INTRODUCTIONS, Introduction
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.observe.histograms import EngineHistograms
+from ostinato.observe.counts import EngineHistograms
 from ostinato.observe.metrics import CONTENT_TYPE_LATEST, families, merge_metrics, render_metrics
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.server_metrics import (

@@ -96,7 +96,7 @@ async def run_batch(
         bodies = read_bodies(source, lines)
         count = min(len(lines), lifecycle.engine.plan.settings.max_num_seqs + _AHEAD)
 
-        async def take_turns(bodies: Iterator[tuple[BatchLine, dict[str, Any]]]) -> None:
+        async def take_turns(bodies: Iterator[tuple[BatchLine, dict[str, object]]]) -> None:
             for line, body in bodies:
                 response, record = await _answered(endpoints, settings, line.url, body)
                 answers.write(line.custom_id, response.status_code, record.request_id, await body_of(response))

@@ -5,7 +5,9 @@ The context is the same on the event loop and in a worker.
 
 from __future__ import annotations
 
+import json
 import math
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,8 +23,10 @@ from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RequestError
 from ostinato.media.media_input import load_media_input
 from ostinato.sampling.grammar import GrammarCompiler
+from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.http.json_bodies import Body
 from ostinato.serve.settings import ServeSettings
 
 ON_LOOP = TemplateBudget(steps=10_000, seconds=0.01, uncounted=False)
@@ -114,3 +118,18 @@ class WorkerContext:
         return RequestContext(
             text, self.settings, self.model_name, started.default_params, False, forks=True, grammars=grammars
         )
+
+
+class GuideTrial(Body):
+    """A guide as a body that a worker reads; preparing it is the trial."""
+
+    guide: str
+    """Fields of Guide as JSON, which has been checked."""
+
+    def prepare(self, work: RequestContext) -> None:
+        """Compile the guide and take its first tokens. RequestError if that cannot be done."""
+        assert work.grammars is not None, "guides are tried in workers"
+        # The hard limit has room for the stack of the compiling thread, which stays mapped after the thread has ended.
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        work.grammars.try_out(Guide.model_construct(**json.loads(self.guide)))

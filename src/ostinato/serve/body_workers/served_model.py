@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.sampling.guide import Guide
-from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.body_workers.guide_trial import GuideTrial
+from ostinato.serve.body_workers.context import GuideTrial, RequestContext
 from ostinato.serve.body_workers.pool import BodyWorkerPool
 from ostinato.serve.chat.guides import GuideCompiler
 from ostinato.serve.chat.text_support import ModelText

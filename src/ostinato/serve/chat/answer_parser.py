@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.template_sandbox import PROBE_BUDGET
@@ -225,7 +224,7 @@ def _calls(template: ChatTemplate) -> Iterator[str]:
                 yield rendered
 
 
-def _rendered(template: ChatTemplate, *answer: Mapping[str, Any]) -> str | None:
+def _rendered(template: ChatTemplate, *answer: Mapping[str, object]) -> str | None:
     """Render a question with a tool, and perhaps an answer; None if the template refuses it."""
     function = {"name": _PROBE.name, "description": _PROBE.description, "parameters": dict(_PROBE.parameters)}
     messages = [{"role": "user", "content": _QUESTION}, *answer]

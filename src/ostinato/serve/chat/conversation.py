@@ -272,7 +272,7 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
     if conversation.has_images and text.media is not None:
         work.require_worker()
 
-    def of_template(messages: Sequence[Mapping[str, Any]]) -> str:
+    def of_template(messages: Sequence[Mapping[str, object]]) -> str:
         if text.formats.has_channels:
             messages = [_with_thinking(message) for message in messages]
         tools = conversation.tools
@@ -316,7 +316,7 @@ def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
 _TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
 
 
-def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_thinking(message: Mapping[str, object]) -> Mapping[str, Any]:
     """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
 
     The template refuses that together with content in a message with calls.
@@ -355,7 +355,7 @@ class Tools:
     """The choice among them."""
 
 
-def checked_tools(text: ModelText, tools: Any, tool_choice: Any, nested: bool = True) -> Tools:
+def checked_tools(text: ModelText, tools: object, tool_choice: object, nested: bool = True) -> Tools:
     """Return the tools of a request: none if the choice is `none`. ApiError if something in them is wrong.
 
     `nested`: whether the body holds each function in a field `function`, as `read_tools` takes it, or its fields

@@ -27,7 +27,7 @@ NO_TAGS: Mapping[str, int] = {}
 
 def tool_guide(
     tools: Sequence[Tool],
-    tool_choice: Any,
+    tool_choice: object,
     formats: AnswerFormats,
     *,
     starts_in_reasoning: bool = False,
@@ -127,7 +127,9 @@ def plain_guide(asked: GuideRequest | None) -> GuidePlan | None:
     return None if asked is None else GuidePlan(asked.guide(), asked.param)
 
 
-def answer_guide(text: ModelText, form: AnswerLayout, asked: GuideRequest | None, tool_choice: Any) -> GuidePlan | None:
+def answer_guide(
+    text: ModelText, form: AnswerLayout, asked: GuideRequest | None, tool_choice: object
+) -> GuidePlan | None:
     """Return the guide of an answer that may reason first, and calls tools according to `tool_choice`.
 
     If a form is asked for and no call is demanded, the answer either calls tools or has the form.
@@ -208,7 +210,7 @@ class GuideCompiler:
 
 
 def _tool_guide(
-    text: ModelText, form: AnswerLayout, tool_choice: Any, instead: GuidePlan | None = None
+    text: ModelText, form: AnswerLayout, tool_choice: object, instead: GuidePlan | None = None
 ) -> GuidePlan | None:
     try:
         lark = tool_guide(

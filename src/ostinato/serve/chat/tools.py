@@ -19,7 +19,7 @@ from ostinato.serve.chat.incremental_text import load_json
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
-def argument_json(value: str, parameters: Mapping[str, Any], key: str) -> str:
+def argument_json(value: str, parameters: Mapping[str, object], key: str) -> str:
     """Return the JSON text of the value that a model wrote for the parameter `key`.
 
     If the schema allows a string, the value is that string; but `null` is null, if that is allowed too. Otherwise the
@@ -38,7 +38,7 @@ def argument_json(value: str, parameters: Mapping[str, Any], key: str) -> str:
     return literal
 
 
-def parameter_schema(parameters: Mapping[str, Any], key: str) -> Any:
+def parameter_schema(parameters: Mapping[str, object], key: str) -> Any:
     """Return the schema of one parameter, {} if there is none."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and key in properties:
@@ -46,7 +46,7 @@ def parameter_schema(parameters: Mapping[str, Any], key: str) -> Any:
     return parameters.get("additionalProperties", {})
 
 
-def allows(schema: Any, kind: str, root: Mapping[str, Any]) -> bool:
+def allows(schema: object, kind: str, root: Mapping[str, object]) -> bool:
     """Return whether a schema names `kind` ("string", "null") among its types, enum, const or alternatives.
 
     References are looked up in `root`, the tool's `parameters`. A schema that names no type allows nothing here.
@@ -67,7 +67,7 @@ def allows(schema: Any, kind: str, root: Mapping[str, Any]) -> bool:
     return False
 
 
-def _names(schema: Mapping[str, Any], kind: str) -> bool:
+def _names(schema: Mapping[str, object], kind: str) -> bool:
     if "type" in schema:
         named = schema["type"]
         return kind == named or (isinstance(named, list) and kind in named)
@@ -76,7 +76,7 @@ def _names(schema: Mapping[str, Any], kind: str) -> bool:
     return isinstance(values, list) and any(isinstance(value, expected) for value in values)
 
 
-def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
+def resolve(schema: object, root: Mapping[str, object]) -> Any:
     """Return the schema itself, or the one that it refers to; None for a missing one or circular references."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
@@ -87,7 +87,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
     return schema
 
 
-def _look_up(reference: str, root: Mapping[str, Any]) -> Any:
+def _look_up(reference: str, root: Mapping[str, object]) -> Any:
     """Return the target of a local JSON pointer (RFC 6901) such as `#/$defs/Unit`, or None."""
     if not reference.startswith("#"):
         return None
@@ -114,7 +114,7 @@ class Tool:
     """True if the model may only write arguments that follow the schema."""
 
 
-def read_tools(value: Any) -> tuple[Tool, ...]:
+def read_tools(value: object) -> tuple[Tool, ...]:
     """Return the tools of a request: objects `{"type": "function", "function": {"name", "description", "parameters"}}`.
 
     RequestError, which names the field, if one is wrong.
@@ -132,7 +132,7 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
     return tools
 
 
-def read_choice(tools: Sequence[Tool], tool_choice: Any) -> tuple[tuple[Tool, ...], Any]:
+def read_choice(tools: Sequence[Tool], tool_choice: object) -> tuple[tuple[Tool, ...], Any]:
     """Return the tools that an answer may call, and the choice among them.
 
     `{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}` gives the tools that it
@@ -159,14 +159,14 @@ def read_choice(tools: Sequence[Tool], tool_choice: Any) -> tuple[tuple[Tool, ..
     return tuple(tool for tool in tools if tool.name in names), mode
 
 
-def _allowed_name(entry: Any) -> str:
+def _allowed_name(entry: object) -> str:
     match entry:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
     raise RequestError('tool_choice.allowed_tools.tools: each is {"type": "function", "function": {"name": ...}}')
 
 
-def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
+def forced_tools(tools: Sequence[Tool], tool_choice: object) -> tuple[Tool, ...]:
     """Return the tools that the answer must call one of; none for None, "auto" and "none".
 
     `tool_choice` is "none", "auto", "required" or `{"type": "function", "function": {"name": ...}}`. RequestError if it
@@ -191,7 +191,7 @@ def forced_tools(tools: Sequence[Tool], tool_choice: Any) -> tuple[Tool, ...]:
     )
 
 
-def _read_tool(value: Any, field: str) -> Tool:
+def _read_tool(value: object, field: str) -> Tool:
     tool = _object(value, field, {"type", "function"})
     if tool.get("type") != "function":
         raise RequestError(f'{field}.type must be "function", not {tool.get("type")!r}')
@@ -209,7 +209,7 @@ def _read_tool(value: Any, field: str) -> Tool:
     return Tool(name, description or "", parameters, bool(function.get("strict")))
 
 
-def read_parameters(value: Any, field: str) -> Mapping[str, Any]:
+def read_parameters(value: object, field: str) -> Mapping[str, Any]:
     """Return the schema of a function's arguments. RequestError, which names `field`, if it is none."""
     if value is None:
         return _NO_PARAMETERS
@@ -229,7 +229,7 @@ def read_parameters(value: Any, field: str) -> Mapping[str, Any]:
     return {**value, "type": "object"}
 
 
-def _object(value: Any, field: str, known: set[str]) -> dict[str, Any]:
+def _object(value: object, field: str, known: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{field} must be an object, not {_kind(value)}")
     for key in value:
@@ -239,6 +239,6 @@ def _object(value: Any, field: str, known: set[str]) -> dict[str, Any]:
     return value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return kinds.get(type(value), "a list" if isinstance(value, list) else "an object")

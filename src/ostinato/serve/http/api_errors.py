@@ -191,7 +191,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def _described(description: str, **more: Any) -> dict[str, Any]:
+def _described(description: str, **more: object) -> dict[str, Any]:
     return {"model": ErrorBody, "description": description, **more}
 
 

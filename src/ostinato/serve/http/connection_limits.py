@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
 from ostinato.os_support import max_open_files, raise_max_open_files
@@ -168,7 +167,7 @@ class RefusalLog:
             message = f"connections wait or are closed: {why}; raise ulimit -n, or lower max_connections"
             self.record(NO_DESCRIPTOR, message, "clients")
 
-        def handle(running: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        def handle(running: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
             if context.get("message") == _OF_ACCEPT:
                 lacks(context["exception"])
             else:

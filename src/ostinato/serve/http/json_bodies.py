@@ -61,7 +61,7 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _few_errors(cls, value: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return validate(value)
         except ValidationError as error:
@@ -79,7 +79,7 @@ class EchoedBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _without_nulls(cls, value: object) -> Any:
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
@@ -89,13 +89,13 @@ class _Refused(BeforeValidator):
     __hash__ = object.__hash__
 
 
-def unsupported_field(instead: str, but: Any = None) -> BeforeValidator:
+def unsupported_field(instead: str, but: object = None) -> BeforeValidator:
     """Return a validator for a field of OpenAI's clients that this server does not serve.
 
     Only null is accepted, and `but`, a value that asks for nothing.
     """
 
-    def refuse(value: Any) -> Any:
+    def refuse(value: object) -> Any:
         if value is not None and not (type(value) is type(but) and value == but):
             raise ValueError(f"not served; {instead}")
         return value
@@ -247,13 +247,13 @@ def _by_name(kind: type[Body]) -> dict[str, FieldInfo]:
     }
 
 
-def _bodies_in(annotation: Any) -> list[type[Body]]:
+def _bodies_in(annotation: object) -> list[type[Body]]:
     if isinstance(annotation, type) and issubclass(annotation, Body):
         return [annotation]
     return [body for each in get_args(annotation) for body in _bodies_in(each)]
 
 
-def _message(detail: Mapping[str, Any]) -> str:
+def _message(detail: Mapping[str, object]) -> str:
     if detail["type"] in ("model_type", "dict_type"):
         return "Input should be an object"
     return str(detail["msg"]).removeprefix("Value error, ")
@@ -267,7 +267,7 @@ def path_text(path: Sequence[str | int]) -> str:
     return text
 
 
-def _path_in(body: Any, where: Sequence[str | int], kind: str) -> list[str | int]:
+def _path_in(body: object, where: Sequence[str | int], kind: str) -> list[str | int]:
     """Return the part of an error's location that is in the body. The rest names types that pydantic tried."""
     path: list[str | int] = []
     value = body

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -165,7 +165,7 @@ class EventStream(Response):
             await send_some(LastEvents(b""))
 
 
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
     """Return the result of `work`. If the client closes its connection, cancel `work` and raise ClientDisconnected."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_leaves(request.receive))
@@ -213,7 +213,7 @@ async def _leaves(receive: Receive) -> None:
         pass
 
 
-async def side_by_side(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def side_by_side(work: Iterable[Coroutine[object, object, None]]) -> None:
     """Run all coroutines until they have ended.
 
     The first error is raised unchanged, once the others were cancelled and have ended.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any
 
 from ostinato.other_engines import FIELD_EQUIVALENTS
 from ostinato.serve.http.api_errors import ApiError
@@ -57,7 +56,7 @@ def check_members(value: Iterable[str], known: Collection[str], place: str) -> N
             raise unknown_field(place, name, known)
 
 
-def remove_field(body: Any, path: str) -> str | None:
+def remove_field(body: object, path: str) -> str | None:
     """Remove the field at `path` from a body, from all items of the lists on the way; return its name if it was there.
 
     The name is the path without numbers of items, in printable ASCII.
@@ -66,7 +65,7 @@ def remove_field(body: Any, path: str) -> str | None:
     return pattern.encode("unicode_escape").decode() if _remove(body, pattern, "") else None
 
 
-def _remove(value: Any, pattern: str, place: str) -> bool:
+def _remove(value: object, pattern: str, place: str) -> bool:
     if isinstance(value, list):
         return sum([_remove(item, pattern, f"{place}[]") for item in value]) > 0
     if not isinstance(value, dict):

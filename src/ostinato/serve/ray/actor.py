@@ -44,7 +44,7 @@ class EngineActor:
     _loop: asyncio.AbstractEventLoop | None = None
     """The actor's event loop, known once the engine is being started."""
 
-    def __new__(cls, *_: Any) -> EngineActor:
+    def __new__(cls, *_: object) -> EngineActor:
         # Ray makes the object on the main thread, which alone may set handlers, and calls __init__ on the loop's.
         actor = super().__new__(cls)
         if not issubclass(cls, ActorClass):  # a subclass is Ray's description of the actor

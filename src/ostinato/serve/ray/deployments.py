@@ -68,7 +68,7 @@ class EngineDeployment:
         os._exit(1)
 
 
-def engine_deployment(**options: Any) -> serve.Deployment:
+def engine_deployment(**options: object) -> serve.Deployment:
     """Return the engine deployment; `options` are those of a deployment."""
     return _deployment(EngineDeployment, "Engine", **options)
 

@@ -115,7 +115,7 @@ class ReplicaDiscovery:
             each["name"] for each in found if each["namespace"] == NAMESPACE and each["name"].startswith(self._prefix)
         }
 
-    def _link(self, name: str, actor: Any) -> None:
+    def _link(self, name: str, actor: object) -> None:
         link = self._links[name] = RayLink(name.removeprefix(self._prefix), actor, self._front)
         self._replicas.add(link)
 

@@ -167,7 +167,7 @@ class ToolGrammar(LarkGrammar):
     def _arguments(self, tool: Tool) -> str:
         return self._value(tool, tool.parameters)
 
-    def _value(self, tool: Tool, schema: Any, *place: str) -> str:
+    def _value(self, tool: Tool, schema: object, *place: str) -> str:
         """Return a rule for a JSON value of a schema at a place in the tool's parameters."""
         try:
             if tool.name not in self._rewriters:
@@ -220,7 +220,7 @@ class ToolGrammar(LarkGrammar):
             return json.dumps(f"{syntax.key}{key}{''.join(syntax.key_end)}{line}")
         return self._terms(syntax.key, key, *syntax.key_end, line)
 
-    def _tag_value(self, tool: Tool, key: str, schema: Any, syntax: TagSyntax) -> str:
+    def _tag_value(self, tool: Tool, key: str, schema: object, syntax: TagSyntax) -> str:
         """Return a term for a value with its end tag."""
         line = "\n" if syntax.on_lines else ""
         end = json.dumps(f"{line}{syntax.value_end}{line}")
@@ -285,7 +285,7 @@ def _parameters(tool: Tool) -> dict[str, tuple[Any, bool]]:
     return {key: (schema, key in required) for key, schema in properties.items()}
 
 
-def _enumerated(schema: Any, root: Mapping[str, Any], depth: int = 3) -> list[str] | None:
+def _enumerated(schema: object, root: Mapping[str, object], depth: int = 3) -> list[str] | None:
     """Return all values of a schema that lists them, alone or as alternatives, if they are strings or null."""
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or not depth:
