@@ -97,6 +97,25 @@ _EXPERTS = {
 }
 _HEAD = {"mtp_num_hidden_layers": 1}
 HYBRIDS: dict[str, tuple[str, Any]] = {
+    "qwen3moe of experts": (
+        "qwen3moe",
+        lambda: transformers.Qwen3MoeConfig(
+            **COMMON,
+            **ROPE,
+            num_hidden_layers=2,
+            head_dim=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+        ),
+    ),
+    "mixtral of experts": (
+        "llama",
+        lambda: transformers.MixtralConfig(
+            **COMMON, **ROPE, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2
+        ),
+    ),
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
     "granitehybrid": (
         "granitehybrid",
@@ -210,6 +229,10 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
 }
 """Name -> the architecture that the file says, and a config."""
+DENSE = ("granite", "mixtral", "qwen3_moe")
+"""Model types without state layers, whose metadata are those of Llama."""
+HALVES = ("qwen3_moe",)
+"""Those of them whose rows of queries and keys a file has in the order of a checkpoint."""
 OUTSIDE = {
     "embed_tokens": "token_embd",
     "embeddings": "token_embd",
@@ -323,6 +346,7 @@ def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
         "falcon_h1",
         "lfm2",
         "lfm2_moe",
+        *HALVES,
         *QWEN35,
     ):
         return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
@@ -394,14 +418,14 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
     if kind not in ("mamba2", "nemotron_h"):
         writer.add_rope_freq_base(20000.0)
-    if kind == "granite":
+    if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
     if kind in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("falcon_h1", "nemotron_h", *QWEN35):
+    if kind in ("falcon_h1", "nemotron_h", *HALVES, *QWEN35):
         writer.add_key_length(config.head_dim)
     if kind in QWEN35:
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -412,7 +436,7 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if kind == "falcon_h1":
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind not in ("granite", "lfm2", "lfm2_moe"):
+    if kind not in (*DENSE, "lfm2", "lfm2_moe"):
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
@@ -423,7 +447,11 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
-        counts = {"nemotron_h": "n_routed_experts", "granitemoehybrid": "num_local_experts"}
+        counts = {
+            "nemotron_h": "n_routed_experts",
+            "granitemoehybrid": "num_local_experts",
+            "mixtral": "num_local_experts",
+        }
         experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -349,6 +349,44 @@ def qwen3() -> PretrainedConfig:
     )
 
 
+def qwen3_moe() -> PretrainedConfig:
+    """Weights of experts that do not add up to 1, an MLP in the second layer, biases, tied embeddings."""
+    return transformers.Qwen3MoeConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        mlp_only_layers=[1],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=False,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def mixtral() -> PretrainedConfig:
+    """Experts and a window in every layer; no biases, embeddings apart."""
+    return transformers.MixtralConfig(
+        **COMMON,
+        intermediate_size=36,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=45,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 20000.0},
+    )
+
+
 def gemma3_text() -> PretrainedConfig:
     """Layers with a window shorter than the prompts, and one that sees all, each kind with its rotary embedding."""
     return transformers.Gemma3TextConfig(
@@ -621,6 +659,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mamba,
         mamba2,
         mistral,
+        mixtral,
         nemotron_h,
         nemotron_h_dense,
         olmo_hybrid,
@@ -628,6 +667,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3,
         qwen3_5_moe_text,
         qwen3_5_text,
+        qwen3_moe,
         qwen3_next,
         smollm3,
         zamba2,

@@ -152,6 +152,25 @@ class Stack(QuantizableMatrix):
         super().__init__(build, *shape, role="experts", **facts)
 
 
+class RoutedMLP(Module):
+    """Experts of a softmax router, plus the residual.
+
+    If it `normalizes`, the weights of the chosen experts add up to 1. `stored` are the arguments of `Experts` that say
+    where a checkpoint has them.
+    """
+
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, normalizes: bool = True, **stored: Any) -> None:
+        super().__init__()
+        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not normalizes
+        self.gate = Linear(build, spec.size, spec.num_experts, role="router")
+        self.experts = Experts(build, spec, "swiglu", **stored)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
+        choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
+        return self.experts(x, choices, residual)
+
+
 class Routing(Protocol):
     """Parameters of the choice of experts by the sigmoids of their scores, as `ops.route` defines them."""
 

@@ -182,6 +182,17 @@ def top_k(config: Mapping[str, Any], num_experts: int, default: int | None = Non
     return chosen
 
 
+def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Return for each layer whether it has experts (Qwen): every `decoder_sparse_step`-th has, but `mlp_only_layers`.
+
+    ModelError for a step of 0.
+    """
+    step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if step < 1:
+        raise ModelError("config.json has decoder_sparse_step = 0, which should be at least 1")
+    return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
+
+
 def grouped_top_k(
     config: Mapping[str, Any],
     num_experts: int,

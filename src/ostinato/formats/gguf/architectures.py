@@ -24,7 +24,9 @@ from ostinato.formats.gguf.model_configs import (
     lfm2,
     lfm2_moe,
     mamba2,
+    mixtral_experts,
     nemotron_h,
+    qwen3_moe,
     qwen3_next,
     qwen35,
     qwen35_moe,
@@ -85,17 +87,21 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
-    if metadata.optional("expert_count"):
-        raise ModelError(
-            f"{metadata.header.path} has a {metadata.architecture} model of experts; GGUF files are read of models "
-            "without"
-        )
-    return {
+    """Return the config of Llama or a model like it; with experts, `llama` is Mixtral."""
+    config = {
         "model_type": metadata.architecture,
         **attention(metadata),
         "intermediate_size": metadata.integer("feed_forward_length"),
         "mlp_bias": metadata.has(*MLP_BIASES),
     }
+    if not metadata.optional("expert_count"):
+        return config
+    if metadata.architecture != "llama":
+        raise ModelError(
+            f"{metadata.header.path} has a {metadata.architecture} model of experts; GGUF files are read of models "
+            "without"
+        )
+    return config | mixtral_experts(metadata)
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,10 @@ _DELTA_NETS: dict[str, Any] = {"mixer": "linear_attn", "has_head": True, "norms_
 
 ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
+    "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,

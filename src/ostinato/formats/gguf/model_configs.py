@@ -268,6 +268,22 @@ def _heads(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def qwen3_moe(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Qwen3 with experts in every layer."""
+    return attention(metadata) | {"model_type": "qwen3_moe", "intermediate_size": 0} | _experts(metadata)
+
+
+def mixtral_experts(metadata: Metadata) -> dict[str, Any]:
+    """Return the settings of Mixtral's experts. ModelError if the weights of the chosen ones do not add up to 1."""
+    experts = _experts(metadata)
+    return {
+        "model_type": "mixtral",
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": experts["moe_intermediate_size"],
+    }
+
+
 def qwen35(metadata: Metadata) -> dict[str, Any]:
     return _qwen35(metadata) | {
         "model_type": "qwen3_5_text",

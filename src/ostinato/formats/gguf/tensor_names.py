@@ -31,6 +31,18 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_WITHOUT_MLP = {name: value for name, value in LLAMA.items() if not value.startswith("mlp.")}
+_ROUTED = {
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
+}
+MIXTRAL = _WITHOUT_MLP | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{
+        f"ffn_{part}_exps": f"block_sparse_moe.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))
+    },
+}
+QWEN3_MOE = _WITHOUT_MLP | _ROUTED
 
 
 def mamba2_names(mixer: str) -> dict[str, str]:
@@ -101,9 +113,8 @@ LFM2_MOE = LFM2 | {
     **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))},
 }
 QWEN35_MOE = {name: value for name, value in QWEN35.items() if not name.startswith("ffn_")} | {
-    "ffn_gate_inp": "mlp.gate",
+    **_ROUTED,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
 QWEN3_NEXT = QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}

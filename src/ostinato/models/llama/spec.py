@@ -1,4 +1,4 @@
-"""Llama: attention and a gated MLP in every layer. `qwen2`, `mistral` and `smollm3` are the same model."""
+"""Llama: attention, and a gated MLP or experts, in every layer. Most dense decoders are the same model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.models.config_json import (
     parse_rope,
     shared_fields,
 )
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 SHARDED_DIMS = ("intermediate_size",)
@@ -32,6 +32,14 @@ class LlamaHyperparameters:
     out_bias: bool
     mlp_bias: bool
     norm_eps: float
+    has_qk_norms: bool = False
+    """True if each head's queries and keys are normed."""
+    normalizes: bool = True
+    """True if the weights of the chosen experts add up to 1."""
+    experts_in: str = "mlp"
+    """Checkpoint's name of a layer's experts and their router."""
+    expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Checkpoint's names of an expert's matrices."""
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
@@ -53,29 +61,36 @@ def llama_spec(
     default_theta: float = DEFAULT_THETA,
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
+    experts: Sequence[ExpertsSpec | None] | None = None,
+    default_eps: float = 1e-6,
+    **hyperparameters: Any,
 ) -> ModelSpec:
     """Return the spec of a model like Llama.
 
-    `head_dim`, `default_tied` and `default_theta` are defaults for a config.json without these values. `rotates` tells
-    for each layer whether it has positions; by default all have. `windows` are the layers' windows; by default there
-    are none.
+    `head_dim` and those that begin with `default` are defaults for a config.json without these values. `rotates` tells
+    for each layer whether it has positions; by default all have. `windows` and `experts` are the layers'; by default
+    there are none. `hyperparameters` are further ones of `LlamaHyperparameters`.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
+    nothing = (None,) * num_layers
+    experts = experts or nothing
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
         layers=tuple(
-            LayerSpec("attention", replace(attention, rotates=each, window=window))
-            for each, window in zip(rotates or (True,) * num_layers, windows or (None,) * num_layers, strict=True)
+            LayerSpec("attention", replace(attention, rotates=each, window=window), experts=of_layer)
+            for each, window, of_layer in zip(rotates or (True,) * num_layers, windows or nothing, experts, strict=True)
         ),
         rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
         sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
-            intermediate_size=integer(config, "intermediate_size"),
+            # Where all layers have experts, no width of an MLP is shared among ranks.
+            intermediate_size=integer(config, "intermediate_size") if None in experts else 0,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             mlp_bias=mlp_bias,
-            norm_eps=number(config, "rms_norm_eps", 1e-6),
+            norm_eps=number(config, "rms_norm_eps", default_eps),
+            **hyperparameters,
         ),
     )
