@@ -31,6 +31,8 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+NUMBERED = (("gate", 1), ("up", 3), ("down", 2))
+"""Matrices of an MLP that a checkpoint calls w1 to w3."""
 _WITHOUT_MLP = {name: value for name, value in LLAMA.items() if not value.startswith("mlp.")}
 _ROUTED = {
     "ffn_gate_inp": "mlp.gate",
@@ -110,7 +112,7 @@ QWEN35 = {
 }
 LFM2_MOE = LFM2 | {
     "ffn_gate_inp": "feed_forward.gate",
-    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))},
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for part, i in NUMBERED},
 }
 QWEN35_MOE = {name: value for name, value in QWEN35.items() if not name.startswith("ffn_")} | {
     **_ROUTED,
