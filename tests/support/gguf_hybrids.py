@@ -110,6 +110,14 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             norm_topk_prob=True,
         ),
     ),
+    "granitemoe of experts": (
+        "granitemoe",
+        lambda: transformers.GraniteMoeConfig(
+            **COMMON, **GRANITE, **ROPE, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2
+        ),
+    ),
+    "ernie4_5": ("ernie4_5", lambda: transformers.Ernie4_5Config(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "seed_oss": ("seed_oss", lambda: transformers.SeedOssConfig(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
     "mixtral of experts": (
         "llama",
         lambda: transformers.MixtralConfig(
@@ -229,9 +237,9 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
 }
 """Name -> the architecture that the file says, and a config."""
-DENSE = ("granite", "mixtral", "qwen3_moe")
+DENSE = ("ernie4_5", "granite", "granitemoe", "mixtral", "qwen3_moe", "seed_oss")
 """Model types without state layers, whose metadata are those of Llama."""
-HALVES = ("qwen3_moe",)
+AS_THEY_ARE = ("ernie4_5", "qwen3_moe", "seed_oss")
 """Those of them whose rows of queries and keys a file has in the order of a checkpoint."""
 OUTSIDE = {
     "embed_tokens": "token_embd",
@@ -328,7 +336,7 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
     # One norm of Falcon-H1 has no end in the files that the converter writes.
     known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
-    if config.model_type in QWEN35 and known == "ffn_norm.weight":
+    if config.model_type in (*QWEN35, "seed_oss") and known == "ffn_norm.weight":
         known = "post_attention_norm.weight"
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
@@ -346,7 +354,7 @@ def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
         "falcon_h1",
         "lfm2",
         "lfm2_moe",
-        *HALVES,
+        *AS_THEY_ARE,
         *QWEN35,
     ):
         return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
@@ -420,12 +428,12 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_rope_freq_base(20000.0)
     if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind in ("granite", "granitemoehybrid"):
+    if kind in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("falcon_h1", "nemotron_h", *HALVES, *QWEN35):
+    if kind in ("falcon_h1", "nemotron_h", *AS_THEY_ARE, *QWEN35):
         writer.add_key_length(config.head_dim)
     if kind in QWEN35:
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -447,11 +455,8 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
-        counts = {
-            "nemotron_h": "n_routed_experts",
-            "granitemoehybrid": "num_local_experts",
-            "mixtral": "num_local_experts",
-        }
+        counts = dict.fromkeys(("granitemoe", "granitemoehybrid", "mixtral"), "num_local_experts")
+        counts["nemotron_h"] = "n_routed_experts"
         experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -349,6 +349,78 @@ def qwen3() -> PretrainedConfig:
     )
 
 
+def granite() -> PretrainedConfig:
+    return transformers.GraniteConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=6.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def granitemoe() -> PretrainedConfig:
+    """Experts alone, tied embeddings."""
+    return transformers.GraniteMoeConfig(
+        **COMMON,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        embedding_multiplier=0.6,
+        attention_multiplier=0.15,
+        residual_multiplier=0.8,
+        logits_scaling=0.3,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def ernie4_5() -> PretrainedConfig:
+    """Biases everywhere; the rows that positions rotate together are neighbours."""
+    return transformers.Ernie4_5Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        use_bias=True,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def seed_oss() -> PretrainedConfig:
+    """Biases of all projections but the output's of attention."""
+    return transformers.SeedOssConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        attention_out_bias=False,
+        mlp_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
+    )
+
+
 def qwen3_moe() -> PretrainedConfig:
     """Weights of experts that do not add up to 1, an MLP in the second layer, biases, tied embeddings."""
     return transformers.Qwen3MoeConfig(
@@ -645,10 +717,13 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     for recipe in (
         arcee,
         bamba,
+        ernie4_5,
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
         gemma3_text,
+        granite,
+        granitemoe,
         granitemoehybrid,
         granitemoehybrid_dense,
         jamba,
@@ -669,6 +744,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_5_text,
         qwen3_moe,
         qwen3_next,
+        seed_oss,
         smollm3,
         zamba2,
     )

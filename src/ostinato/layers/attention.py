@@ -28,7 +28,8 @@ class Attention(Module):
     keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
     (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
     gate, whose sigmoid multiplies the head's output (Qwen3.5). `out_size` is the size of the result, if it differs from
-    the input's (Zamba2).
+    the input's (Zamba2). If it `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate
+    together side by side (Ernie 4.5, Cohere).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Attention(Module):
         is_gated: bool = False,
         qk_norm_whole: bool = False,
         out_size: int | None = None,
+        has_neighbours: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -58,7 +60,8 @@ class Attention(Module):
         self.output_gate = sigmoid_gate(build, self.q_size)
         self.q_out_size = 2 * self.q_size if is_gated else self.q_size
         parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
-        self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
+        neighbours = (self.q_size + self.kv_size, spec.head_dim) if has_neighbours else None
+        self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier, neighbours=neighbours)
         out_size = hidden_size if out_size is None else out_size
         out_bias = bias if out_bias is None else out_bias
         self.o_proj = Linear(build, self.q_size, out_size, out_bias, out_multiplier, cuts_inputs=True)

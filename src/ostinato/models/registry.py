@@ -11,9 +11,12 @@ from ostinato.plan.model import ModelSpec
 MODELS = {
     "arcee": "arcee.model:Arcee",
     "bamba": "bamba.model:Bamba",
+    "ernie4_5": "llama.model:Llama",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
     "gemma3_text": "gemma3_text.model:Gemma3",
+    "granite": "llama.model:Llama",
+    "granitemoe": "granitemoehybrid.model:GraniteMoeHybrid",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
     "kimi_linear": "kimi_linear.model:KimiLinear",
@@ -36,6 +39,7 @@ MODELS = {
     "qwen3_next": "qwen3_next.model:Qwen3Next",
     "qwen3_vl": "qwen3_vl.model:Qwen3VL",
     "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
+    "seed_oss": "llama.model:Llama",
     "smollm3": "llama.model:Llama",
     "zamba2": "zamba2.model:Zamba2",
 }

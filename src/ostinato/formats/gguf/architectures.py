@@ -18,6 +18,7 @@ from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
     attention,
+    ernie,
     falcon_h1,
     granite,
     granite_hybrid,
@@ -131,8 +132,8 @@ class GgufArchitecture:
     adjacent_rope: bool = False
     """True if, in each head of a file, two rows of queries or keys that positions rotate together are neighbours.
 
-    In checkpoints they are half a head apart. Some writers do the same to Nemotron-H. It has no positions, so its
-    scores are the same in any order.
+    In the model they are half a head apart, as in most checkpoints. Some writers do the same to Nemotron-H. It has no
+    positions, so its scores are the same in any order.
     """
 
 
@@ -143,9 +144,11 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
+    "seed_oss": GgufArchitecture({"seed_oss": _llama}, tensor_names.SEED_OSS),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "granitemoehybrid": GgufArchitecture(
-        {"granite": granite, "granitehybrid": granite_hybrid},
+        {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
         mixer="mamba",
         adjacent_rope=True,

@@ -71,15 +71,22 @@ Files do not contain it, and it changes results only by rounding.
 
 
 def granite(metadata: Metadata) -> dict[str, Any]:
-    """Return the config of Granite, which is Granite 4 without state layers and experts."""
-    if metadata.optional("expert_count"):
-        raise ModelError(
-            f"{metadata.header.path} has a granite model of experts; GGUF files are read of granite without"
-        )
+    """Return the config of Granite, which is Granite 4 without state layers, with experts or without."""
     layers = {"layer_types": ["attention"] * metadata.num_layers, "position_embedding_type": "rope"}
     # No layer has a mixer of this size.
     without = {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
     return _granite(metadata) | attention(metadata) | layers | without
+
+
+def ernie(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Ernie 4.5, all of whose projections have biases, or none."""
+    heads = attention(metadata)
+    return {
+        "model_type": "ernie4_5",
+        **heads,
+        "use_bias": heads["attention_bias"] or metadata.has(*MLP_BIASES),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
 
 
 def granite_hybrid(metadata: Metadata) -> dict[str, Any]:

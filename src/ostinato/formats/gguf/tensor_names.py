@@ -31,6 +31,7 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+SEED_OSS = {("post_attention_norm" if name == "ffn_norm" else name): value for name, value in LLAMA.items()}
 NUMBERED = (("gate", 1), ("up", 3), ("down", 2))
 """Matrices of an MLP that a checkpoint calls w1 to w3."""
 _WITHOUT_MLP = {name: value for name, value in LLAMA.items() if not value.startswith("mlp.")}

@@ -7,7 +7,7 @@ from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.llama.spec import LlamaHyperparameters
-from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 STACKS = ("gate_up_proj", "down_proj")
@@ -18,7 +18,14 @@ class Llama(Decoder):
     """The language model."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+        hyper: LlamaHyperparameters = spec.hyperparameters
+        super().__init__(
+            build,
+            spec,
+            norm_eps=hyper.norm_eps,
+            embedding_multiplier=hyper.embedding_multiplier,
+            logits_multiplier=hyper.logits_multiplier,
+        )
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
@@ -31,19 +38,18 @@ class Llama(Decoder):
             bias=hyper.qkv_bias,
             out_bias=hyper.out_bias,
             qk_norm_eps=hyper.norm_eps if hyper.has_qk_norms else None,
+            scale=hyper.attention_multiplier,
+            out_multiplier=hyper.residual_multiplier,
+            has_neighbours=hyper.has_neighbours,
         )
-        if layer.experts is None:
-            mlp = GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias)
-            return Block(build, size, hyper.norm_eps, attention=attention, mlp=mlp)
-        experts = self._experts(layer.experts, hyper)
-        return Block(build, size, hyper.norm_eps, attention=attention, mlp=experts, names={"mlp": hyper.experts_in})
+        names = {"mlp": hyper.experts_in} if layer.experts is not None else {}
+        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper), names=names)
 
-    def _experts(self, spec: ExpertsSpec, hyper: LlamaHyperparameters) -> RoutedMLP:
-        return RoutedMLP(
-            self.build,
-            spec,
-            hyper.normalizes,
-            names=hyper.expert_names,
-            stacked_as=STACKS,
-            may_be_stacked=True,
-        )
+    def _mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
+        if layer.experts is None:
+            bias, multiplier = hyper.mlp_bias, hyper.residual_multiplier
+            return GatedMLP(
+                self.build, self.spec.hidden_size, hyper.intermediate_size, bias, down_multiplier=multiplier
+            )
+        stored = {"names": hyper.expert_names, "stacked_as": STACKS, "may_be_stacked": True}
+        return RoutedMLP(self.build, layer.experts, hyper.normalizes, **stored)

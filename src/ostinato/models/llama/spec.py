@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.errors import ModelError
 from ostinato.models.config_json import (
     DEFAULT_THETA,
     activation,
@@ -32,6 +33,13 @@ class LlamaHyperparameters:
     out_bias: bool
     mlp_bias: bool
     norm_eps: float
+    has_neighbours: bool = False
+    """True if the rows of queries and keys that positions rotate together are neighbours in the checkpoint."""
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    """Scale of attention scores, in place of head_dim ** -0.5."""
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
     has_qk_norms: bool = False
     """True if each head's queries and keys are normed."""
     normalizes: bool = True
@@ -75,6 +83,12 @@ def llama_spec(
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
     nothing = (None,) * num_layers
     experts = experts or nothing
+    rope = parse_rope(config, attention.head_dim, default_theta=default_theta)
+    if hyperparameters.get("has_neighbours") and rope.rotary_dim != attention.head_dim:
+        raise ModelError(
+            f"config.json rotates {rope.rotary_dim} elements of heads of {attention.head_dim}; a {architecture} model "
+            "rotates all of them"
+        )
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
@@ -82,7 +96,7 @@ def llama_spec(
             LayerSpec("attention", replace(attention, rotates=each, window=window), experts=of_layer)
             for each, window, of_layer in zip(rotates or (True,) * num_layers, windows or nothing, experts, strict=True)
         ),
-        rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
+        rope=rope,
         sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
             # Where all layers have experts, no width of an MLP is shared among ranks.
