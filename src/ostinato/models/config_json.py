@@ -301,6 +301,30 @@ def parse_rope(
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
 
 
+def rope_pair(
+    config: Mapping[str, Any], head_dim: int, theta: float, local_theta: float, local_name: str = "rope_theta"
+) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embeddings of layers over the whole context and of those with a window.
+
+    `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
+    `local_name` is the key of the other's theta. The last arguments are defaults for a config.json without thetas.
+
+    ModelError for other forms of `rope_parameters`, and for a dynamic embedding of layers with a window.
+    """
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
+        raise ModelError(
+            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
+        )
+    plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
+    of_all = {**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    local_plain = {**plain, "rope_theta": config.get(local_name)}
+    local = parse_rope({**local_plain, "rope_parameters": given.get(SLIDING)}, head_dim, default_theta=local_theta)
+    if local.kind == "dynamic":
+        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default")
+    return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=theta), local
+
+
 def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
     """Return the divisors of the frequencies, as GGUF files store them.
 

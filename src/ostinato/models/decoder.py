@@ -105,6 +105,26 @@ class SandwichBlock(Module):
         return self.post_feedforward_layernorm(y, x)
 
 
+class PostNormBlock(Module):
+    """x + norm(attention(x)), and the same with an MLP (OLMo)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, *, attention: Attention, mlp: Module
+    ) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
+    ) -> torch.Tensor:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
+        return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
+
+
 class MixerBlock(Module):
     """x + mixer(norm(x)), the whole layer of a pure state-space model.
 

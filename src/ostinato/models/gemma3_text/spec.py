@@ -11,7 +11,6 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.config_json import (
-    FULL,
     SLIDING,
     activation,
     attention_spec,
@@ -19,13 +18,12 @@ from ostinato.models.config_json import (
     integer,
     layer_windows,
     number,
-    parse_rope,
+    rope_pair,
     shared_fields,
     window_kinds,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.rope import RopeSpec
 
 SHARDED_DIMS = ("intermediate_size",)
 """Hyperparameters that ranks share, as widths of MLPs and experts."""
@@ -64,7 +62,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     attention = attention_spec({**config, **{name: integer(config, name, heads[name]) for name in heads}}, HEAD_DIM)
     slides = _sliding_layers(config)
     windows = layer_windows(config, slides, WINDOW)
-    of_all, local = _ropes(config, attention.head_dim)
+    of_all, local = rope_pair(config, attention.head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
     return ModelSpec(
         architecture="gemma3_text",
         **shared_fields(config, default_tied=True),
@@ -94,23 +92,3 @@ def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
     if pattern < 1:
         raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
     return [(number + 1) % pattern != 0 for number in range(num_layers)]
-
-
-def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of layers over the whole context and of those with a window.
-
-    `rope_parameters` has a dict for each; in the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `rope_local_base_freq` is the other's theta.
-    """
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
-        raise ModelError(
-            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
-        )
-    plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
-    of_all = {**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})}
-    local_plain = {**plain, "rope_theta": config.get("rope_local_base_freq")}
-    local = parse_rope({**local_plain, "rope_parameters": given.get(SLIDING)}, head_dim, default_theta=LOCAL_THETA)
-    if local.kind == "dynamic":
-        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default")
-    return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=THETA), local
