@@ -208,7 +208,7 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    known = "GGUF files are read of llama, qwen2, qwen3, ernie4_5, seed_oss, qwen3moe, granite, granitemoe, "
+    known = "GGUF files are read of llama, qwen2, qwen3, ernie4_5, seed_oss, exaone4, olmo2, qwen3moe, granite, granitemoe, "
     with pytest.raises(ModelError, match=f"architecture '{architecture}'; {known}.*, qwen35, qwen35moe, qwen3next"):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
@@ -310,7 +310,7 @@ def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
         ({"llama.rope.dimension_count": 8}, "rotates 8 elements of heads of 16"),
         ({"llama.rope.scaling.type": "yarn"}, "no llama.rope.scaling.factor"),
         ({"llama.rope.scaling.type": "longrope"}, "supported: none, linear, yarn"),
-        ({"llama.attention.sliding_window": 128}, "supported: attention over the whole context of 512"),
+        ({"llama.attention.sliding_window": 128}, "supported for llama: attention over the whole context of 512"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:

@@ -118,6 +118,26 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
     "ernie4_5": ("ernie4_5", lambda: transformers.Ernie4_5Config(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
     "seed_oss": ("seed_oss", lambda: transformers.SeedOssConfig(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "exaone4": (
+        "exaone4",
+        lambda: transformers.Exaone4Config(
+            **COMMON, **ROPE, num_hidden_layers=3, head_dim=32, sliding_window=12, sliding_window_pattern=2
+        ),
+    ),
+    "olmo3": (
+        "olmo2",
+        lambda: transformers.Olmo3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            sliding_window=12,
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0}
+                | {"original_max_position_embeddings": 128},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+            },
+        ),
+    ),
     "mixtral of experts": (
         "llama",
         lambda: transformers.MixtralConfig(
@@ -237,9 +257,9 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
 }
 """Name -> the architecture that the file says, and a config."""
-DENSE = ("ernie4_5", "granite", "granitemoe", "mixtral", "qwen3_moe", "seed_oss")
+DENSE = ("ernie4_5", "exaone4", "granite", "granitemoe", "mixtral", "olmo3", "qwen3_moe", "seed_oss")
 """Model types without state layers, whose metadata are those of Llama."""
-AS_THEY_ARE = ("ernie4_5", "qwen3_moe", "seed_oss")
+AS_THEY_ARE = ("ernie4_5", "exaone4", "olmo3", "qwen3_moe", "seed_oss")
 """Those of them whose rows of queries and keys a file has in the order of a checkpoint."""
 OUTSIDE = {
     "embed_tokens": "token_embd",
@@ -257,6 +277,7 @@ NAMES = {
     "norm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "pre_ff_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     **{f"{mixer}.{part}_proj": f"attn_{part}" for mixer in ("self_attn", "mixer") for part in "qkv"},
     **{f"{mixer}.o_proj": "attn_output" for mixer in ("self_attn", "mixer")},
     **{f"{mlp}.{part}_proj": f"ffn_{part}" for mlp in ("mlp", "feed_forward", "mixer") for part in ("gate", "up")},
@@ -336,7 +357,7 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
     # One norm of Falcon-H1 has no end in the files that the converter writes.
     known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
-    if config.model_type in (*QWEN35, "seed_oss") and known == "ffn_norm.weight":
+    if config.model_type in (*QWEN35, "exaone4", "olmo3", "seed_oss") and known == "ffn_norm.weight":
         known = "post_attention_norm.weight"
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
@@ -433,8 +454,15 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if kind in ("exaone4", "olmo3"):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    if kind == "olmo3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(128)
     if kind in ("falcon_h1", "nemotron_h", *AS_THEY_ARE, *QWEN35):
-        writer.add_key_length(config.head_dim)
+        writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     if kind in QWEN35:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_rope_dimension_count(config.head_dim // 2)

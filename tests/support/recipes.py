@@ -480,6 +480,68 @@ def gemma3_text() -> PretrainedConfig:
     )
 
 
+def olmo3() -> PretrainedConfig:
+    """Norms behind attention and MLP; a window in two layers of three, whose positions are not scaled."""
+    return transformers.Olmo3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=33,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0}
+            | {"original_max_position_embeddings": 64},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
+def exaone4() -> PretrainedConfig:
+    """Norms behind attention and MLP; the layer without a window has no positions."""
+    return transformers.Exaone4Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        sliding_window=29,
+        sliding_window_pattern=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def mellum() -> PretrainedConfig:
+    """Experts in two layers of three; layers with a window and their rotary embedding."""
+    return transformers.MellumConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse", "sparse", "dense"],
+        sliding_window=41,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
 def qwen2() -> PretrainedConfig:
     """Biases of queries, keys and values alone, which the architecture fixes. The second layer has a window."""
     return transformers.Qwen2Config(
@@ -718,6 +780,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         arcee,
         bamba,
         ernie4_5,
+        exaone4,
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
@@ -733,10 +796,12 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         llama,
         mamba,
         mamba2,
+        mellum,
         mistral,
         mixtral,
         nemotron_h,
         nemotron_h_dense,
+        olmo3,
         olmo_hybrid,
         qwen2,
         qwen3,

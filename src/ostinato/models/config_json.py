@@ -401,6 +401,21 @@ def window_kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
 
 
+def sliding_layers(config: Mapping[str, Any], pattern: int) -> list[bool]:
+    """Return for each layer whether it has a window: by `layer_types`, or all but every `sliding_window_pattern`-th.
+
+    `pattern` is the default for a config.json without either. ModelError for a pattern of 0.
+    """
+    num_layers = integer(config, "num_hidden_layers")
+    kinds = window_kinds(config)
+    if kinds is not None:
+        return [kind == SLIDING for kind in kinds]
+    pattern = integer(config, "sliding_window_pattern", pattern)
+    if pattern < 1:
+        raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
+    return [(i + 1) % pattern != 0 for i in range(num_layers)]
+
+
 def switched_windows(config: Mapping[str, Any], slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
 

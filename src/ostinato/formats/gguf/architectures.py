@@ -19,6 +19,7 @@ from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
     attention,
     ernie,
+    exaone4,
     falcon_h1,
     granite,
     granite_hybrid,
@@ -27,6 +28,7 @@ from ostinato.formats.gguf.model_configs import (
     mamba2,
     mixtral_experts,
     nemotron_h,
+    olmo3,
     qwen3_moe,
     qwen3_next,
     qwen35,
@@ -57,10 +59,10 @@ def config_of(header: Header) -> dict[str, Any]:
         )
     config = _shared(metadata) | _CONFIGS[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
-    if window and window < metadata.integer("context_length"):
+    if window and window < metadata.integer("context_length") and "sliding_window" not in config:
         raise ModelError(
-            f"{header.path} has attention.sliding_window = {window}; supported: attention over the whole context of "
-            f"{metadata.integer('context_length')} tokens"
+            f"{header.path} has attention.sliding_window = {window}; supported for {architecture}: attention over "
+            f"the whole context of {metadata.integer('context_length')} tokens"
         )
     return config
 
@@ -146,6 +148,8 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
     "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
     "seed_oss": GgufArchitecture({"seed_oss": _llama}, tensor_names.SEED_OSS),
+    "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
+    "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},

@@ -78,15 +78,35 @@ def granite(metadata: Metadata) -> dict[str, Any]:
     return _granite(metadata) | attention(metadata) | layers | without
 
 
+def _windows(metadata: Metadata, pattern: int) -> dict[str, Any]:
+    """Return the window, and the layers that have it: a list of truth values, or all but every `pattern`-th."""
+    layers = metadata.optional("attention.sliding_window_pattern")
+    window = metadata.integer("attention.sliding_window", 0) or None
+    if window is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * metadata.num_layers}
+    if isinstance(layers, int) or layers is None:
+        return {"sliding_window": window, "sliding_window_pattern": layers or pattern}
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in layers]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _dense(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    size = metadata.integer("feed_forward_length")
+    return {"model_type": model_type, **attention(metadata), "intermediate_size": size}
+
+
+def exaone4(metadata: Metadata) -> dict[str, Any]:
+    return _dense(metadata, "exaone4") | _windows(metadata, 4)
+
+
+def olmo3(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of OLMo 3; OLMo 2, which is the same without windows, has the same name in files."""
+    return _dense(metadata, "olmo3") | _windows(metadata, 4)
+
+
 def ernie(metadata: Metadata) -> dict[str, Any]:
     """Return the config of Ernie 4.5, all of whose projections have biases, or none."""
-    heads = attention(metadata)
-    return {
-        "model_type": "ernie4_5",
-        **heads,
-        "use_bias": heads["attention_bias"] or metadata.has(*MLP_BIASES),
-        "intermediate_size": metadata.integer("feed_forward_length"),
-    }
+    return _dense(metadata, "ernie4_5") | {"use_bias": metadata.has(*ATTENTION_BIASES, *MLP_BIASES)}
 
 
 def granite_hybrid(metadata: Metadata) -> dict[str, Any]:

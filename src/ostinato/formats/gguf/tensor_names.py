@@ -31,6 +31,10 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+OLMO = {name: value for name, value in LLAMA.items() if name not in ("attn_norm", "ffn_norm")} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 SEED_OSS = {("post_attention_norm" if name == "ffn_norm" else name): value for name, value in LLAMA.items()}
 NUMBERED = (("gate", 1), ("up", 3), ("down", 2))
 """Matrices of an MLP that a checkpoint calls w1 to w3."""

@@ -5,13 +5,11 @@ Layers with a window have a separate rotary embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.models.config_json import (
-    SLIDING,
     activation,
     attention_spec,
     flag,
@@ -20,7 +18,7 @@ from ostinato.models.config_json import (
     number,
     rope_pair,
     shared_fields,
-    window_kinds,
+    sliding_layers,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -60,7 +58,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
     attention = attention_spec({**config, **{name: integer(config, name, heads[name]) for name in heads}}, HEAD_DIM)
-    slides = _sliding_layers(config)
+    slides = sliding_layers(config, PATTERN)
     windows = layer_windows(config, slides, WINDOW)
     of_all, local = rope_pair(config, attention.head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
     return ModelSpec(
@@ -80,15 +78,3 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
             scale=number(config, "query_pre_attn_scalar", SCALAR) ** -0.5,
         ),
     )
-
-
-def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Return for each layer whether it is local: by `layer_types`, or all but every `sliding_window_pattern`-th."""
-    num_layers = integer(config, "num_hidden_layers")
-    kinds = window_kinds(config)
-    if kinds is not None:
-        return [kind == SLIDING for kind in kinds]
-    pattern = integer(config, "sliding_window_pattern", PATTERN)
-    if pattern < 1:
-        raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
-    return [(number + 1) % pattern != 0 for number in range(num_layers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -27,7 +27,7 @@ class Llama(Decoder):
             logits_multiplier=hyper.logits_multiplier,
         )
 
-    def make_block(self, layer: LayerSpec) -> Block:
+    def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
@@ -37,13 +37,21 @@ class Llama(Decoder):
             layer.attention,
             bias=hyper.qkv_bias,
             out_bias=hyper.out_bias,
-            qk_norm_eps=hyper.norm_eps if hyper.has_qk_norms else None,
+            qk_norm_eps=None if hyper.qk_norms is None else hyper.norm_eps,
+            qk_norm_whole=hyper.qk_norms == "of_all",
             scale=hyper.attention_multiplier,
             out_multiplier=hyper.residual_multiplier,
             has_neighbours=hyper.has_neighbours,
         )
+        if hyper.norms_results:
+            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))
         names = {"mlp": hyper.experts_in} if layer.experts is not None else {}
         return Block(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper), names=names)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Leave out the tensors that are not read."""
+        unread = self.spec.hyperparameters.unread
+        return None if unread and name.startswith(unread) else super().checkpoint_name(name)
 
     def _mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
         if layer.experts is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ostinato.errors import ModelError
 from ostinato.models.config_json import (
@@ -15,6 +15,7 @@ from ostinato.models.config_json import (
     integer,
     number,
     parse_rope,
+    rope_pair,
     shared_fields,
 )
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -40,12 +41,16 @@ class LlamaHyperparameters:
     """Scale of attention scores, in place of head_dim ** -0.5."""
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
-    has_qk_norms: bool = False
-    """True if each head's queries and keys are normed."""
+    qk_norms: Literal["of_heads", "of_all"] | None = None
+    """Norms of queries and keys: for each head, or for all heads together."""
+    norms_results: bool = False
+    """True if norms follow attention and MLP, in place of preceding them."""
     normalizes: bool = True
     """True if the weights of the chosen experts add up to 1."""
     experts_in: str = "mlp"
     """Checkpoint's name of a layer's experts and their router."""
+    unread: str = ""
+    """Prefix of the checkpoint's tensors that are not read, those of a prediction head."""
     expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Checkpoint's names of an expert's matrices."""
 
@@ -67,6 +72,8 @@ def llama_spec(
     head_dim: int | None = None,
     default_tied: bool = False,
     default_theta: float = DEFAULT_THETA,
+    local_theta: float | None = None,
+    slides: Sequence[bool] | None = None,
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
     experts: Sequence[ExpertsSpec | None] | None = None,
@@ -77,26 +84,36 @@ def llama_spec(
 
     `head_dim` and those that begin with `default` are defaults for a config.json without these values. `rotates` tells
     for each layer whether it has positions; by default all have. `windows` and `experts` are the layers'; by default
-    there are none. `hyperparameters` are further ones of `LlamaHyperparameters`.
+    there are none. With `local_theta`, config.json has a rotary embedding of its own for the layers that `slides`
+    names, of this theta by default. `hyperparameters` are further ones of `LlamaHyperparameters`.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
-    nothing = (None,) * num_layers
+    nothing, local_rope = (None,) * num_layers, None
     experts = experts or nothing
-    rope = parse_rope(config, attention.head_dim, default_theta=default_theta)
+    if local_theta is None:
+        rope = parse_rope(config, attention.head_dim, default_theta=default_theta)
+    else:
+        rope, local_rope = rope_pair(config, attention.head_dim, default_theta, local_theta)
     if hyperparameters.get("has_neighbours") and rope.rotary_dim != attention.head_dim:
         raise ModelError(
             f"config.json rotates {rope.rotary_dim} elements of heads of {attention.head_dim}; a {architecture} model "
             "rotates all of them"
         )
+    places = zip(
+        rotates or (True,) * num_layers, slides or (False,) * num_layers, windows or nothing, experts, strict=True
+    )
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
         layers=tuple(
-            LayerSpec("attention", replace(attention, rotates=each, window=window), experts=of_layer)
-            for each, window, of_layer in zip(rotates or (True,) * num_layers, windows or nothing, experts, strict=True)
+            LayerSpec(
+                "attention", replace(attention, rotates=turns, is_local=is_local, window=window), experts=of_layer
+            )
+            for turns, is_local, window, of_layer in places
         ),
         rope=rope,
+        local_rope=local_rope,
         sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
             # Where all layers have experts, no width of an MLP is shared among ranks.

@@ -26,7 +26,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         mlp_bias=False,
         windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
         experts=[qwen_experts(config) if each else None for each in sparse_layers(config, num_layers)],
-        has_qk_norms=True,
+        qk_norms="of_heads",
         normalizes=flag(config, "norm_topk_prob", False),
     )
 
