@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"factor": 2.0},
+    "longrope": {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12, "original_max_position_embeddings": 64},
     "factors": {"factors": [1.0] * 12},
 }
 
@@ -162,12 +164,29 @@ def test_a_model_of_any_rope_is_planned_and_inspected_before_its_longest_request
         assert "tensors are missing" in missing
 
 
-@pytest.mark.parametrize("length", [150, 65, 64, 40])
-def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(length: int, tmp_path: Path) -> None:
-    """The longest request has `length` tokens, for which transformers computes the frequencies of a text as long."""
+def dynamic_llama() -> transformers.PretrainedConfig:
     config = transformers.LlamaConfig.from_pretrained(checkpoint("llama"))
     config.max_position_embeddings = 64
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 700.0, "factor": 4.0}
+    return config
+
+
+def long_phi3() -> transformers.PretrainedConfig:
+    """Factors that change what attention sees, so that the wrong ones would be noticed."""
+    config = transformers.Phi3Config.from_pretrained(checkpoint("phi3"))
+    config.original_max_position_embeddings = 64
+    factors = {"short_factor": [1.0 + i / 4 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
+    config.rope_parameters |= {"rope_type": "longrope", "original_max_position_embeddings": 64} | factors
+    return config
+
+
+@pytest.mark.parametrize("make_config", [dynamic_llama, long_phi3])
+@pytest.mark.parametrize("length", [150, 65, 64, 40])
+def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
+    length: int, make_config: Callable[[], transformers.PretrainedConfig], tmp_path: Path
+) -> None:
+    """The longest request has `length` tokens, for which transformers computes the frequencies of a text as long."""
+    config = make_config()
     oracle = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(oracle, 0)
     oracle.eval().save_pretrained(tmp_path)

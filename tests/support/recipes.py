@@ -542,6 +542,22 @@ def mellum() -> PretrainedConfig:
     )
 
 
+def phi3() -> PretrainedConfig:
+    """Three quarters of a head are rotated; a window in every layer."""
+    return transformers.Phi3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=43,
+        original_max_position_embeddings=512,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.75},
+    )
+
+
 def qwen2() -> PretrainedConfig:
     """Biases of queries, keys and values alone, which the architecture fixes. The second layer has a window."""
     return transformers.Qwen2Config(
@@ -803,6 +819,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         nemotron_h_dense,
         olmo3,
         olmo_hybrid,
+        phi3,
         qwen2,
         qwen3,
         qwen3_5_moe_text,

@@ -260,7 +260,7 @@ def _malformed(name: str, value: Any, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "factors")
 
 _REQUIRED = {
     "default": (),
@@ -268,6 +268,7 @@ _REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "dynamic": ("factor",),
+    "longrope": (),
     "factors": (),
 }
 _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
@@ -298,6 +299,11 @@ def parse_rope(
     rotary_dim = int(head_dim * partial)
     if kind == "factors":
         parameters["factors"] = _factors(scaling, rotary_dim // 2)
+    if kind == "longrope":
+        parameters = {name: _factors(scaling, rotary_dim // 2, name) for name in ("short_factor", "long_factor")}
+        factor = number(scaling, "factor", integer(config, "max_position_embeddings") / max(original, 1))
+        grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+        parameters["attention_factor"] = number(scaling, "attention_factor", grown)
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
 
 
@@ -325,14 +331,14 @@ def rope_pair(
     return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=theta), local
 
 
-def _factors(scaling: Mapping[str, Any], count: int) -> list[float]:
-    """Return the divisors of the frequencies, as GGUF files store them.
+def _factors(scaling: Mapping[str, Any], count: int, name: str = "factors") -> list[float]:
+    """Return the divisors of the frequencies, as GGUF files and LongRoPE have them.
 
     ModelError unless there is one above 0 for each frequency.
     """
-    factors = scaling.get("factors")
+    factors = scaling.get(name)
     if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
-        raise ModelError(f"rope type 'factors' has {factors!r}, which should be {count} numbers above 0")
+        raise ModelError(f"the rotary embedding has {name} = {factors!r}, which should be {count} numbers above 0")
     return factors
 
 
@@ -357,7 +363,7 @@ def _original_max_position(config: Mapping[str, Any], scaling: Mapping[str, Any]
 
     It is 0 if the kind does not depend on it and config.json does not give it.
     """
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         # As in transformers, the outer key overrides the one in the scaling's dict.
         for source in (config, scaling):
             if source.get("original_max_position_embeddings") is not None:

@@ -87,7 +87,7 @@ Parameters = Mapping[int, torch.Tensor]
 
 def build_model(build: WeightAllocator, spec: ModelSpec) -> CausalLM:
     """Build the model of `spec`, with weights allocated on `build.device` and not yet written."""
-    assert spec.rope is None or spec.rope.kind != "dynamic", "resolve_rope comes first"
+    assert spec.rope is None or spec.rope.kind not in ("dynamic", "longrope"), "resolve_rope comes first"
     if spec.quantization is None:
         return make_model(build, spec)
     model = make_model(build.with_deferred_matrices(), spec)

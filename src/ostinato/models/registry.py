@@ -32,6 +32,7 @@ MODELS = {
     "nemotron_h": "nemotron_h.model:NemotronH",
     "olmo3": "llama.model:Llama",
     "olmo_hybrid": "olmo_hybrid.model:OlmoHybrid",
+    "phi3": "llama.model:Llama",
     "qwen2": "llama.model:Llama",
     "qwen3": "qwen3.model:Qwen3",
     "qwen3_5": "qwen3_5.model:Qwen35VL",

@@ -42,6 +42,7 @@ class Llama(Decoder):
             scale=hyper.attention_multiplier,
             out_multiplier=hyper.residual_multiplier,
             has_neighbours=hyper.has_neighbours,
+            is_one_tensor=hyper.has_packed_tensors,
         )
         if hyper.norms_results:
             return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))
@@ -55,9 +56,13 @@ class Llama(Decoder):
 
     def _mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
         if layer.experts is None:
-            bias, multiplier = hyper.mlp_bias, hyper.residual_multiplier
             return GatedMLP(
-                self.build, self.spec.hidden_size, hyper.intermediate_size, bias, down_multiplier=multiplier
+                self.build,
+                self.spec.hidden_size,
+                hyper.intermediate_size,
+                hyper.mlp_bias,
+                down_multiplier=hyper.residual_multiplier,
+                is_one_tensor=hyper.has_packed_tensors,
             )
         stored = {"names": hyper.expert_names, "stacked_as": STACKS, "may_be_stacked": True}
         return RoutedMLP(self.build, layer.experts, hyper.normalizes, **stored)

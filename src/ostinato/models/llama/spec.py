@@ -36,6 +36,8 @@ class LlamaHyperparameters:
     norm_eps: float
     has_neighbours: bool = False
     """True if the rows of queries and keys that positions rotate together are neighbours in the checkpoint."""
+    has_packed_tensors: bool = False
+    """True if the checkpoint has queries, keys and values as one tensor, and gates with what they gate."""
     embedding_multiplier: float = 1.0
     attention_multiplier: float | None = None
     """Scale of attention scores, in place of head_dim ** -0.5."""
