@@ -106,7 +106,7 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
     kv_heads = min(kept, default=ranks)
     size = whole_spec(name).vocab_size
     for each, times in covered.items():
-        is_shared = each.split(".")[-2] in ("k_proj", "v_proj")
+        is_shared = each.split(".")[-2] in ("k_proj", "v_proj", "k_norm")
         if times.shape[0] == size:
             assert (times >= 1).all(), each  # the last ranks reach back
             assert times[:, 0].sum() == ranks * -(-size // ranks), each

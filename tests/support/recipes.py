@@ -558,6 +558,45 @@ def phi3() -> PretrainedConfig:
     )
 
 
+def ministral3() -> PretrainedConfig:
+    """Queries grow every 48 tokens."""
+    return transformers.Ministral3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 3000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 48,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    )
+
+
+def cohere2() -> PretrainedConfig:
+    """Attention beside the MLP; the second layer has neither a window nor positions."""
+    return transformers.Cohere2Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=35,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        layer_norm_eps=1e-3,
+        logit_scale=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 def qwen2() -> PretrainedConfig:
     """Biases of queries, keys and values alone, which the architecture fixes. The second layer has a window."""
     return transformers.Qwen2Config(
@@ -795,6 +834,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     for recipe in (
         arcee,
         bamba,
+        cohere2,
         ernie4_5,
         exaone4,
         falcon_h1,
@@ -813,6 +853,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mamba,
         mamba2,
         mellum,
+        ministral3,
         mistral,
         mixtral,
         nemotron_h,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Rotary
 from ostinato.layers.linear import Embedding, Linear, QuantizableMatrix
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
-from ostinato.layers.norm import RMSNorm
+from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
@@ -48,7 +48,7 @@ class Backbone(Module):
             for layer, block in zip(spec.layers, self.layers, strict=True)
             if layer.attention is not None and layer.attention.is_local
         }
-        self.norm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
+        self.norm: RMSNorm | LayerNorm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
         self.local_rotary = None if spec.local_rope is None else Rotary(build, spec.local_rope)
 

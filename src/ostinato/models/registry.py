@@ -11,6 +11,7 @@ from ostinato.plan.model import ModelSpec
 MODELS = {
     "arcee": "arcee.model:Arcee",
     "bamba": "bamba.model:Bamba",
+    "cohere2": "cohere2.model:Cohere2",
     "ernie4_5": "llama.model:Llama",
     "exaone4": "llama.model:Llama",
     "falcon_h1": "falcon_h1.model:FalconH1",
@@ -27,6 +28,7 @@ MODELS = {
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
     "mellum": "llama.model:Llama",
+    "ministral3": "llama.model:Llama",
     "mistral": "llama.model:Llama",
     "mixtral": "llama.model:Llama",
     "nemotron_h": "nemotron_h.model:NemotronH",

@@ -15,7 +15,8 @@ class RopeSpec:
     """Rotary position embedding of the checkpoint.
 
     `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `factors`; `parameters` holds that
-    kind's own factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
+    kind's own factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each
+    head.
     """
 
     kind: str
@@ -46,8 +47,8 @@ def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision
 
     `longrope` (LongRoPE, arXiv 2402.13753) has two lists of divisors, for requests within the original length and for
     longer ones. Apart from it, only `dynamic` depends on length. Up to its original length it equals `default`; beyond
-    that, theta is enlarged for the longest request and used for all: theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2)), the
-    NTK-aware scaling that transformers computes for a sequence of that length.
+    that, theta is enlarged for the longest request and used for all: theta * (factor * length / original - (factor -
+    1)) ** (dim / (dim - 2)), the NTK-aware scaling that transformers computes for a sequence of that length.
     """
     if rope.kind == "longrope":
         is_long = max_model_len > rope.original_max_position
@@ -79,8 +80,8 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
 
     `dynamic` and `longrope` have those of their original length until they are resolved: a sketch is made before the
     longest request is known. The definitions are those of transformers: linear divides all frequencies; llama3 (Llama
-    3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3) blends by the
-    rotations within the original length. `factors` divides each frequency by its own.
+    3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3)
+    blends by the rotations within the original length. `factors` divides each frequency by its own.
     """
     dim = rope.rotary_dim
     plain = [rope.theta ** (-i / dim) for i in range(0, dim, 2)]

@@ -14,6 +14,13 @@ STACKS = ("gate_up_proj", "down_proj")
 """Names of a layer's experts, if a checkpoint has them as stacks."""
 
 
+def longest_position(spec: ModelSpec) -> int:
+    """Return the number of positions that a request may have, also one beyond `max_position_embeddings`."""
+    rope, longest = spec.rope, spec.max_position_embeddings or 0
+    scaled = 0 if rope is None else int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
+    return max(longest, scaled)
+
+
 class Llama(Decoder):
     """The language model."""
 
@@ -31,6 +38,7 @@ class Llama(Decoder):
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
+        growth = None if hyper.query_growth is None else (*hyper.query_growth, longest_position(self.spec))
         attention = Attention(
             build,
             size,
@@ -43,6 +51,7 @@ class Llama(Decoder):
             out_multiplier=hyper.residual_multiplier,
             has_neighbours=hyper.has_neighbours,
             is_one_tensor=hyper.has_packed_tensors,
+            query_growth=growth,
         )
         if hyper.norms_results:
             return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))

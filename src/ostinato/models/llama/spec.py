@@ -41,6 +41,8 @@ class LlamaHyperparameters:
     embedding_multiplier: float = 1.0
     attention_multiplier: float | None = None
     """Scale of attention scores, in place of head_dim ** -0.5."""
+    query_growth: tuple[float, int] | None = None
+    """(beta, length): queries at position p are multiplied by 1 + beta ln(1 + floor(p / length))."""
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     qk_norms: Literal["of_heads", "of_all"] | None = None
