@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,6 +119,51 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
     "ernie4_5": ("ernie4_5", lambda: transformers.Ernie4_5Config(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
     "seed_oss": ("seed_oss", lambda: transformers.SeedOssConfig(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "cohere2": (
+        "cohere2",
+        lambda: transformers.Cohere2Config(
+            **{name: value for name, value in COMMON.items() if name != "rms_norm_eps"},
+            **ROPE,
+            num_hidden_layers=4,
+            sliding_window=12,
+            layer_norm_eps=1e-3,
+            logit_scale=0.25,
+        ),
+    ),
+    "ministral3": (
+        "mistral3",
+        lambda: transformers.Ministral3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            head_dim=32,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        ),
+    ),
+    "phi3": (
+        "phi3",
+        lambda: transformers.Phi3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            sliding_window=30,
+            original_max_position_embeddings=32,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 20000.0,
+                "partial_rotary_factor": 0.5,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.25, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+            },
+        ),
+    ),
     "exaone4": (
         "exaone4",
         lambda: transformers.Exaone4Config(
@@ -257,9 +303,12 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
 }
 """Name -> the architecture that the file says, and a config."""
-DENSE = ("ernie4_5", "exaone4", "granite", "granitemoe", "mixtral", "olmo3", "qwen3_moe", "seed_oss")
+DENSE = (
+    *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
+    "seed_oss",
+)
 """Model types without state layers, whose metadata are those of Llama."""
-AS_THEY_ARE = ("ernie4_5", "exaone4", "olmo3", "qwen3_moe", "seed_oss")
+AS_THEY_ARE = ("cohere2", "ernie4_5", "exaone4", "olmo3", "phi3", "qwen3_moe", "seed_oss")
 """Those of them whose rows of queries and keys a file has in the order of a checkpoint."""
 OUTSIDE = {
     "embed_tokens": "token_embd",
@@ -335,6 +384,9 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
         return
     layer, _, inner = inner.partition(".")
+    if config.model_type == "phi3" and inner.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
+        yield f"blk.{layer}.{'attn_qkv' if 'qkv' in inner else 'ffn_up'}.weight", values
+        return
     if inner.endswith(("input_linear.weight", "gate_up_proj")):
         is_stack = inner.startswith("block_sparse_moe") or ".experts." in inner
         kind = "_exps" if is_stack else "_shexp" if config.num_local_experts else ""
@@ -440,7 +492,7 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     if config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    else:
+    elif config.model_type != "cohere2":
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
     if kind != "qwen3_5_moe_text":
         writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
@@ -454,8 +506,25 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("exaone4", "olmo3"):
+    if kind in ("cohere2", "exaone4", "olmo3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
+    if kind == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    if kind == "phi3":
+        writer.add_rope_dimension_count(8)
+        writer.add_rope_scaling_orig_ctx_len(32)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(512 / 32) / math.log(32)))
+        for part in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{part}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{part}.weight", factors)
+    if kind == "ministral3":
+        writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(1.0)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(16.0)
+        writer.add_rope_scaling_orig_ctx_len(16)
+    if kind in ("exaone4", "olmo3"):
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
     if kind == "olmo3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

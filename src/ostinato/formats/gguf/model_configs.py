@@ -104,6 +104,39 @@ def olmo3(metadata: Metadata) -> dict[str, Any]:
     return _dense(metadata, "olmo3") | _windows(metadata, 4)
 
 
+def cohere2(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Cohere 2, whose norms are layer norms."""
+    own = {"layer_norm_eps": metadata.norm_eps, "logit_scale": metadata.number("logit_scale")}
+    return _dense(metadata, "cohere2") | _windows(metadata, 4) | own
+
+
+def ministral3(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of Ministral 3, which may have neither scaled positions nor queries that grow."""
+    config = _dense(metadata, "ministral3")
+    plain = {"rope_type": "default", "original_max_position_embeddings": metadata.integer("context_length")}
+    rope = (config["rope_scaling"] or plain) | {
+        "llama_4_scaling_beta": metadata.number("attention.temperature_scale", 0.0)
+    }
+    if metadata.optional("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    return config | {"rope_scaling": rope}
+
+
+def phi3(metadata: Metadata) -> dict[str, Any]:
+    heads = attention(metadata, rotates_parts=True)
+    rotated = metadata.integer("rope.dimension_count", heads["head_dim"])
+    return {
+        "model_type": "phi3",
+        **heads,
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "sliding_window": metadata.optional("attention.sliding_window") or None,
+        "original_max_position_embeddings": metadata.integer(
+            "rope.scaling.original_context_length", metadata.integer("context_length")
+        ),
+        "partial_rotary_factor": rotated / max(heads["head_dim"], 1),
+    }
+
+
 def ernie(metadata: Metadata) -> dict[str, Any]:
     """Return the config of Ernie 4.5, all of whose projections have biases, or none."""
     return _dense(metadata, "ernie4_5") | {"use_bias": metadata.has(*ATTENTION_BIASES, *MLP_BIASES)}

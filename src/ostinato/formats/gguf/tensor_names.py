@@ -35,6 +35,10 @@ OLMO = {name: value for name, value in LLAMA.items() if name not in ("attn_norm"
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+PHI3 = {name: value for name, value in LLAMA.items() if name not in ("attn_q", "attn_k", "attn_v", "ffn_gate")} | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_up": "mlp.gate_up_proj",
+}
 SEED_OSS = {("post_attention_norm" if name == "ffn_norm" else name): value for name, value in LLAMA.items()}
 NUMBERED = (("gate", 1), ("up", 3), ("down", 2))
 """Matrices of an MLP that a checkpoint calls w1 to w3."""
@@ -139,8 +143,11 @@ BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 
 CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the frequencies of positions; this tensor is not a weight."""
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
+    f"rope_{part}.weight" for part in ("freqs", "factors_long", "factors_short")
+)
+"""Divisors of the frequencies of positions, two lists with LongRoPE."""
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or ROPE
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     has_windows = config.get("sliding_window") is not None
+    beta = number(rope, "llama_4_scaling_beta", 0.0)
     return llama_spec(
         {**config, "rope_scaling": rope},
         "ministral3",
@@ -35,5 +36,5 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         head_dim=128,
         default_eps=1e-5,
         windows=layer_windows(config, (has_windows,) * integer(config, "num_hidden_layers"), None),
-        query_growth=(number(rope, "llama_4_scaling_beta"), integer(rope, "original_max_position_embeddings")),
+        query_growth=(beta, integer(rope, "original_max_position_embeddings")) if beta else None,
     )
