@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,17 @@ import transformers
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.core import EngineCore
-from ostinato.errors import ModelError
+from ostinato.errors import CapacityError, ModelError
 from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.config_json import ROPE_KINDS
 from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
 from ostinato.ops.dispatch import select_ops
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import make_plan
 from tests.support.checkpoints import checkpoint, random_prompt, randomize
 
 
@@ -205,3 +208,196 @@ def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
     own = torch.tensor([each.logprob for each in scored if each is not None])
     expected = logits.log_softmax(-1)[torch.arange(length - 1), text[1:]]
     torch.testing.assert_close(own, expected, atol=1e-4 * logits.abs().max().item(), rtol=0)
+
+
+HUB: dict[str, tuple[int, dict[str, Any]]] = {
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        {
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+    ),
+    "Mixtral-8x7B": (
+        46_702_792_704,
+        {
+            "model_type": "mixtral",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32000,
+        },
+    ),
+    "Phi-4-mini": (
+        3_836_021_760,
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 24,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0] * 48},
+            "rope_theta": 10000.0,
+            "sliding_window": 262144,
+            "tie_word_embeddings": True,
+            "vocab_size": 200064,
+        },
+    ),
+    "Olmo-3-7B": (
+        7_298_011_136,
+        {
+            "model_type": "olmo3",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+            "max_position_embeddings": 65536,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 32,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "attention_factor": 1.2079441541679836,
+                "original_max_position_embeddings": 8192,
+            },
+            "rope_theta": 500000,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+            "vocab_size": 100278,
+        },
+    ),
+    "EXAONE-4.0-1.2B": (
+        1_279_391_488,
+        {
+            "model_type": "exaone4",
+            "head_dim": 64,
+            "hidden_size": 2048,
+            "intermediate_size": 4096,
+            "layer_types": ["full_attention"] * 30,
+            "max_position_embeddings": 65536,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "tie_word_embeddings": True,
+            "vocab_size": 102400,
+        },
+    ),
+    "c4ai-command-r7b": (
+        8_027_971_584,
+        {
+            "model_type": "cohere2",
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "layer_norm_eps": 1e-05,
+            "logit_scale": 0.25,
+            "max_position_embeddings": 132096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rope_theta": 50000,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "vocab_size": 256000,
+        },
+    ),
+    "ERNIE-4.5-0.3B": (
+        360_748_032,
+        {
+            "model_type": "ernie4_5",
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 18,
+            "num_key_value_heads": 2,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "use_bias": False,
+            "vocab_size": 103424,
+        },
+    ),
+    "Seed-OSS-36B": (
+        36_151_104_512,
+        {
+            "model_type": "seed_oss",
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "max_position_embeddings": 524288,
+            "mlp_bias": False,
+            "num_attention_heads": 80,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 155136,
+        },
+    ),
+}
+"""Models of the hub: the number of their parameters, and what their config.json says."""
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_model_of_the_hub_has_its_parameters_and_is_planned_from_its_config_alone(name: str, tmp_path: Path) -> None:
+    parameters, config = HUB[name]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16", "hidden_act": "silu"}))
+    plan_config = EngineConfig(model=str(tmp_path), max_model_len=8192)
+    spec = load_spec(plan_config)
+    assert spec.num_parameters == parameters
+    assert spec.weight_bytes("bfloat16") == 2 * parameters
+    plans = []
+    for device in CATALOGUE.values():
+        try:
+            plans.append(make_plan(plan_config, spec, device))
+        except CapacityError:
+            assert 2 * parameters > device.memory_bytes / 3, device.name
+    assert plans
+    for plan in plans:
+        assert plan.memory.weights == 2 * parameters
+        chosen = [decision.effective for decision in plan.decisions if decision.topic == "rope"]
+        assert chosen == (["long_factor"] if name == "Phi-4-mini" else [])
