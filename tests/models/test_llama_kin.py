@@ -19,13 +19,17 @@ from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.config_json import ROPE_KINDS
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from tests.support.checkpoints import checkpoint, random_prompt, randomize
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
+from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
+from tests.support.checkpoints import checkpoint, random_prompt, randomize, recipe
 
 
 def spec_with(name: str, **changes: Any) -> ModelSpec:
@@ -208,6 +212,52 @@ def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
     own = torch.tensor([each.logprob for each in scored if each is not None])
     expected = logits.log_softmax(-1)[torch.arange(length - 1), text[1:]]
     torch.testing.assert_close(own, expected, atol=1e-4 * logits.abs().max().item(), rtol=0)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 900.0}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "mlp_only_layers": [], "hidden_size": 40}),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 21, "tie_word_embeddings": False}),
+    ("mixtral", {"sliding_window": None, "num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": None}),
+    ("mixtral", {"tie_word_embeddings": True, "num_key_value_heads": 4, "intermediate_size": 20}),
+    ("granite", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True, "hidden_size": 56}),
+    ("granitemoe", {"attention_bias": False, "tie_word_embeddings": False, "num_experts_per_tok": 1}),
+    ("ernie4_5", {"use_bias": False, "tie_word_embeddings": False, "head_dim": 10, "num_key_value_heads": 1}),
+    ("seed_oss", {"attention_out_bias": True, "mlp_bias": False, "tie_word_embeddings": True}),
+    ("seed_oss", {"attention_bias": False, "attention_out_bias": False, "hidden_size": 52}),
+    ("olmo3", {"attention_bias": False, "tie_word_embeddings": False, "num_key_value_heads": 4}),
+    ("olmo3", {"layer_types": ["full_attention"] * 3, "sliding_window": 512, "intermediate_size": 50}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}),
+    ("exaone4", {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size": 44}),
+    ("mellum", {"attention_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False}),
+    ("mellum", {"mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["full_attention"] * 3}),
+    ("ministral3", {"sliding_window": 25, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("ministral3", {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 19}}),
+    ("phi3", {"sliding_window": None, "tie_word_embeddings": False, "rope_parameters": ROPE}),
+    ("phi3", {"num_key_value_heads": 4, "hidden_size": 96, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    ("cohere2", {"attention_bias": False, "tie_word_embeddings": False, "logit_scale": 2.0}),
+    ("cohere2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size": 72}),
+]
+"""Recipes with other values of what a config.json may say."""
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    config = recipe(name)
+    oracle = transformers.AutoModelForCausalLM.from_config(
+        type(config)(**(config.to_dict() | changes)), dtype=torch.float32
+    )
+    randomize(oracle, 1)
+    oracle.eval().save_pretrained(tmp_path)
+    spec = model_spec(read_config(tmp_path))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    load_weights(model, tmp_path)
+    prompt = tuple(random_prompt(90, seed=2))
+    row = BatchRow("r", prompt, 0, tuple(range(1, 7)), 0, (2,), num_logits=len(prompt))
+    with torch.inference_mode():
+        logits = model.compute_logits(model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
+        expected = oracle(torch.tensor([prompt]), use_cache=False).logits[0]
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 HUB: dict[str, tuple[int, dict[str, Any]]] = {

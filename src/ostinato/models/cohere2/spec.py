@@ -20,7 +20,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "cohere2",
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=False,
         default_tied=True,
         rotates=slides,
         windows=layer_windows(config, slides, WINDOW),

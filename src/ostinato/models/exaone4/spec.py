@@ -19,9 +19,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return llama_spec(
         config,
         "exaone4",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
         default_eps=1e-5,
         rotates=slides if has_windows else None,
         windows=layer_windows(config, slides, WINDOW),

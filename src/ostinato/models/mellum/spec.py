@@ -24,7 +24,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "mellum",
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=False,
         head_dim=128,
         default_theta=THETA,
         local_theta=LOCAL_THETA,

@@ -30,9 +30,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return llama_spec(
         {**config, "rope_scaling": rope},
         "ministral3",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
         head_dim=128,
         default_eps=1e-5,
         windows=layer_windows(config, (has_windows,) * integer(config, "num_hidden_layers"), None),

@@ -22,9 +22,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return llama_spec(
         config,
         "mixtral",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
         default_theta=THETA,
         default_eps=1e-5,
         windows=layer_windows(config, (config.get("sliding_window") is not None,) * num_layers, None),

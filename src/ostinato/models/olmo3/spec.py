@@ -20,7 +20,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "olmo3",
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=False,
         default_theta=THETA,
         default_eps=1e-5,
         local_theta=THETA,

@@ -28,9 +28,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     return llama_spec(
         config,
         "phi3",
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
         default_eps=1e-5,
         windows=layer_windows({**config, "layer_types": None}, slides, None),
         has_packed_tensors=True,

@@ -23,7 +23,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         "qwen3_moe",
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=False,
         windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
         experts=[qwen_experts(config) if each else None for each in sparse_layers(config, num_layers)],
         qk_norms="of_heads",
