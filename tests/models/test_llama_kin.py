@@ -374,7 +374,7 @@ HUB: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "c4ai-command-r7b": (
-        8_027_971_584,
+        8_028_033_024,
         {
             "model_type": "cohere2",
             "head_dim": 128,
