@@ -5,7 +5,6 @@ The angles of a step are computed once for all layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
-def query_scales(beta: float, length: int, positions: int) -> list[float]:
-    """Return 1 + beta ln(1 + floor(p / length)) for each position p (Llama 4's temperature)."""
-    spans = [1 + beta * math.log(1 + i) for i in range(-(-positions // length))]
-    return [spans[position // length] for position in range(positions)]
-
-
 class Attention(Module):
     """q, k, v projections, optional norm of queries and keys, rotation, attention, output projection, residual.
 
@@ -37,8 +30,8 @@ class Attention(Module):
     gate, whose sigmoid multiplies the head's output (Qwen3.5). `out_size` is the size of the result, if it differs from
     the input's (Zamba2). If it `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate
     together side by side (Ernie 4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a
-    checkpoint, that is `qkv_proj` (Phi-3). `query_growth` (beta, length, positions) multiplies queries by a number that
-    grows with their position, `query_scales` (Ministral 3).
+    checkpoint, that is `qkv_proj` (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position
+    (Ministral 3).
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class Attention(Module):
         out_size: int | None = None,
         has_neighbours: bool = False,
         is_one_tensor: bool = False,
-        query_growth: tuple[float, int, int] | None = None,
+        query_scales: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -69,9 +62,7 @@ class Attention(Module):
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.is_gated = is_gated
         self.output_gate = sigmoid_gate(build, self.q_size)
-        self.query_scales: torch.Tensor | None = None
-        if query_growth is not None:
-            self.query_scales = build.constant(query_scales(*query_growth), build.dtype).view(-1, 1)
+        self.query_scales = query_scales
         self.q_out_size = 2 * self.q_size if is_gated else self.q_size
         parts: tuple[tuple[str, int], ...] = (
             ("q_proj", self.q_out_size),

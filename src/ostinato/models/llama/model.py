@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
@@ -10,15 +14,20 @@ from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
+if TYPE_CHECKING:
+    import torch
+
 STACKS = ("gate_up_proj", "down_proj")
 """Names of a layer's experts, if a checkpoint has them as stacks."""
 
+PADDED = 1024
+"""More than the positions that padding of drafts may have beyond the longest request."""
 
-def longest_position(spec: ModelSpec) -> int:
-    """Return the number of positions that a request may have, also one beyond `max_position_embeddings`."""
-    rope, longest = spec.rope, spec.max_position_embeddings or 0
-    scaled = 0 if rope is None else int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
-    return max(longest, scaled)
+
+def query_scales(beta: float, length: int, positions: int) -> list[float]:
+    """Return 1 + beta ln(1 + floor(p / length)) for each position p (Llama 4's temperature)."""
+    spans = [1 + beta * math.log(1 + i) for i in range(-(-positions // length))]
+    return [spans[position // length] for position in range(positions)]
 
 
 class Llama(Decoder):
@@ -34,11 +43,21 @@ class Llama(Decoder):
             logits_multiplier=hyper.logits_multiplier,
         )
 
+    @cached_property
+    def query_scales(self) -> torch.Tensor | None:
+        """Factors of queries by position, [positions, 1], for as many positions as a request may have."""
+        spec = self.spec
+        growth, rope = spec.hyperparameters.query_growth, spec.rope
+        if growth is None or rope is None:
+            return None
+        scaled = int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
+        longest = max(spec.max_position_embeddings or 0, scaled) + PADDED
+        return self.build.constant(query_scales(*growth, longest), self.build.dtype).view(-1, 1)
+
     def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
-        growth = None if hyper.query_growth is None else (*hyper.query_growth, longest_position(self.spec))
         attention = Attention(
             build,
             size,
@@ -51,7 +70,7 @@ class Llama(Decoder):
             out_multiplier=hyper.residual_multiplier,
             has_neighbours=hyper.has_neighbours,
             is_one_tensor=hyper.has_packed_tensors,
-            query_growth=growth,
+            query_scales=self.query_scales,
         )
         if hyper.norms_results:
             return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))
