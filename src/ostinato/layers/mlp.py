@@ -160,8 +160,8 @@ class Stack(QuantizableMatrix):
 class RoutedMLP(Module):
     """Experts of a softmax router, plus the residual.
 
-    If it `normalizes`, the weights of the chosen experts add up to 1. `stored` are the arguments of `Experts` that say
-    where a checkpoint has them.
+    If it `normalizes`, the weights of the chosen experts add up to 1. `stored` are the arguments of `Experts` for their
+    places in a checkpoint.
     """
 
     def __init__(self, build: ModelBuilder, spec: ExpertsSpec, normalizes: bool = True, **stored: Any) -> None:

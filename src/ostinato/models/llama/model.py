@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 STACKS = ("gate_up_proj", "down_proj")
-"""Names of a layer's experts, if a checkpoint has them as stacks."""
+"""Names of a layer's experts, if they are stacks in a checkpoint."""
 
 PADDED = 1024
 """More than the positions that padding of drafts may have beyond the longest request."""

@@ -1,4 +1,4 @@
-"""Qwen3 with experts: every `decoder_sparse_step`-th layer has them, except `mlp_only_layers`."""
+"""Qwen3 with experts in every `decoder_sparse_step`-th layer, except `mlp_only_layers`."""
 
 from __future__ import annotations
 
