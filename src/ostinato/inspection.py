@@ -22,7 +22,7 @@ from ostinato.formats import quantization_config
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
 from ostinato.formats.gguf.architectures import checkpoint_name, may_be_absent
 from ostinato.formats.gguf.reader import SUPPORTED
-from ostinato.formats.gguf.tensor_names import GATE, ROPE_FACTORS, UP
+from ostinato.formats.gguf.tensor_names import GATE, NO_WEIGHTS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
 from ostinato.formats.mapped_files import check_names, opened
 from ostinato.json_io import JsonObject
@@ -91,7 +91,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
     unexpected, types = [], set[str]()
     for tensor in tensors:
         types.add(tensor.type)
-        if of_gguf and tensor.name == ROPE_FACTORS:
+        if of_gguf and tensor.name in NO_WEIGHTS:
             continue
         known = checkpoint_name(spec, tensor.name) if of_gguf else tensor.name
         name = None if known is None else model.checkpoint_name(known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,22 @@ import transformers
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.core import EngineCore
-from ostinato.errors import ModelError
+from ostinato.errors import CapacityError, ModelError
 from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.config_json import ROPE_KINDS
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
 from ostinato.ops.dispatch import select_ops
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.model import ModelSpec
-from tests.support.checkpoints import checkpoint, random_prompt, randomize
+from ostinato.plan.plan import make_plan
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
+from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
+from tests.support.checkpoints import checkpoint, random_prompt, randomize, recipe
 
 
 def spec_with(name: str, **changes: Any) -> ModelSpec:
@@ -84,11 +92,13 @@ def test_gemma3_is_read_in_the_spelling_of_the_hub_too() -> None:
     assert windows(spec) == [40, None, 40]
     assert spec.rope is not None
     assert (spec.rope.kind, spec.rope.theta, spec.rope.parameters) == ("linear", 20000.0, {"factor": 4.0})
-    local = spec.hyperparameters.local_rope
+    local = spec.local_rope
+    assert local is not None
     assert (local.kind, local.theta) == ("default", 300.0)
     least = spec_with("gemma3_text", **dict.fromkeys(hub, ...), sliding_window=..., query_pre_attn_scalar=...)
     assert least.rope is not None
-    assert (least.rope.theta, least.hyperparameters.local_rope.theta) == (1e6, 1e4)
+    assert least.local_rope is not None
+    assert (least.rope.theta, least.local_rope.theta) == (1e6, 1e4)
     assert least.hyperparameters.scale == 1 / 16
     assert [layer.kind for layer in least.layers] == ["local"] * 3
 
@@ -144,6 +154,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"factor": 2.0},
+    "longrope": {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12, "original_max_position_embeddings": 64},
     "factors": {"factors": [1.0] * 12},
 }
 
@@ -160,12 +171,29 @@ def test_a_model_of_any_rope_is_planned_and_inspected_before_its_longest_request
         assert "tensors are missing" in missing
 
 
-@pytest.mark.parametrize("length", [150, 65, 64, 40])
-def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(length: int, tmp_path: Path) -> None:
-    """The longest request has `length` tokens, for which transformers computes the frequencies of a text as long."""
+def dynamic_llama() -> transformers.PretrainedConfig:
     config = transformers.LlamaConfig.from_pretrained(checkpoint("llama"))
     config.max_position_embeddings = 64
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 700.0, "factor": 4.0}
+    return config
+
+
+def long_phi3() -> transformers.PretrainedConfig:
+    """Factors that change what attention sees, so that the wrong ones would be noticed."""
+    config = transformers.Phi3Config.from_pretrained(checkpoint("phi3"))
+    config.original_max_position_embeddings = 64
+    factors = {"short_factor": [1.0 + i / 4 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
+    config.rope_parameters |= {"rope_type": "longrope", "original_max_position_embeddings": 64} | factors
+    return config
+
+
+@pytest.mark.parametrize("make_config", [dynamic_llama, long_phi3])
+@pytest.mark.parametrize("length", [150, 65, 64, 40])
+def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
+    length: int, make_config: Callable[[], transformers.PretrainedConfig], tmp_path: Path
+) -> None:
+    """The longest request has `length` tokens, for which transformers computes the frequencies of a text as long."""
+    config = make_config()
     oracle = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(oracle, 0)
     oracle.eval().save_pretrained(tmp_path)
@@ -184,3 +212,242 @@ def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
     own = torch.tensor([each.logprob for each in scored if each is not None])
     expected = logits.log_softmax(-1)[torch.arange(length - 1), text[1:]]
     torch.testing.assert_close(own, expected, atol=1e-4 * logits.abs().max().item(), rtol=0)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 900.0}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "mlp_only_layers": [], "hidden_size": 40}),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 21, "tie_word_embeddings": False}),
+    ("mixtral", {"sliding_window": None, "num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": None}),
+    ("mixtral", {"tie_word_embeddings": True, "num_key_value_heads": 4, "intermediate_size": 20}),
+    ("granite", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True, "hidden_size": 56}),
+    ("granitemoe", {"attention_bias": False, "tie_word_embeddings": False, "num_experts_per_tok": 1}),
+    ("ernie4_5", {"use_bias": False, "tie_word_embeddings": False, "head_dim": 10, "num_key_value_heads": 1}),
+    ("seed_oss", {"attention_out_bias": True, "mlp_bias": False, "tie_word_embeddings": True}),
+    ("seed_oss", {"attention_bias": False, "attention_out_bias": False, "hidden_size": 52}),
+    ("olmo3", {"attention_bias": False, "tie_word_embeddings": False, "num_key_value_heads": 4}),
+    ("olmo3", {"layer_types": ["full_attention"] * 3, "sliding_window": 512, "intermediate_size": 50}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}),
+    ("exaone4", {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size": 44}),
+    ("mellum", {"attention_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False}),
+    ("mellum", {"mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["full_attention"] * 3}),
+    ("ministral3", {"sliding_window": 25, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("ministral3", {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 19}}),
+    ("phi3", {"sliding_window": None, "tie_word_embeddings": False, "rope_parameters": ROPE}),
+    ("phi3", {"num_key_value_heads": 4, "hidden_size": 96, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    ("cohere2", {"attention_bias": False, "tie_word_embeddings": False, "logit_scale": 2.0}),
+    ("cohere2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size": 72}),
+]
+"""Recipes with other values of what a config.json may say."""
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    config = recipe(name)
+    oracle = transformers.AutoModelForCausalLM.from_config(
+        type(config)(**(config.to_dict() | changes)), dtype=torch.float32
+    )
+    randomize(oracle, 1)
+    oracle.eval().save_pretrained(tmp_path)
+    spec = model_spec(read_config(tmp_path))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    load_weights(model, tmp_path)
+    prompt = tuple(random_prompt(90, seed=2))
+    row = BatchRow("r", prompt, 0, tuple(range(1, 7)), 0, (2,), num_logits=len(prompt))
+    with torch.inference_mode():
+        logits = model.compute_logits(model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
+        expected = oracle(torch.tensor([prompt]), use_cache=False).logits[0]
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+HUB: dict[str, tuple[int, dict[str, Any]]] = {
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        {
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+    ),
+    "Mixtral-8x7B": (
+        46_702_792_704,
+        {
+            "model_type": "mixtral",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32000,
+        },
+    ),
+    "Phi-4-mini": (
+        3_836_021_760,
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 24,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0] * 48},
+            "rope_theta": 10000.0,
+            "sliding_window": 262144,
+            "tie_word_embeddings": True,
+            "vocab_size": 200064,
+        },
+    ),
+    "Olmo-3-7B": (
+        7_298_011_136,
+        {
+            "model_type": "olmo3",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+            "max_position_embeddings": 65536,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 32,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "attention_factor": 1.2079441541679836,
+                "original_max_position_embeddings": 8192,
+            },
+            "rope_theta": 500000,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+            "vocab_size": 100278,
+        },
+    ),
+    "EXAONE-4.0-1.2B": (
+        1_279_391_488,
+        {
+            "model_type": "exaone4",
+            "head_dim": 64,
+            "hidden_size": 2048,
+            "intermediate_size": 4096,
+            "layer_types": ["full_attention"] * 30,
+            "max_position_embeddings": 65536,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "tie_word_embeddings": True,
+            "vocab_size": 102400,
+        },
+    ),
+    "c4ai-command-r7b": (
+        8_028_033_024,
+        {
+            "model_type": "cohere2",
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "layer_norm_eps": 1e-05,
+            "logit_scale": 0.25,
+            "max_position_embeddings": 132096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rope_theta": 50000,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "vocab_size": 256000,
+        },
+    ),
+    "ERNIE-4.5-0.3B": (
+        360_748_032,
+        {
+            "model_type": "ernie4_5",
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 18,
+            "num_key_value_heads": 2,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "use_bias": False,
+            "vocab_size": 103424,
+        },
+    ),
+    "Seed-OSS-36B": (
+        36_151_104_512,
+        {
+            "model_type": "seed_oss",
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "head_dim": 128,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "max_position_embeddings": 524288,
+            "mlp_bias": False,
+            "num_attention_heads": 80,
+            "num_hidden_layers": 64,
+            "num_key_value_heads": 8,
+            "rope_theta": 10000000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 155136,
+        },
+    ),
+}
+"""Models of the hub: the number of their parameters, and what their config.json says."""
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_model_of_the_hub_has_its_parameters_and_is_planned_from_its_config_alone(name: str, tmp_path: Path) -> None:
+    parameters, config = HUB[name]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16", "hidden_act": "silu"}))
+    plan_config = EngineConfig(model=str(tmp_path), max_model_len=8192)
+    spec = load_spec(plan_config)
+    assert spec.num_parameters == parameters
+    assert spec.weight_bytes("bfloat16") == 2 * parameters
+    plans = []
+    for device in CATALOGUE.values():
+        try:
+            plans.append(make_plan(plan_config, spec, device))
+        except CapacityError:
+            assert 2 * parameters > device.memory_bytes / 3, device.name
+    assert plans
+    for plan in plans:
+        assert plan.memory.weights == 2 * parameters
+        chosen = [decision.effective for decision in plan.decisions if decision.topic == "rope"]
+        assert chosen == (["long_factor"] if name == "Phi-4-mini" else [])

@@ -106,12 +106,19 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
     kv_heads = min(kept, default=ranks)
     size = whole_spec(name).vocab_size
     for each, times in covered.items():
-        is_shared = each.split(".")[-2] in ("k_proj", "v_proj")
+        is_shared = each.split(".")[-2] in ("k_proj", "v_proj", "k_norm")
         if times.shape[0] == size:
             assert (times >= 1).all(), each  # the last ranks reach back
             assert times[:, 0].sum() == ranks * -(-size // ranks), each
             continue
-        assert (times == (max(1, ranks // kv_heads) if is_shared else 1)).all(), each
+        copies = max(1, ranks // kv_heads)
+        if ".qkv_proj." in each:  # queries, then keys and values
+            attention = whole_spec(name).attention_layers[0]
+            queries = attention.num_heads * attention.head_dim
+            assert (times[:queries] == 1).all(), each
+            assert (times[queries:] == copies).all(), each
+            continue
+        assert (times == (copies if is_shared else 1)).all(), each
 
 
 @pytest.mark.parametrize("is_by_kernels", [False, True])

@@ -4,6 +4,7 @@ checkpoint has them."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import dequantize
 from ostinato.ops.quant.quantize import BY_TORCH
 from ostinato.ops.quant.quantize import dequantize as of_integers
+from ostinato.plan.rope import resolve_rope
 from ostinato.plan.tensor_parallel import Rank
 from tests.models.test_models import CPU
 from tests.models.test_ranks import logits
@@ -35,6 +37,8 @@ from tests.support.stored_formats import stored
 
 def load(model: Path, rank: Rank, meeting: Threads | None = None, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(model), tensor_parallel_size=rank.of, **settings))
+    if spec.rope is not None:
+        spec = replace(spec, rope=resolve_rope(spec.rope, 512)[0])
     ops = select_ops({}, ranks=None if meeting is None else meeting.of(rank.number))
     built = build_model(WeightAllocator(ops, torch.float32, CPU, rank=rank), spec)
     load_weights(built, model)

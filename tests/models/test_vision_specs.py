@@ -104,7 +104,7 @@ def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None
         (config({"rope_scaling": {"mrope_section": [24, 40]}}), "three whole numbers"),
         (config({"rope_scaling": {"mrope_interleaved": False}}), "mrope_interleaved = false; supported: true"),
         ({"model_type": "qwen3_vl", "vision_config": VISION}, "no 'text_config'"),
-        (moe(norm_topk_prob=False), "norm_topk_prob = false; supported: true"),
+        (moe(norm_topk_prob=False), "norm_topk_prob = False; supported: true"),
         (moe(num_experts_per_tok=9), "num_experts_per_tok = 9, which should be 1 to 8"),
         (moe(decoder_sparse_step=0), "decoder_sparse_step = 0"),
     ],

@@ -172,9 +172,10 @@ def test_an_original_length_beside_the_scaling_wins() -> None:
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
+        ({"rope_type": "axial"}, ["axial", "default, linear, llama3, yarn, dynamic"]),
         (
-            {"rope_type": "longrope", "short_factor": [1.0]},
-            ["longrope", "default, linear, llama3, yarn, dynamic"],
+            {"rope_type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64},
+            ["short_factor = [1.0]", "numbers above 0"],
         ),
         ({"rope_type": "linear"}, ["factor"]),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, ["high_freq_factor"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,98 @@ _EXPERTS = {
 }
 _HEAD = {"mtp_num_hidden_layers": 1}
 HYBRIDS: dict[str, tuple[str, Any]] = {
+    "qwen3moe of experts": (
+        "qwen3moe",
+        lambda: transformers.Qwen3MoeConfig(
+            **COMMON,
+            **ROPE,
+            num_hidden_layers=2,
+            head_dim=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+        ),
+    ),
+    "granitemoe of experts": (
+        "granitemoe",
+        lambda: transformers.GraniteMoeConfig(
+            **COMMON, **GRANITE, **ROPE, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2
+        ),
+    ),
+    "ernie4_5": ("ernie4_5", lambda: transformers.Ernie4_5Config(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "seed_oss": ("seed_oss", lambda: transformers.SeedOssConfig(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "cohere2": (
+        "cohere2",
+        lambda: transformers.Cohere2Config(
+            **{name: value for name, value in COMMON.items() if name != "rms_norm_eps"},
+            **ROPE,
+            num_hidden_layers=4,
+            sliding_window=12,
+            layer_norm_eps=1e-3,
+            logit_scale=0.25,
+        ),
+    ),
+    "ministral3": (
+        "mistral3",
+        lambda: transformers.Ministral3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            head_dim=32,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        ),
+    ),
+    "phi3": (
+        "phi3",
+        lambda: transformers.Phi3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            sliding_window=30,
+            original_max_position_embeddings=32,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 20000.0,
+                "partial_rotary_factor": 0.5,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.25, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 4.0, 8.0],
+            },
+        ),
+    ),
+    "exaone4": (
+        "exaone4",
+        lambda: transformers.Exaone4Config(
+            **COMMON, **ROPE, num_hidden_layers=3, head_dim=32, sliding_window=12, sliding_window_pattern=2
+        ),
+    ),
+    "olmo3": (
+        "olmo2",
+        lambda: transformers.Olmo3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            sliding_window=12,
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0}
+                | {"original_max_position_embeddings": 128},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+            },
+        ),
+    ),
+    "mixtral of experts": (
+        "llama",
+        lambda: transformers.MixtralConfig(
+            **COMMON, **ROPE, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2
+        ),
+    ),
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
     "granitehybrid": (
         "granitehybrid",
@@ -210,6 +303,13 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
 }
 """Name -> the architecture that the file says, and a config."""
+DENSE = (
+    *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
+    "seed_oss",
+)
+"""Model types without state layers, whose metadata are those of Llama."""
+AS_THEY_ARE = ("cohere2", "ernie4_5", "exaone4", "olmo3", "phi3", "qwen3_moe", "seed_oss")
+"""Those of them whose rows of queries and keys a file has in the order of a checkpoint."""
 OUTSIDE = {
     "embed_tokens": "token_embd",
     "embeddings": "token_embd",
@@ -226,6 +326,7 @@ NAMES = {
     "norm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "pre_ff_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     **{f"{mixer}.{part}_proj": f"attn_{part}" for mixer in ("self_attn", "mixer") for part in "qkv"},
     **{f"{mixer}.o_proj": "attn_output" for mixer in ("self_attn", "mixer")},
     **{f"{mlp}.{part}_proj": f"ffn_{part}" for mlp in ("mlp", "feed_forward", "mixer") for part in ("gate", "up")},
@@ -283,6 +384,9 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
         return
     layer, _, inner = inner.partition(".")
+    if config.model_type == "phi3" and inner.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
+        yield f"blk.{layer}.{'attn_qkv' if 'qkv' in inner else 'ffn_up'}.weight", values
+        return
     if inner.endswith(("input_linear.weight", "gate_up_proj")):
         is_stack = inner.startswith("block_sparse_moe") or ".experts." in inner
         kind = "_exps" if is_stack else "_shexp" if config.num_local_experts else ""
@@ -305,7 +409,7 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     known = NAMES.get(inner) or f"{NAMES[stem]}.{part}"
     # One norm of Falcon-H1 has no end in the files that the converter writes.
     known = "ffn_norm" if known == "ffn_norm.weight" and config.model_type == "falcon_h1" else known
-    if config.model_type in QWEN35 and known == "ffn_norm.weight":
+    if config.model_type in (*QWEN35, "exaone4", "olmo3", "seed_oss") and known == "ffn_norm.weight":
         known = "post_attention_norm.weight"
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
@@ -323,6 +427,7 @@ def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
         "falcon_h1",
         "lfm2",
         "lfm2_moe",
+        *AS_THEY_ARE,
         *QWEN35,
     ):
         return neighbours(values, config.num_attention_heads if known == "attn_q" else config.num_key_value_heads)
@@ -387,22 +492,46 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     if config.model_type == "nemotron_h":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    else:
+    elif config.model_type != "cohere2":
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
     if kind != "qwen3_5_moe_text":
         writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
     writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
     if kind not in ("mamba2", "nemotron_h"):
         writer.add_rope_freq_base(20000.0)
-    if kind == "granite":
+    if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind in ("granite", "granitemoehybrid"):
+    if kind in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if kind in ("falcon_h1", "nemotron_h", *QWEN35):
-        writer.add_key_length(config.head_dim)
+    if kind in ("cohere2", "exaone4", "olmo3", "phi3"):
+        writer.add_sliding_window(config.sliding_window)
+    if kind == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    if kind == "phi3":
+        writer.add_rope_dimension_count(8)
+        writer.add_rope_scaling_orig_ctx_len(32)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(512 / 32) / math.log(32)))
+        for part in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{part}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{part}.weight", factors)
+    if kind == "ministral3":
+        writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(1.0)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(16.0)
+        writer.add_rope_scaling_orig_ctx_len(16)
+    if kind in ("exaone4", "olmo3"):
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    if kind == "olmo3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(128)
+    if kind in ("falcon_h1", "nemotron_h", *AS_THEY_ARE, *QWEN35):
+        writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     if kind in QWEN35:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_rope_dimension_count(config.head_dim // 2)
@@ -412,7 +541,7 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if kind == "falcon_h1":
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind not in ("granite", "lfm2", "lfm2_moe"):
+    if kind not in (*DENSE, "lfm2", "lfm2_moe"):
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
@@ -423,7 +552,8 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
-        counts = {"nemotron_h": "n_routed_experts", "granitemoehybrid": "num_local_experts"}
+        counts = dict.fromkeys(("granitemoe", "granitemoehybrid", "mixtral"), "num_local_experts")
+        counts["nemotron_h"] = "n_routed_experts"
         experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -349,6 +349,116 @@ def qwen3() -> PretrainedConfig:
     )
 
 
+def granite() -> PretrainedConfig:
+    return transformers.GraniteConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=6.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def granitemoe() -> PretrainedConfig:
+    """Experts alone, tied embeddings."""
+    return transformers.GraniteMoeConfig(
+        **COMMON,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        embedding_multiplier=0.6,
+        attention_multiplier=0.15,
+        residual_multiplier=0.8,
+        logits_scaling=0.3,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def ernie4_5() -> PretrainedConfig:
+    """Biases everywhere; the rows that positions rotate together are neighbours."""
+    return transformers.Ernie4_5Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        use_bias=True,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def seed_oss() -> PretrainedConfig:
+    """Biases of all projections but the output's of attention."""
+    return transformers.SeedOssConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        attention_out_bias=False,
+        mlp_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
+    )
+
+
+def qwen3_moe() -> PretrainedConfig:
+    """Weights of experts that do not add up to 1, an MLP in the second layer, biases, tied embeddings."""
+    return transformers.Qwen3MoeConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        mlp_only_layers=[1],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=False,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def mixtral() -> PretrainedConfig:
+    """Experts and a window in every layer; no biases, embeddings apart."""
+    return transformers.MixtralConfig(
+        **COMMON,
+        intermediate_size=36,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=45,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 20000.0},
+    )
+
+
 def gemma3_text() -> PretrainedConfig:
     """Layers with a window shorter than the prompts, and one that sees all, each kind with its rotary embedding."""
     return transformers.Gemma3TextConfig(
@@ -367,6 +477,123 @@ def gemma3_text() -> PretrainedConfig:
             "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         },
+    )
+
+
+def olmo3() -> PretrainedConfig:
+    """Norms behind attention and MLP; a window in two layers of three, whose positions are not scaled."""
+    return transformers.Olmo3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=33,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0}
+            | {"original_max_position_embeddings": 64},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
+def exaone4() -> PretrainedConfig:
+    """Norms behind attention and MLP; the layer without a window has no positions."""
+    return transformers.Exaone4Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        sliding_window=29,
+        sliding_window_pattern=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def mellum() -> PretrainedConfig:
+    """Experts in two layers of three; layers with a window and their rotary embedding."""
+    return transformers.MellumConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse", "sparse", "dense"],
+        sliding_window=41,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
+def phi3() -> PretrainedConfig:
+    """Three quarters of a head are rotated; a window in every layer."""
+    return transformers.Phi3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=43,
+        original_max_position_embeddings=512,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.75},
+    )
+
+
+def ministral3() -> PretrainedConfig:
+    """Queries grow every 48 tokens."""
+    return transformers.Ministral3Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 3000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 48,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    )
+
+
+def cohere2() -> PretrainedConfig:
+    """Attention beside the MLP; the second layer has neither a window nor positions."""
+    return transformers.Cohere2Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=35,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        layer_norm_eps=1e-3,
+        logit_scale=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
     )
 
 
@@ -607,10 +834,15 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     for recipe in (
         arcee,
         bamba,
+        cohere2,
+        ernie4_5,
+        exaone4,
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
         gemma3_text,
+        granite,
+        granitemoe,
         granitemoehybrid,
         granitemoehybrid_dense,
         jamba,
@@ -620,15 +852,22 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         llama,
         mamba,
         mamba2,
+        mellum,
+        ministral3,
         mistral,
+        mixtral,
         nemotron_h,
         nemotron_h_dense,
+        olmo3,
         olmo_hybrid,
+        phi3,
         qwen2,
         qwen3,
         qwen3_5_moe_text,
         qwen3_5_text,
+        qwen3_moe,
         qwen3_next,
+        seed_oss,
         smollm3,
         zamba2,
     )

@@ -6,7 +6,7 @@ The angles of a step are computed once for all layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
@@ -28,7 +28,10 @@ class Attention(Module):
     keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
     (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
     gate, whose sigmoid multiplies the head's output (Qwen3.5). `out_size` is the size of the result, if it differs from
-    the input's (Zamba2).
+    the input's (Zamba2). If it `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate
+    together side by side (Ernie 4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a
+    checkpoint, that is `qkv_proj` (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position
+    (Ministral 3).
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class Attention(Module):
         is_gated: bool = False,
         qk_norm_whole: bool = False,
         out_size: int | None = None,
+        has_neighbours: bool = False,
+        is_one_tensor: bool = False,
+        query_scales: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -56,9 +62,20 @@ class Attention(Module):
         self.q_size, self.kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.is_gated = is_gated
         self.output_gate = sigmoid_gate(build, self.q_size)
+        self.query_scales = query_scales
         self.q_out_size = 2 * self.q_size if is_gated else self.q_size
-        parts = (("q_proj", self.q_out_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
-        self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier)
+        parts: tuple[tuple[str, int], ...] = (
+            ("q_proj", self.q_out_size),
+            ("k_proj", self.kv_size),
+            ("v_proj", self.kv_size),
+        )
+        facts: dict[str, Any] = {}
+        if has_neighbours:
+            facts["neighbours"] = (self.q_size + self.kv_size, spec.head_dim)
+        if is_one_tensor:
+            sizes = tuple(size for _, size in parts)
+            parts, facts["segments"] = (("qkv_proj", sum(sizes)),), sizes
+        self.qkv = PackedLinear(build, hidden_size, parts, bias, in_multiplier=in_multiplier, **facts)
         out_size = hidden_size if out_size is None else out_size
         out_bias = bias if out_bias is None else out_bias
         self.o_proj = Linear(build, self.q_size, out_size, out_bias, out_multiplier, cuts_inputs=True)
@@ -107,6 +124,8 @@ class Attention(Module):
         """Compute the part of `forward` after the projections -> [tokens, hidden]."""
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.query_scales is not None:
+            q = q * self.ops.embedding(step.positions, self.query_scales, 1.0)
         q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
         if self.is_gated:
             # Each head has first the query, then the gate.

@@ -49,7 +49,14 @@ class Linear(QuantizableMatrix):
         of_weight = self.rows["weight"]
         names = tuple(name.removesuffix("weight") + "bias" for name in of_weight.names)
         return self.declare(
-            build, "bias", size, role="bias", names=names, sizes=of_weight.sizes, segments=of_weight.segments
+            build,
+            "bias",
+            size,
+            role="bias",
+            names=names,
+            sizes=of_weight.sizes,
+            segments=of_weight.segments,
+            neighbours=of_weight.neighbours,
         )
 
     def forward(

@@ -36,7 +36,8 @@ class GatedMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual; the activation `geglu` has tanh GELU in place of SiLU.
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
-    the checkpoint's for gate, up and down.
+    the checkpoint's for gate, up and down. If gate and up are what `is_one_tensor` in it, that is `gate_up_proj`
+    (Phi-3).
     """
 
     def __init__(
@@ -49,13 +50,17 @@ class GatedMLP(Module):
         down_multiplier: float = 1.0,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         activation: str = "swiglu",
+        is_one_tensor: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
-        parts = ((names[0], size), (names[1], size))
-        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True)
+        parts: tuple[tuple[str, int], ...] = ((names[0], size), (names[1], size))
+        segments: tuple[int, ...] = ()
+        if is_one_tensor:
+            parts, segments = (("gate_up_proj", 2 * size),), (size, size)
+        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True, segments=segments)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier, cuts_inputs=True)
         self.token_gate = sigmoid_gate(build, size)
         self.names = {"down_proj": names[2]}
@@ -150,6 +155,25 @@ class Stack(QuantizableMatrix):
         facts |= {"whole_name": whole_name, "segments": segments}
         facts["can_be_quantised"] = True
         super().__init__(build, *shape, role="experts", **facts)
+
+
+class RoutedMLP(Module):
+    """Experts of a softmax router, plus the residual.
+
+    If it `normalizes`, the weights of the chosen experts add up to 1. `stored` are the arguments of `Experts` for their
+    places in a checkpoint.
+    """
+
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, normalizes: bool = True, **stored: Any) -> None:
+        super().__init__()
+        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not normalizes
+        self.gate = Linear(build, spec.size, spec.num_experts, role="router")
+        self.experts = Experts(build, spec, "swiglu", **stored)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
+        choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
+        return self.experts(x, choices, residual)
 
 
 class Routing(Protocol):

@@ -40,13 +40,16 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Norm to mean 0 and variance 1 over the last dimension, then weight and bias."""
+    """Norm to mean 0 and variance 1 over the last dimension, then weight and bias, if it `has_bias`."""
 
-    def __init__(self, build: ModelBuilder, size: int, eps: float) -> None:
+    def __init__(self, build: ModelBuilder, size: int, eps: float, has_bias: bool = True) -> None:
         super().__init__()
         self.op = build.ops.layer_norm
         self.weight = self.declare(build, "weight", size, role="norm")
-        self.bias = self.declare(build, "bias", size, role="bias")
+        if has_bias:
+            self.bias = self.declare(build, "bias", size, role="bias")
+        else:
+            self.bias = build.constant([0.0] * size, build.dtype)
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -164,7 +164,7 @@ class HybridHyperparameters:
     norm_eps: float
 
 
-def hybrid_fields(config: JsonMapping, norm_eps: float) -> dict[str, Any]:
+def hybrid_fields(config: JsonMapping, norm_eps: float) -> JsonObject:
     """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
     return {
         "attention_bias": flag(config, "attention_bias", False),
@@ -181,6 +181,17 @@ def top_k(config: JsonMapping, num_experts: int, default: int | None = None) -> 
     if not 1 <= chosen <= num_experts:
         raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
     return chosen
+
+
+def sparse_layers(config: JsonMapping, num_layers: int) -> list[bool]:
+    """Return for each layer whether it has experts (Qwen): every `decoder_sparse_step`-th has, but `mlp_only_layers`.
+
+    ModelError for a step of 0.
+    """
+    step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if step < 1:
+        raise ModelError("config.json has decoder_sparse_step = 0, which should be at least 1")
+    return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
 
 
 def grouped_top_k(
@@ -250,7 +261,7 @@ def _malformed(name: str, value: object, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "factors")
 
 _REQUIRED = {
     "default": (),
@@ -258,6 +269,7 @@ _REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "dynamic": ("factor",),
+    "longrope": (),
     "factors": (),
 }
 _OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
@@ -288,17 +300,46 @@ def parse_rope(
     rotary_dim = int(head_dim * partial)
     if kind == "factors":
         parameters["factors"] = _factors(scaling, rotary_dim // 2)
+    if kind == "longrope":
+        parameters = {name: _factors(scaling, rotary_dim // 2, name) for name in ("short_factor", "long_factor")}
+        factor = number(scaling, "factor", integer(config, "max_position_embeddings") / max(original, 1))
+        grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+        parameters["attention_factor"] = number(scaling, "attention_factor", grown)
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
 
 
-def _factors(scaling: Mapping[str, object], count: int) -> list[float]:
-    """Return the divisors of the frequencies, as GGUF files store them.
+def rope_pair(
+    config: JsonMapping, head_dim: int, theta: float, local_theta: float, local_name: str = "rope_theta"
+) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embeddings of layers over the whole context and of those with a window.
+
+    `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
+    `local_name` is the key of the other's theta. The last arguments are defaults for a config.json without thetas.
+
+    ModelError for other forms of `rope_parameters`, and for a dynamic embedding of layers with a window.
+    """
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
+        raise ModelError(
+            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
+        )
+    plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
+    of_all = {**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    local_plain = {**plain, "rope_theta": config.get(local_name)}
+    local = parse_rope({**local_plain, "rope_parameters": given.get(SLIDING)}, head_dim, default_theta=local_theta)
+    if local.kind == "dynamic":
+        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default")
+    return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=theta), local
+
+
+def _factors(scaling: JsonMapping, count: int, name: str = "factors") -> list[float]:
+    """Return the divisors of the frequencies, as GGUF files and LongRoPE have them.
 
     ModelError unless there is one above 0 for each frequency.
     """
-    factors = scaling.get("factors")
+    factors = scaling.get(name)
     if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
-        raise ModelError(f"rope type 'factors' has {factors!r}, which should be {count} numbers above 0")
+        raise ModelError(f"the rotary embedding has {name} = {factors!r}, which should be {count} numbers above 0")
     return factors
 
 
@@ -323,7 +364,7 @@ def _original_max_position(config: JsonMapping, scaling: Mapping[str, object], k
 
     It is 0 if the kind does not depend on it and config.json does not give it.
     """
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         # As in transformers, the outer key overrides the one in the scaling's dict.
         for source in (config, scaling):
             if source.get("original_max_position_embeddings") is not None:
@@ -365,6 +406,21 @@ def layer_windows(config: JsonMapping, slides: Sequence[bool], window: int | Non
 def window_kinds(config: JsonMapping) -> tuple[str, ...] | None:
     """Return `layer_types`, if it is set: `FULL` or `SLIDING` for each layer."""
     return layer_kinds(config, {FULL: FULL, SLIDING: SLIDING})
+
+
+def sliding_layers(config: JsonMapping, pattern: int) -> list[bool]:
+    """Return for each layer whether it has a window: by `layer_types`, or all but every `sliding_window_pattern`-th.
+
+    `pattern` is the default for a config.json without either. ModelError for a pattern of 0.
+    """
+    num_layers = integer(config, "num_hidden_layers")
+    kinds = window_kinds(config)
+    if kinds is not None:
+        return [kind == SLIDING for kind in kinds]
+    pattern = integer(config, "sliding_window_pattern", pattern)
+    if pattern < 1:
+        raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
+    return [(i + 1) % pattern != 0 for i in range(num_layers)]
 
 
 def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:

@@ -21,7 +21,7 @@ from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
     EACH,
     GATE,
-    ROPE_FACTORS,
+    NO_WEIGHTS,
     UP,
     checkpoint_shape,
     is_changed,
@@ -86,7 +86,7 @@ def tensors_of_places(
     for tensor in header.tensors.values():
         stored_as = named[tensor.name]
         name = None if stored_as is None else model.checkpoint_name(stored_as)
-        if tensor.name == ROPE_FACTORS or (stored_as is not None and name is None):  # It is known, and not loaded.
+        if tensor.name in NO_WEIGHTS or (stored_as is not None and name is None):  # It is known, and not loaded.
             continue
         if name is None or name not in places or name in found:
             unexpected.append(tensor.name)

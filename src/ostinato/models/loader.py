@@ -32,15 +32,21 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import StoredWeights
 
 
-def deinterleave(model: Module) -> None:
-    """Reorder the rows of each `row_interleave` weight as its row of the weight table says.
+def deinterleave(model: Module, parts_neighbours: bool = True) -> None:
+    """Reorder the rows of each `row_interleave` weight as its row of the weight table says, and those of `neighbours`.
 
-    A row's scales, or its blocks, move with it. One weight at a time takes its memory twice.
+    A row's scales, or its blocks, move with it. One weight at a time takes its memory twice. `parts_neighbours` is
+    False if the loader has done so already.
     """
     for module, attribute, row in model.weights():
-        if not row.row_interleave:
+        if row.row_interleave:
+            order = deinterleaved_index(row.shape[0], row.row_interleave)
+        elif row.neighbours is not None and parts_neighbours:
+            rows, size = row.neighbours
+            order = torch.arange(row.shape[0])
+            order[:rows] = order[:rows].view(-1, size // 2, 2).transpose(1, 2).flatten()
+        else:
             continue
-        order = deinterleaved_index(row.shape[0], row.row_interleave)
         for each in (attribute, "weight_scale"):
             tensor = getattr(module, each, None)
             if tensor is None:
@@ -81,7 +87,7 @@ Parameters = Mapping[int, torch.Tensor]
 
 def build_model(build: WeightAllocator, spec: ModelSpec) -> CausalLM:
     """Build the model of `spec`, with weights allocated on `build.device` and not yet written."""
-    assert spec.rope is None or spec.rope.kind != "dynamic", "resolve_rope comes first"
+    assert spec.rope is None or spec.rope.kind not in ("dynamic", "longrope"), "resolve_rope comes first"
     if spec.quantization is None:
         return make_model(build, spec)
     model = make_model(build.with_deferred_matrices(), spec)
@@ -104,7 +110,7 @@ def load_weights(
     """
     if is_gguf(directory):
         load_gguf(model, directory, progress, quantizers)
-        deinterleave(model)
+        deinterleave(model, parts_neighbours=False)
         return
     files = checkpoint_files(directory)
     for file in files:

@@ -373,7 +373,10 @@ class Operations:
         triton_file="embedding",
     )
     layer_norm = Operation(
-        like_first, "pointwise", triton=Implementation(launches=pointwise.layer_norm_launches), callers=("encoder",)
+        like_first,
+        "pointwise",
+        triton=Implementation(launches=pointwise.layer_norm_launches),
+        callers=("every step", "encoder"),
     )
     linear = Operation(
         linear_shape,

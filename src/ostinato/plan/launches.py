@@ -84,7 +84,8 @@ def _distinct(found: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     """Yield the sizes of each kind of layer that calls the operation, under the names that launch tables use."""
     vision, drafter = model.vision, model.drafter
-    if op in ops_called_by("encoder") and vision is not None:
+    # No language model behind an encoder has layer norms.
+    if vision is not None and (op in ops_called_by("encoder") or op == "layer_norm"):
         head_dim = vision.hidden_size // vision.num_heads
         sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
         yield {**sizes, "size": vision.hidden_size}
@@ -97,15 +98,13 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
     for layer in dict.fromkeys(layers):
         if op in ("attention", "rotary") and layer.attention is not None:
-            rope = model.rope if layer.attention.rotates else None
+            rope = (model.local_rope if layer.attention.is_local else None) or model.rope
+            rope = rope if layer.attention.rotates else None
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
             yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:
-            if layer.attention.values_in_keys:
-                # Norms are over the latents, not over heads.
-                yield from ({"size": weight.shape[-1]} for weight in layer.weights if weight.role == "norm")
-            else:
-                yield {"size": layer.attention.head_dim}
+            # Norms of the residual stream, and of heads, all heads or latents.
+            yield from ({"size": weight.shape[-1]} for weight in layer.weights if weight.role == "norm")
         elif op == "concat" and layer.attention is not None and layer.attention.values_in_keys:
             yield {"size": layer.attention.head_dim}
         elif op in operations_of(layer.mixer):
@@ -114,6 +113,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
             in_blocks = isinstance(model.quantization, BlockQuantization)
             for sizes, group_size in product(layer_sizes(op, layer), _group_sizes(model, of_experts=True)):
                 yield {**sizes, "in_blocks": in_blocks, "group_size": group_size, **_groups(model)}
+    if op == "embedding" and getattr(model.hyperparameters, "query_growth", None) is not None:
+        yield {"size": 1}
     if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
         finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}

@@ -171,7 +171,7 @@ class BlockQuantization:
         The plan, the memory split and the loader call this: a weight that must be laid out anew while loading, for
         whatever reason, must return False here.
         """
-        if weight.role == "experts" or weight.row_interleave or not self.quantises(weight):
+        if weight.role == "experts" or weight.row_interleave or weight.neighbours or not self.quantises(weight):
             return False
         places = [self._places.get(name) for name in weight.names]
         first = places[0]

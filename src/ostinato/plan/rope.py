@@ -13,8 +13,9 @@ from ostinato.plan.decision import Decision
 class RopeSpec:
     """Rotary position embedding of the checkpoint.
 
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `factors`; `parameters` holds that kind's own
-    factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each head.
+    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `factors`; `parameters` holds that
+    kind's own factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each
+    head.
     """
 
     kind: str
@@ -43,10 +44,21 @@ def axes(rope: RopeSpec) -> list[int]:
 def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision | None]:
     """Return the embedding that serves requests of up to `max_model_len` tokens, with frequencies that stay fixed.
 
-    Only `dynamic` depends on length. Up to its original length it equals `default`; beyond that, theta is enlarged for
-    the longest request and used for all: theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2)), the
-    NTK-aware scaling that transformers computes for a sequence of that length.
+    `longrope` (LongRoPE, arXiv 2402.13753) has two lists of divisors, for requests within the original length and for
+    longer ones. Apart from it, only `dynamic` depends on length. Up to its original length it equals `default`; beyond
+    that, theta is enlarged for the longest request and used for all: theta * (factor * length / original - (factor -
+    1)) ** (dim / (dim - 2)), the NTK-aware scaling that transformers computes for a sequence of that length.
     """
+    if rope.kind == "longrope":
+        is_long = max_model_len > rope.original_max_position
+        chosen = "long_factor" if is_long else "short_factor"
+        where = "beyond" if is_long else "within"
+        reason = (
+            f"max_model_len {max_model_len} is {where} the original {rope.original_max_position} positions; all "
+            "requests have the same frequencies, so that cached keys stay valid while a request grows"
+        )
+        of_chosen = {"factors": rope.parameters[chosen], "attention_factor": rope.parameters["attention_factor"]}
+        return replace(rope, kind="factors", parameters=of_chosen), Decision("rope", "longrope", chosen, reason)
     if rope.kind != "dynamic":
         return rope, None
     original, factor, dim = rope.original_max_position, rope.parameters["factor"], rope.rotary_dim
@@ -65,17 +77,19 @@ def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     """Return (radians per position for each pair of rotated elements, factor on cosine and sine).
 
-    `dynamic` has those of its original length until it is resolved: a sketch is made before the longest request is
-    known. The definitions are those of transformers: linear divides all frequencies; llama3 (Llama 3.1) divides the low
-    ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3) blends by the
-    rotations within the original length. `factors` divides each frequency by its own.
+    `dynamic` and `longrope` have those of their original length until they are resolved: a sketch is made before the
+    longest request is known. The definitions are those of transformers: linear divides all frequencies; llama3 (Llama
+    3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3)
+    blends by the rotations within the original length. `factors` divides each frequency by its own.
     """
     dim = rope.rotary_dim
     plain = [rope.theta ** (-i / dim) for i in range(0, dim, 2)]
     if rope.kind == "linear":
         return [frequency / rope.parameters["factor"] for frequency in plain], 1.0
-    if rope.kind == "factors":
-        return [frequency / factor for frequency, factor in zip(plain, rope.parameters["factors"], strict=True)], 1.0
+    if rope.kind in ("factors", "longrope"):
+        factors = rope.parameters["factors" if rope.kind == "factors" else "short_factor"]
+        scaling = rope.parameters.get("attention_factor", 1.0)
+        return [frequency / factor for frequency, factor in zip(plain, factors, strict=True)], scaling
     if rope.kind == "llama3":
         return [_llama3_frequency(frequency, rope) for frequency in plain], 1.0
     if rope.kind == "yarn":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf import tensor_names
@@ -18,13 +18,21 @@ from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
     attention,
+    cohere2,
+    ernie,
+    exaone4,
     falcon_h1,
     granite,
     granite_hybrid,
     lfm2,
     lfm2_moe,
     mamba2,
+    ministral3,
+    mixtral_experts,
     nemotron_h,
+    olmo3,
+    phi3,
+    qwen3_moe,
     qwen3_next,
     qwen35,
     qwen35_moe,
@@ -55,10 +63,10 @@ def config_of(header: Header) -> JsonObject:
         )
     config = _shared(metadata) | _CONFIGS[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
-    if window and window < metadata.integer("context_length"):
+    if window and window < metadata.integer("context_length") and "sliding_window" not in config:
         raise ModelError(
-            f"{header.path} has attention.sliding_window = {window}; supported: attention over the whole context of "
-            f"{metadata.integer('context_length')} tokens"
+            f"{header.path} has attention.sliding_window = {window}; supported for {architecture}: attention over "
+            f"the whole context of {metadata.integer('context_length')} tokens"
         )
     return config
 
@@ -86,17 +94,21 @@ def _shared(metadata: Metadata) -> JsonObject:
 
 
 def _llama(metadata: Metadata) -> JsonObject:
-    if metadata.optional("expert_count"):
-        raise ModelError(
-            f"{metadata.header.path} has a {metadata.architecture} model of experts; GGUF files are read of models "
-            "without"
-        )
-    return {
+    """Return the config of Llama or a model like it; with experts, `llama` is Mixtral."""
+    config = {
         "model_type": metadata.architecture,
         **attention(metadata),
         "intermediate_size": metadata.integer("feed_forward_length"),
         "mlp_bias": metadata.has(*MLP_BIASES),
     }
+    if not metadata.optional("expert_count"):
+        return config
+    if metadata.architecture != "llama":
+        raise ModelError(
+            f"{metadata.header.path} has a {metadata.architecture} model of experts; GGUF files are read of models "
+            "without"
+        )
+    return config | mixtral_experts(metadata)
 
 
 @dataclass(frozen=True)
@@ -126,19 +138,28 @@ class GgufArchitecture:
     adjacent_rope: bool = False
     """True if, in each head of a file, two rows of queries or keys that positions rotate together are neighbours.
 
-    In checkpoints they are half a head apart. Some writers do the same to Nemotron-H. It has no positions, so its
-    scores are the same in any order.
+    In the model they are half a head apart, as in most checkpoints. Some writers do the same to Nemotron-H. It has no
+    positions, so its scores are the same in any order.
     """
 
 
-_DELTA_NETS: dict[str, Any] = {"mixer": "linear_attn", "has_head": True, "norms_less_one": True}
+_DELTA_NETS: JsonObject = {"mixer": "linear_attn", "has_head": True, "norms_less_one": True}
 
 ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
+    "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
+    "seed_oss": GgufArchitecture({"seed_oss": _llama}, tensor_names.SEED_OSS),
+    "cohere2": GgufArchitecture({"cohere2": cohere2}, tensor_names.LLAMA, adjacent_rope=True),
+    "ministral3": GgufArchitecture({"mistral3": ministral3}, tensor_names.LLAMA, adjacent_rope=True),
+    "phi3": GgufArchitecture({"phi3": phi3}, tensor_names.PHI3),
+    "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
+    "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
+    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "granitemoehybrid": GgufArchitecture(
-        {"granite": granite, "granitehybrid": granite_hybrid},
+        {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
         mixer="mamba",
         adjacent_rope=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.reader import Header
-from ostinato.formats.gguf.tensor_names import ROPE_FACTORS
+from ostinato.formats.gguf.tensor_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from ostinato.json_io import JsonObject
 
 
@@ -134,18 +134,20 @@ def rope_scaling(metadata: Metadata) -> JsonObject | None:
     """Return the position scaling, as in a config.json. Raises ModelError for what is not implemented."""
     kind = metadata.optional("rope.scaling.type") or "none"
     path = metadata.header.path
+    if LONG_FACTORS in metadata.header.tensors:
+        return {
+            "rope_type": "longrope",
+            "long_factor": _factors(metadata, LONG_FACTORS),
+            "short_factor": _factors(metadata, SHORT_FACTORS),
+            "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length"),
+            "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0),
+        }
     if kind not in SCALINGS:
         raise ModelError(f"{path} has rope.scaling.type = {kind!r}; supported: {', '.join(SCALINGS)}")
-    factors = metadata.header.tensors.get(ROPE_FACTORS)
-    if factors is not None:
+    if ROPE_FACTORS in metadata.header.tensors:
         if kind != "none":
             raise ModelError(f"{path} scales its positions twice, by {ROPE_FACTORS} and rope.scaling.type = {kind!r}")
-        if factors.type.name != "F32" or len(factors.shape) != 1:
-            raise ModelError(f"{path} has {ROPE_FACTORS} of type {factors.type.name}; it should be a vector of F32")
-        import numpy as np  # imported late: a third of a plan's imports, needed only for such files
-
-        values = np.fromfile(factors.file, "<f4", factors.num_elements, offset=factors.begin)
-        return {"rope_type": "factors", "factors": [float(value) for value in values]}
+        return {"rope_type": "factors", "factors": _factors(metadata, ROPE_FACTORS)}
     if kind == "none":
         return None
     scaling = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
@@ -159,3 +161,16 @@ def rope_scaling(metadata: Metadata) -> JsonObject | None:
         given = (name for name in _YARN if metadata.optional(f"rope.scaling.yarn_{name}") is not None)
         scaling |= {name: metadata.number(f"rope.scaling.yarn_{name}") for name in given}
     return scaling
+
+
+def _factors(metadata: Metadata, name: str) -> list[float]:
+    """Return the divisors of the frequencies that a tensor has. ModelError unless it is a vector of F32."""
+    path, factors = metadata.header.path, metadata.header.tensors.get(name)
+    if factors is None:
+        raise ModelError(f"{path} has no {name}, which LongRoPE needs")
+    if factors.type.name != "F32" or len(factors.shape) != 1:
+        raise ModelError(f"{path} has {name} of type {factors.type.name}; it should be a vector of F32")
+    import numpy as np  # imported late: a third of a plan's imports, needed only for such files
+
+    values = np.fromfile(factors.file, "<f4", factors.num_elements, offset=factors.begin)
+    return [float(value) for value in values]

@@ -70,15 +70,75 @@ Files do not contain it, and it changes results only by rounding.
 
 
 def granite(metadata: Metadata) -> JsonObject:
-    """Return the config of Granite, which is Granite 4 without state layers and experts."""
-    if metadata.optional("expert_count"):
-        raise ModelError(
-            f"{metadata.header.path} has a granite model of experts; GGUF files are read of granite without"
-        )
+    """Return the config of Granite, which is Granite 4 without state layers, with experts or without."""
     layers = {"layer_types": ["attention"] * metadata.num_layers, "position_embedding_type": "rope"}
     # No layer has a mixer of this size.
     without = {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1}
     return _granite(metadata) | attention(metadata) | layers | without
+
+
+def _windows(metadata: Metadata, pattern: int) -> JsonObject:
+    """Return the window, and the layers that have it: a list of truth values, or all but every `pattern`-th."""
+    layers = metadata.optional("attention.sliding_window_pattern")
+    window = metadata.integer("attention.sliding_window", 0) or None
+    if window is None:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * metadata.num_layers}
+    if isinstance(layers, int) or layers is None:
+        return {"sliding_window": window, "sliding_window_pattern": layers or pattern}
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in layers]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _dense(metadata: Metadata, model_type: str) -> JsonObject:
+    size = metadata.integer("feed_forward_length")
+    return {"model_type": model_type, **attention(metadata), "intermediate_size": size}
+
+
+def exaone4(metadata: Metadata) -> JsonObject:
+    return _dense(metadata, "exaone4") | _windows(metadata, 4)
+
+
+def olmo3(metadata: Metadata) -> JsonObject:
+    """Return the config of OLMo 3; OLMo 2, which is the same without windows, has the same name in files."""
+    return _dense(metadata, "olmo3") | _windows(metadata, 4)
+
+
+def cohere2(metadata: Metadata) -> JsonObject:
+    """Return the config of Cohere 2, whose norms are layer norms."""
+    own = {"layer_norm_eps": metadata.norm_eps, "logit_scale": metadata.number("logit_scale")}
+    return _dense(metadata, "cohere2") | _windows(metadata, 4) | own
+
+
+def ministral3(metadata: Metadata) -> JsonObject:
+    """Return the config of Ministral 3, which may have neither scaled positions nor queries that grow."""
+    config = _dense(metadata, "ministral3")
+    plain = {"rope_type": "default", "original_max_position_embeddings": metadata.integer("context_length")}
+    rope = (config["rope_scaling"] or plain) | {
+        "llama_4_scaling_beta": metadata.number("attention.temperature_scale", 0.0)
+    }
+    if metadata.optional("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    return config | {"rope_scaling": rope}
+
+
+def phi3(metadata: Metadata) -> JsonObject:
+    heads = attention(metadata, rotates_parts=True)
+    rotated = metadata.integer("rope.dimension_count", heads["head_dim"])
+    return {
+        "model_type": "phi3",
+        **heads,
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "sliding_window": metadata.optional("attention.sliding_window") or None,
+        "original_max_position_embeddings": metadata.integer(
+            "rope.scaling.original_context_length", metadata.integer("context_length")
+        ),
+        "partial_rotary_factor": rotated / max(heads["head_dim"], 1),
+    }
+
+
+def ernie(metadata: Metadata) -> JsonObject:
+    """Return the config of Ernie 4.5, all of whose projections have biases, or none."""
+    return _dense(metadata, "ernie4_5") | {"use_bias": metadata.has(*ATTENTION_BIASES, *MLP_BIASES)}
 
 
 def granite_hybrid(metadata: Metadata) -> JsonObject:
@@ -264,6 +324,22 @@ def _heads(metadata: Metadata) -> JsonObject:
         "num_key_value_heads": metadata.rows("attn_k.weight", head_dim) // max(head_dim, 1),
         "head_dim": head_dim,
         "attention_bias": metadata.has(*ATTENTION_BIASES),
+    }
+
+
+def qwen3_moe(metadata: Metadata) -> JsonObject:
+    """Return the config of Qwen3 with experts in every layer."""
+    return attention(metadata) | {"model_type": "qwen3_moe", "intermediate_size": 0} | _experts(metadata)
+
+
+def mixtral_experts(metadata: Metadata) -> JsonObject:
+    """Return the settings of Mixtral's experts. ModelError if the weights of the chosen ones do not add up to 1."""
+    experts = _experts(metadata)
+    return {
+        "model_type": "mixtral",
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": experts["moe_intermediate_size"],
     }
 
 

@@ -31,6 +31,29 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+OLMO = {name: value for name, value in LLAMA.items() if name not in ("attn_norm", "ffn_norm")} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+PHI3 = {name: value for name, value in LLAMA.items() if name not in ("attn_q", "attn_k", "attn_v", "ffn_gate")} | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_up": "mlp.gate_up_proj",
+}
+SEED_OSS = {("post_attention_norm" if name == "ffn_norm" else name): value for name, value in LLAMA.items()}
+NUMBERED = (("gate", 1), ("up", 3), ("down", 2))
+"""Matrices of an MLP that a checkpoint calls w1 to w3."""
+_WITHOUT_MLP = {name: value for name, value in LLAMA.items() if not value.startswith("mlp.")}
+_ROUTED = {
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
+}
+MIXTRAL = _WITHOUT_MLP | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{
+        f"ffn_{part}_exps": f"block_sparse_moe.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))
+    },
+}
+QWEN3_MOE = _WITHOUT_MLP | _ROUTED
 
 
 def mamba2_names(mixer: str) -> dict[str, str]:
@@ -98,12 +121,11 @@ QWEN35 = {
 }
 LFM2_MOE = LFM2 | {
     "ffn_gate_inp": "feed_forward.gate",
-    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for i, part in ((1, "gate"), (3, "up"), (2, "down"))},
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for part, i in NUMBERED},
 }
 QWEN35_MOE = {name: value for name, value in QWEN35.items() if not name.startswith("ffn_")} | {
-    "ffn_gate_inp": "mlp.gate",
+    **_ROUTED,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"ffn_{part}_exps": f"mlp.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
     **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
 QWEN3_NEXT = QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
@@ -121,8 +143,11 @@ BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 
 CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the frequencies of positions; this tensor is not a weight."""
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
+    f"rope_{part}.weight" for part in ("freqs", "factors_long", "factors_short")
+)
+"""Divisors of the frequencies of positions, two lists with LongRoPE."""
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

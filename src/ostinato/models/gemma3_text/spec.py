@@ -5,27 +5,23 @@ Layers with a window have a separate rotary embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
-    FULL,
-    SLIDING,
     activation,
     attention_spec,
     flag,
     integer,
     layer_windows,
     number,
-    parse_rope,
+    rope_pair,
     shared_fields,
-    window_kinds,
+    sliding_layers,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.rope import RopeSpec
 
 SHARDED_DIMS = ("intermediate_size",)
 """Hyperparameters that ranks share, as widths of MLPs and experts."""
@@ -40,16 +36,12 @@ LOCAL, GLOBAL = "local", "global"
 
 @dataclass(frozen=True)
 class Gemma3Hyperparameters:
-    """Hyperparameters of models/gemma3_text/model.py, besides the layers.
-
-    `local_rope` is that of layers with a window.
-    """
+    """Hyperparameters of models/gemma3_text/model.py, besides the layers."""
 
     intermediate_size: int
     attention_bias: bool
     norm_eps: float
     scale: float
-    local_rope: RopeSpec
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -66,55 +58,23 @@ def model_spec(config: JsonObject) -> ModelSpec:
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
     attention = attention_spec({**config, **{name: integer(config, name, heads[name]) for name in heads}}, HEAD_DIM)
-    slides = _sliding_layers(config)
+    slides = sliding_layers(config, PATTERN)
     windows = layer_windows(config, slides, WINDOW)
-    of_all, local = _ropes(config, attention.head_dim)
+    of_all, local = rope_pair(config, attention.head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
     return ModelSpec(
         architecture="gemma3_text",
         **shared_fields(config, default_tied=True),
         layers=tuple(
-            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, window=window))
+            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, is_local=slides, window=window))
             for slides, window in zip(slides, windows, strict=True)
         ),
         rope=of_all,
+        local_rope=local,
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Gemma3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
             scale=number(config, "query_pre_attn_scalar", SCALAR) ** -0.5,
-            local_rope=local,
         ),
     )
-
-
-def _sliding_layers(config: JsonMapping) -> list[bool]:
-    """Return for each layer whether it is local: by `layer_types`, or all but every `sliding_window_pattern`-th."""
-    num_layers = integer(config, "num_hidden_layers")
-    kinds = window_kinds(config)
-    if kinds is not None:
-        return [kind == SLIDING for kind in kinds]
-    pattern = integer(config, "sliding_window_pattern", PATTERN)
-    if pattern < 1:
-        raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
-    return [(number + 1) % pattern != 0 for number in range(num_layers)]
-
-
-def _ropes(config: JsonMapping, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of layers over the whole context and of those with a window.
-
-    `rope_parameters` has a dict for each; in the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `rope_local_base_freq` is the other's theta.
-    """
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
-        raise ModelError(
-            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
-        )
-    plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
-    of_all = {**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})}
-    local_plain = {**plain, "rope_theta": config.get("rope_local_base_freq")}
-    local = parse_rope({**local_plain, "rope_parameters": given.get(SLIDING)}, head_dim, default_theta=LOCAL_THETA)
-    if local.kind == "dynamic":
-        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default")
-    return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=THETA), local

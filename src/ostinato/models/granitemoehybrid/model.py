@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
@@ -80,16 +80,19 @@ class GraniteMoeHybrid(Decoder):
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
         hyper: GraniteMoeHybridHyperparameters = self.spec.hyperparameters
-        multiplier = hyper.residual_multiplier
+        multiplier, shared_size = hyper.residual_multiplier, hyper.shared_intermediate_size
+        experts = None if layer.experts is None else MoE(build, layer.experts, multiplier)
+        parts: dict[str, Any] = {"mlp": experts, "names": {"mlp": NAMES["experts"]}}
+        if shared_size or experts is None:
+            mlp = SharedMLP(build, size, shared_size, multiplier)
+            parts = {"mlp": mlp, "experts": experts, "names": NAMES}
         return Block(
             build,
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self._attention(layer.attention, hyper),
             mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
-            mlp=SharedMLP(build, size, hyper.shared_intermediate_size, multiplier),
-            experts=None if layer.experts is None else MoE(build, layer.experts, multiplier),
-            names=NAMES,
+            **parts,
         )
 
     def _attention(self, spec: AttentionSpec, hyper: GraniteMoeHybridHyperparameters) -> Attention:

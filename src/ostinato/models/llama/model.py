@@ -1,30 +1,96 @@
-"""Llama and the models that differ from it only in their config.json: attention and a gated MLP in every layer."""
+"""Llama and the models that differ from it in values of its spec: attention, and a gated MLP or experts."""
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from ostinato.layers.attention import Attention
-from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+STACKS = ("gate_up_proj", "down_proj")
+"""Names of a layer's experts, if they are stacks in a checkpoint."""
+
+PADDED = 1024
+"""More than the positions that padding of drafts may have beyond the longest request."""
+
+
+def query_scales(beta: float, length: int, positions: int) -> list[float]:
+    """Return 1 + beta ln(1 + floor(p / length)) for each position p (Llama 4's temperature)."""
+    spans = [1 + beta * math.log(1 + i) for i in range(-(-positions // length))]
+    return [spans[position // length] for position in range(positions)]
 
 
 class Llama(Decoder):
     """The language model."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+        hyper: LlamaHyperparameters = spec.hyperparameters
+        super().__init__(
+            build,
+            spec,
+            norm_eps=hyper.norm_eps,
+            embedding_multiplier=hyper.embedding_multiplier,
+            logits_multiplier=hyper.logits_multiplier,
+        )
 
-    def make_block(self, layer: LayerSpec) -> Block:
+    @cached_property
+    def query_scales(self) -> torch.Tensor | None:
+        """Factors of queries by position, [positions, 1], for as many positions as a request may have."""
+        spec = self.spec
+        growth, rope = spec.hyperparameters.query_growth, spec.rope
+        if growth is None or rope is None:
+            return None
+        scaled = int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
+        (beta, length), longest = growth, max(spec.max_position_embeddings or 0, scaled) + PADDED
+        return self.build.constant(query_scales(beta, length, longest), self.build.dtype).view(-1, 1)
+
+    def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
-        return Block(
+        attention = Attention(
             build,
             size,
-            hyper.norm_eps,
-            attention=Attention(build, size, layer.attention, bias=hyper.qkv_bias, out_bias=hyper.out_bias),
-            mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
+            layer.attention,
+            bias=hyper.qkv_bias,
+            out_bias=hyper.out_bias,
+            qk_norm_eps=None if hyper.qk_norms is None else hyper.norm_eps,
+            qk_norm_whole=hyper.qk_norms == "of_all",
+            scale=hyper.attention_multiplier,
+            out_multiplier=hyper.residual_multiplier,
+            has_neighbours=hyper.has_neighbours,
+            is_one_tensor=hyper.has_packed_tensors,
+            query_scales=self.query_scales,
         )
+        if hyper.norms_results:
+            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))
+        names = {"mlp": hyper.experts_in} if layer.experts is not None else {}
+        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper), names=names)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Leave out the tensors that are not read."""
+        unread = self.spec.hyperparameters.unread
+        return None if unread and name.startswith(unread) else super().checkpoint_name(name)
+
+    def _mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
+        if layer.experts is None:
+            return GatedMLP(
+                self.build,
+                self.spec.hidden_size,
+                hyper.intermediate_size,
+                hyper.mlp_bias,
+                down_multiplier=hyper.residual_multiplier,
+                is_one_tensor=hyper.has_packed_tensors,
+            )
+        stored = {"names": hyper.expert_names, "stacked_as": STACKS, "may_be_stacked": True}
+        return RoutedMLP(self.build, layer.experts, hyper.normalizes, **stored)

@@ -1,10 +1,12 @@
-"""Llama: attention and a gated MLP in every layer. `qwen2`, `mistral` and `smollm3` are the same model."""
+"""Llama: attention, and a gated MLP or experts, in every layer. Most dense decoders are the same model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     DEFAULT_THETA,
@@ -14,9 +16,10 @@ from ostinato.models.config_json import (
     integer,
     number,
     parse_rope,
+    rope_pair,
     shared_fields,
 )
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 SHARDED_DIMS = ("intermediate_size",)
@@ -32,6 +35,29 @@ class LlamaHyperparameters:
     out_bias: bool
     mlp_bias: bool
     norm_eps: float
+    has_neighbours: bool = False
+    """True if the rows of queries and keys that positions rotate together are neighbours in the checkpoint."""
+    has_packed_tensors: bool = False
+    """True if the checkpoint has queries, keys and values as one tensor, and gates with what they gate."""
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    """Scale of attention scores, in place of head_dim ** -0.5."""
+    query_growth: tuple[float, int] | None = None
+    """(beta, length): queries at position p are multiplied by 1 + beta ln(1 + floor(p / length))."""
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    qk_norms: Literal["of_heads", "of_all"] | None = None
+    """Norms of queries and keys: for each head, or for all heads together."""
+    norms_results: bool = False
+    """True if norms follow attention and MLP, in place of preceding them."""
+    normalizes: bool = True
+    """True if the weights of the chosen experts add up to 1."""
+    experts_in: str = "mlp"
+    """Checkpoint's name of a layer's experts and their router."""
+    unread: str = ""
+    """Prefix of the checkpoint's tensors that are not read, those of a prediction head."""
+    expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Checkpoint's names of an expert's matrices."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -45,37 +71,62 @@ def llama_spec(
     config: JsonMapping,
     architecture: str,
     *,
-    qkv_bias: bool,
-    out_bias: bool,
-    mlp_bias: bool,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
     head_dim: int | None = None,
     default_tied: bool = False,
     default_theta: float = DEFAULT_THETA,
+    local_theta: float | None = None,
+    slides: Sequence[bool] | None = None,
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
+    experts: Sequence[ExpertsSpec | None] | None = None,
+    default_eps: float = 1e-6,
+    **hyperparameters: Any,
 ) -> ModelSpec:
     """Return the spec of a model like Llama.
 
-    `head_dim`, `default_tied` and `default_theta` are defaults for a config.json without these values. `rotates` tells
-    for each layer whether it has positions; by default all have. `windows` are the layers' windows; by default there
-    are none.
+    `head_dim` and those that begin with `default` are defaults for a config.json without these values. `rotates` tells
+    for each layer whether it has positions; by default all have. `windows` and `experts` are the layers'; by default
+    there are none. With `local_theta`, config.json has a rotary embedding of its own for the layers that `slides`
+    names, of this theta by default. `hyperparameters` are further ones of `LlamaHyperparameters`.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
+    nothing, local_rope = (None,) * num_layers, None
+    experts = experts or nothing
+    if local_theta is None:
+        rope = parse_rope(config, attention.head_dim, default_theta=default_theta)
+    else:
+        rope, local_rope = rope_pair(config, attention.head_dim, default_theta, local_theta)
+    if hyperparameters.get("has_neighbours") and rope.rotary_dim != attention.head_dim:
+        raise ModelError(
+            f"config.json rotates {rope.rotary_dim} elements of heads of {attention.head_dim}; a {architecture} model "
+            "rotates all of them"
+        )
+    places = zip(
+        rotates or (True,) * num_layers, slides or (False,) * num_layers, windows or nothing, experts, strict=True
+    )
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
         layers=tuple(
-            LayerSpec("attention", replace(attention, rotates=each, window=window))
-            for each, window in zip(rotates or (True,) * num_layers, windows or (None,) * num_layers, strict=True)
+            LayerSpec(
+                "attention", replace(attention, rotates=turns, is_local=is_local, window=window), experts=of_layer
+            )
+            for turns, is_local, window, of_layer in places
         ),
-        rope=parse_rope(config, attention.head_dim, default_theta=default_theta),
+        rope=rope,
+        local_rope=local_rope,
         sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
-            intermediate_size=integer(config, "intermediate_size"),
+            # Where all layers have experts, no width of an MLP is shared among ranks.
+            intermediate_size=integer(config, "intermediate_size") if None in experts else 0,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             mlp_bias=mlp_bias,
-            norm_eps=number(config, "rms_norm_eps", 1e-6),
+            norm_eps=number(config, "rms_norm_eps", default_eps),
+            **hyperparameters,
         ),
     )

@@ -25,4 +25,4 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"{FULL} with null"
         )
     windows = layer_windows(config, (has_windows,) * num_layers, DEFAULT_WINDOW)
-    return llama_spec(config, "mistral", qkv_bias=False, out_bias=False, mlp_bias=False, windows=windows)
+    return llama_spec(config, "mistral", windows=windows)

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
-from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 DELTA_NORM_EPS = 1e-5
 """Epsilon of the norm after a delta net, which config.json does not give."""
 NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm.": ".post_attention_layernorm."}
 """Names of norms in current transformers by those in published checkpoints."""
-
-
-class AttentionBlock(Module):
-    """x + norm(attention(x)), and the same with an MLP."""
-
-    def __init__(
-        self, build: ModelBuilder, size: int, attention: AttentionSpec, hyper: OlmoHybridHyperparameters
-    ) -> None:
-        super().__init__()
-        eps = hyper.norm_eps
-        self.self_attn = Attention(
-            build, size, attention, bias=hyper.attention_bias, qk_norm_eps=eps, qk_norm_whole=True
-        )
-        self.post_attention_layernorm = RMSNorm(build, size, eps)
-        self.mlp = GatedMLP(build, size, hyper.intermediate_size)
-        self.post_feedforward_layernorm = RMSNorm(build, size, eps)
-
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
-        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
-        x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
-        return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
 
 
 class OlmoHybrid(Decoder):
@@ -59,7 +28,11 @@ class OlmoHybrid(Decoder):
         build, size = self.build, self.spec.hidden_size
         hyper: OlmoHybridHyperparameters = self.spec.hyperparameters
         if layer.attention is not None:
-            return AttentionBlock(build, size, layer.attention, hyper)
+            bias, eps = hyper.attention_bias, hyper.norm_eps
+            attention = Attention(build, size, layer.attention, bias=bias, qk_norm_eps=eps, qk_norm_whole=True)
+            return PostNormBlock(
+                build, size, eps, attention=attention, mlp=GatedMLP(build, size, hyper.intermediate_size)
+            )
         assert isinstance(layer.mixer, GatedDeltaSpec), "a layer has attention or a delta net"
         mixer = GatedDeltaNet(
             build, size, layer.mixer, eps=DELTA_NORM_EPS, stored="one_by_one", beta_scale=hyper.beta_scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, top_k
+from ostinato.models.config_json import flag, integer, sparse_layers, top_k
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
@@ -49,7 +49,7 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
         normalizes=flag(config, "norm_topk_prob", True),
         stored=stored,
     )
-    experts, has_experts = _experts(config), _has_experts(config, len(plain.layers))
+    experts, has_experts = _experts(config), sparse_layers(config, len(plain.layers))
     layers = tuple(
         replace(layer, experts=experts) if sparse else layer
         for layer, sparse in zip(plain.layers, has_experts, strict=True)
@@ -57,7 +57,7 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
     head = plain.head
     if head is not None:
         # Its only layer has experts if the first layer of a model would.
-        [of_first] = _has_experts(config, 1)
+        [of_first] = sparse_layers(config, 1)
         own = tuple(replace(layer, experts=experts if of_first else None) for layer in head.layers)
         head = replace(head, layers=own)
     return replace(plain, layers=layers, hyperparameters=hyper, sharded_dims=SHARDED_DIMS, head=head)
@@ -71,9 +71,3 @@ def _experts(config: JsonMapping) -> ExpertsSpec:
         size=integer(config, "hidden_size"),
         intermediate_size=integer(config, "moe_intermediate_size", 512),
     )
-
-
-def _has_experts(config: JsonMapping, num_layers: int) -> list[bool]:
-    """Return for each layer whether it has experts: every `decoder_sparse_step`-th has, except `mlp_only_layers`."""
-    step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    return [number not in dense and (number + 1) % step == 0 for number in range(num_layers)]

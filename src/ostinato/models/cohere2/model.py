@@ -1,0 +1,49 @@
+"""Cohere 2 (model_type `cohere2`): attention and a gated MLP of one norm, both added to the residual stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.norm import LayerNorm
+from ostinato.models.decoder import Decoder
+from ostinato.models.llama.spec import LlamaHyperparameters
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
+from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
+
+
+class ParallelBlock(Module):
+    """x + attention(norm(x)) + mlp(norm(x))."""
+
+    def __init__(self, build: ModelBuilder, size: int, spec: AttentionSpec, hyper: LlamaHyperparameters) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, size, hyper.norm_eps, has_bias=False)
+        self.self_attn = Attention(build, size, spec, bias=hyper.qkv_bias, has_neighbours=hyper.has_neighbours)
+        self.mlp = GatedMLP(build, size, hyper.intermediate_size)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
+    ) -> torch.Tensor:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        return self.mlp(y, self.self_attn(y, angles, step, memory, x))
+
+
+class Cohere2(Decoder):
+    """The language model."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        hyper: LlamaHyperparameters = spec.hyperparameters
+        super().__init__(build, spec, norm_eps=hyper.norm_eps, logits_multiplier=hyper.logits_multiplier)
+        self.model.norm = LayerNorm(build, spec.hidden_size, hyper.norm_eps, has_bias=False)
+
+    def make_block(self, layer: LayerSpec) -> ParallelBlock:
+        assert layer.attention is not None, "every layer has attention"
+        return ParallelBlock(self.build, self.spec.hidden_size, layer.attention, self.spec.hyperparameters)

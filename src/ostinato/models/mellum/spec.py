@@ -1,0 +1,36 @@
+"""Mellum 2: Qwen3 with experts, and layers with a window, which have a rotary embedding of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.models.config_json import FULL, flag, integer, layer_kinds, layer_windows, sliding_layers
+from ostinato.models.llama.spec import llama_spec
+from ostinato.models.qwen3_moe.spec import qwen_experts
+from ostinato.plan.model import ModelSpec
+
+THETA, LOCAL_THETA, WINDOW = 500_000.0, 10_000.0, 1024
+"""Defaults of a config.json without these values."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """Return the spec of a `mellum` config.json. Its prediction head, if any, is not read."""
+    num_layers = integer(config, "num_hidden_layers")
+    slides = sliding_layers({"layer_types": [FULL] * num_layers, **config}, 1)
+    kinds = layer_kinds(config, {"dense": "", "sparse": "experts"}, ("mlp_layer_types",)) or ("experts",) * num_layers
+    experts, bias = qwen_experts(config), flag(config, "attention_bias", False)
+    return llama_spec(
+        config,
+        "mellum",
+        qkv_bias=bias,
+        out_bias=bias,
+        head_dim=128,
+        default_theta=THETA,
+        local_theta=LOCAL_THETA,
+        slides=slides,
+        windows=layer_windows(config, slides, WINDOW),
+        experts=[experts if kind else None for kind in kinds],
+        unread="mtp.",
+        qk_norms="of_heads",
+        normalizes=flag(config, "norm_topk_prob", True),
+    )

@@ -1,0 +1,37 @@
+"""Ministral 3: Mistral whose queries grow with the logarithm of their positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.models.config_json import integer, layer_windows, number
+from ostinato.models.llama.spec import llama_spec
+from ostinato.plan.model import ModelSpec
+
+LONGEST = 262144
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Rotary embedding of a config.json without one."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """Return the spec of a `ministral3` config.json."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or ROPE
+    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    has_windows = config.get("sliding_window") is not None
+    beta = number(rope, "llama_4_scaling_beta", 0.0)
+    return llama_spec(
+        {**config, "rope_scaling": rope},
+        "ministral3",
+        head_dim=128,
+        default_eps=1e-5,
+        windows=layer_windows(config, (has_windows,) * integer(config, "num_hidden_layers"), None),
+        query_growth=(beta, integer(rope, "original_max_position_embeddings")) if beta else None,
+    )

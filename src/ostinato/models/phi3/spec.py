@@ -1,0 +1,34 @@
+"""Phi-3 and Phi-4: Llama with packed projections, in part rotated heads, a window in every layer, and LongRoPE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.models.config_json import integer, layer_windows
+from ostinato.models.llama.spec import llama_spec
+from ostinato.plan.model import ModelSpec
+
+OLD_NAMES = ("su", "yarn")
+"""Names of the rope type `longrope` in older config.json files."""
+LONGEST = 4096
+"""`max_position_embeddings` and `original_max_position_embeddings` of a config.json without them."""
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """Return the spec of a `phi3` config.json."""
+    lengths = {
+        name: integer(config, name, LONGEST) for name in ("max_position_embeddings", "original_max_position_embeddings")
+    }
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    for name in ("type", "rope_type"):
+        if scaling.get(name) in OLD_NAMES:
+            scaling[name] = "longrope"
+    config = {**config, **lengths, "rope_scaling": scaling or None}
+    slides = (config.get("sliding_window") is not None,) * integer(config, "num_hidden_layers")
+    return llama_spec(
+        config,
+        "phi3",
+        default_eps=1e-5,
+        windows=layer_windows({**config, "layer_types": None}, slides, None),
+        has_packed_tensors=True,
+    )

@@ -1,0 +1,38 @@
+"""Qwen3 with experts in every `decoder_sparse_step`-th layer, except `mlp_only_layers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.models.config_json import flag, integer, layer_windows, sparse_layers, top_k
+from ostinato.models.llama.spec import llama_spec
+from ostinato.plan.layer_specs import ExpertsSpec
+from ostinato.plan.model import ModelSpec
+
+WINDOW = 4096
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """Return the spec of a `qwen3_moe` config.json. Either all layers have its window, or none has."""
+    num_layers, has_windows = integer(config, "num_hidden_layers"), flag(config, "use_sliding_window", False)
+    has_windows = has_windows and config.get("sliding_window", WINDOW) is not None
+    bias = flag(config, "attention_bias", False)
+    return llama_spec(
+        config,
+        "qwen3_moe",
+        qkv_bias=bias,
+        out_bias=bias,
+        windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
+        experts=[qwen_experts(config) if each else None for each in sparse_layers(config, num_layers)],
+        qk_norms="of_heads",
+        normalizes=flag(config, "norm_topk_prob", False),
+    )
+
+
+def qwen_experts(config: Mapping[str, Any]) -> ExpertsSpec:
+    """Return the experts of a layer, whose number has two spellings."""
+    name = "num_local_experts" if config.get("num_local_experts") is not None else "num_experts"
+    num_experts = integer(config, name)
+    chosen, size = top_k(config, num_experts), integer(config, "hidden_size")
+    return ExpertsSpec(num_experts, chosen, size, integer(config, "moe_intermediate_size"))
