@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Backbone(Module):
-    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ."""
+    """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ.
+
+    Attention that `is_local` has a separate rotary embedding.
+    """
 
     def __init__(
         self,
@@ -40,15 +43,22 @@ class Backbone(Module):
             build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
         )
         self.layers = ModuleList(make_block(layer) for layer in spec.layers)
+        self.local_blocks = {
+            block
+            for layer, block in zip(spec.layers, self.layers, strict=True)
+            if layer.attention is not None and layer.attention.is_local
+        }
         self.norm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
+        self.local_rotary = None if spec.local_rope is None else Rotary(build, spec.local_rope)
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         x = self.embed_tokens(step.token_ids)
         angles = self.rotary(step.positions) if self.rotary is not None else None
+        local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, angles, step, layer_memory)
+            x = block(x, local_angles if block in self.local_blocks else angles, step, layer_memory)
         return self.norm(x.to(self.embed_tokens.dtype))
 
 

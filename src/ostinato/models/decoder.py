@@ -63,6 +63,48 @@ class Block(Module):
         return x if self.experts is None else self.experts(y, x)
 
 
+class SandwichBlock(Module):
+    """Attention or a state mixer, then an MLP, each between two norms, the second of which is before the sum.
+
+    `names` and `norm_plus_one` are those of `Block`.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        norm_eps: float,
+        *,
+        mlp: Module,
+        attention: Attention | None = None,
+        mamba: Module | None = None,
+        names: dict[str, str] | None = None,
+        norm_plus_one: bool = False,
+    ) -> None:
+        super().__init__()
+        self.names = names or {}
+        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.self_attn = attention
+        self.mamba = mamba
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+
+    def forward(
+        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
+    ) -> torch.Tensor:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        if self.self_attn is not None:
+            y = self.self_attn(y, angles, step, memory, None)
+        if self.mamba is not None:
+            y = self.mamba(y, step, memory, None)
+        x = self.post_attention_layernorm(y, x)
+        y = self.mlp(self.pre_feedforward_layernorm(x), None)
+        return self.post_feedforward_layernorm(y, x)
+
+
 class MixerBlock(Module):
     """x + mixer(norm(x)), the whole layer of a pure state-space model.
 

@@ -97,7 +97,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
     for layer in dict.fromkeys(layers):
         if op in ("attention", "rotary") and layer.attention is not None:
-            rope = model.rope if layer.attention.rotates else None
+            rope = (model.local_rope if layer.attention.is_local else None) or model.rope
+            rope = rope if layer.attention.rotates else None
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
             yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:

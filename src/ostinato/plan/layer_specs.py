@@ -24,6 +24,8 @@ class AttentionSpec:
     head_dim: int
     rotates: bool = True
     """True if it uses the model's rotary embedding, if there is one."""
+    is_local: bool = False
+    """True if it uses the model's `local_rope`, its rotary embedding of layers with a window."""
     window: int | None = None
     """Number of positions that a token attends to, its own included; None: all up to its own."""
 

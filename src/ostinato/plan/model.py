@@ -129,6 +129,8 @@ class ModelSpec:
     """The whole model, if it is sharded."""
     given_tokens: int | None = None
     """Number of token ids that have a text in the tokenizer given in place of the checkpoint's, if one was given."""
+    local_rope: RopeSpec | None = None
+    """Rotary embedding of attention that `is_local`, if it has one of its own."""
     backbone: str = "model."
     """Prefix of the names of the layers in the checkpoint."""
 

@@ -1,97 +1,43 @@
 """Gemma 3, its text model (model_type `gemma3_text`).
 
-Attention and MLP each have a norm before and after them, and layers are local or global.
+Attention and MLP each have a norm before and after them, and layers are local or global. All norms are stored less 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from ostinato.layers.attention import Attention, Rotary
+from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import Backbone, CausalLM
-from ostinato.models.gemma3_text.spec import LOCAL, Gemma3Hyperparameters
+from ostinato.layers.module import ModelBuilder
+from ostinato.models.decoder import Decoder, SandwichBlock
+from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-if TYPE_CHECKING:
-    import torch
 
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+class Gemma3(Decoder):
+    """The language model."""
 
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(
+            build,
+            spec,
+            norm_eps=spec.hyperparameters.norm_eps,
+            embedding_multiplier=build.rounded(spec.hidden_size**0.5),
+            norm_plus_one=True,
+        )
 
-class Block(Module):
-    """Attention and a gated MLP, each between two norms. All norms are stored less 1."""
-
-    def __init__(self, build: ModelBuilder, size: int, layer: LayerSpec, hyper: Gemma3Hyperparameters) -> None:
-        super().__init__()
+    def make_block(self, layer: LayerSpec) -> SandwichBlock:
+        build, size = self.build, self.spec.hidden_size
+        hyper: Gemma3Hyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
-        eps = hyper.norm_eps
-        self.is_local = layer.kind == LOCAL
-        self.input_layernorm = RMSNorm(build, size, eps, plus_one=True)
-        self.self_attn = Attention(
+        attention = Attention(
             build,
             size,
             layer.attention,
             bias=hyper.attention_bias,
-            qk_norm_eps=eps,
+            qk_norm_eps=hyper.norm_eps,
             qk_norm_plus_one=True,
             scale=hyper.scale,
         )
-        self.post_attention_layernorm = RMSNorm(build, size, eps, plus_one=True)
-        self.pre_feedforward_layernorm = RMSNorm(build, size, eps, plus_one=True)
-        self.mlp = GatedMLP(build, size, hyper.intermediate_size, activation="geglu")
-        self.post_feedforward_layernorm = RMSNorm(build, size, eps, plus_one=True)
-
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
-        """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
-        y = self.self_attn(self.input_layernorm(x), angles, step, memory, None)
-        x = self.post_attention_layernorm(y, x)
-        y = self.mlp(self.pre_feedforward_layernorm(x), None)
-        return self.post_feedforward_layernorm(y, x)
-
-
-class Gemma3Backbone(Backbone):
-    """Embedding, blocks and final norm. Local layers have a separate rotary embedding."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper: Gemma3Hyperparameters = spec.hyperparameters
-        super().__init__(
-            build,
-            spec,
-            lambda layer: Block(build, spec.hidden_size, layer, hyper),
-            hyper.norm_eps,
-            embedding_multiplier=build.rounded(spec.hidden_size**0.5),
-            norm_plus_one=True,
-        )
-        self.local_rotary = Rotary(build, hyper.local_rope)
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
-        """Compute the final normed hidden states of a step, [tokens, hidden]."""
-        assert self.rotary is not None, "all layers have positions"
-        x = self.embed_tokens(step.token_ids)
-        angles, local_angles = self.rotary(step.positions), self.local_rotary(step.positions)
-        for block, layer_memory in zip(self.layers, memory, strict=True):
-            assert isinstance(block, Block), "its blocks are those of this file"
-            x = block(x, local_angles if block.is_local else angles, step, layer_memory)
-        return self.norm(x)
-
-
-class Gemma3(CausalLM):
-    """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        self.model = Gemma3Backbone(build, spec)
-
-    @property
-    def backbone(self) -> Backbone:
-        return self.model
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
-        return self.model(step, memory)
+        mlp = GatedMLP(build, size, hyper.intermediate_size, activation="geglu")
+        return SandwichBlock(build, size, hyper.norm_eps, attention=attention, mlp=mlp, norm_plus_one=True)

@@ -40,16 +40,12 @@ LOCAL, GLOBAL = "local", "global"
 
 @dataclass(frozen=True)
 class Gemma3Hyperparameters:
-    """Hyperparameters of models/gemma3_text/model.py, besides the layers.
-
-    `local_rope` is that of layers with a window.
-    """
+    """Hyperparameters of models/gemma3_text/model.py, besides the layers."""
 
     intermediate_size: int
     attention_bias: bool
     norm_eps: float
     scale: float
-    local_rope: RopeSpec
 
 
 def model_spec(config: dict[str, Any]) -> ModelSpec:
@@ -73,17 +69,17 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         architecture="gemma3_text",
         **shared_fields(config, default_tied=True),
         layers=tuple(
-            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, window=window))
+            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, is_local=slides, window=window))
             for slides, window in zip(slides, windows, strict=True)
         ),
         rope=of_all,
+        local_rope=local,
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Gemma3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
             scale=number(config, "query_pre_attn_scalar", SCALAR) ** -0.5,
-            local_rope=local,
         ),
     )
 
