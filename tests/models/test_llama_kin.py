@@ -146,6 +146,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"factor": 2.0},
+    "proportional": {"partial_rotary_factor": 0.5},
     "factors": {"factors": [1.0] * 12},
 }
 

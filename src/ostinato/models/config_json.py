@@ -249,7 +249,7 @@ def _malformed(name: str, value: Any, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "factors")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "proportional", "factors")
 
 _REQUIRED = {
     "default": (),
@@ -257,9 +257,13 @@ _REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "dynamic": ("factor",),
+    "proportional": (),
     "factors": (),
 }
-_OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+_OPTIONAL = {
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "proportional": ("factor",),
+}
 
 
 def parse_rope(
@@ -285,6 +289,10 @@ def parse_rope(
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
     rotary_dim = int(head_dim * partial)
+    if kind == "proportional":
+        if not 0 <= partial <= 1:
+            raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
+        rotary_dim, parameters["partial_rotary_factor"] = head_dim, partial
     if kind == "factors":
         parameters["factors"] = _factors(scaling, rotary_dim // 2)
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
