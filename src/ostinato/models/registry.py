@@ -19,6 +19,7 @@ MODELS = {
     "kimi_linear": "kimi_linear.model:KimiLinear",
     "lfm2": "lfm2.model:Lfm2",
     "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
+    "lfm3": "lfm3.model:Lfm3",
     "llama": "llama.model:Llama",
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
