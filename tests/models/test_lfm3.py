@@ -17,12 +17,14 @@ from tests.support.plan_cases import GIB, cpu
 
 PUBLISHED = transformers.Lfm3Config(dtype="bfloat16").to_dict()
 """The sizes of LFM3-1.7B, which are the defaults of transformers."""
+SEEING = transformers.Lfm3VlConfig(dtype="bfloat16").to_dict()
+"""The sizes of LFM3-VL-2B."""
 DEFAULTS = ("layer_types", "rope_parameters", "head_dim", "sliding_window", "conv_L_cache", "norm_eps")
 
 
-def refusal(changed: dict[str, Any]) -> str:
+def refusal(config: dict[str, Any]) -> str:
     with pytest.raises(ModelError) as error:
-        model_spec(PUBLISHED | changed)
+        model_spec(config)
     return error.value.message
 
 
@@ -46,13 +48,45 @@ def test_only_half_of_the_angles_of_attention_without_a_window_turn() -> None:
     assert (spec.local_rope.kind, spec.local_rope.theta, spec.local_rope.rotary_dim) == ("default", 1e4, 128)
 
 
+@pytest.mark.parametrize("config", [PUBLISHED, SEEING], ids=["lfm3", "lfm3_vl"])
 @pytest.mark.parametrize("device", ["cpu", *CATALOGUE])
-def test_it_is_planned_on_every_device_with_full_graphs(device: str) -> None:
+def test_it_is_planned_on_every_device_with_full_graphs(device: str, config: dict[str, Any]) -> None:
     spec = cpu(64 * GIB) if device == "cpu" else CATALOGUE[device]
-    plan = make_plan(EngineConfig(), model_spec(PUBLISHED), spec)
+    plan = make_plan(EngineConfig(), model_spec(config), spec)
     assert plan.memory.num_slots > 1
     assert plan.memory.window_block > 0
     assert plan.settings.graph_mode == "full_and_piecewise"
+    if config is SEEING:
+        assert plan.encoder is not None
+        assert plan.encoder.max_items_per_batch <= min(plan.encoder.token_budgets)
+
+
+def test_a_model_with_images_is_the_text_model_and_an_encoder() -> None:
+    spec, text = model_spec(SEEING), model_spec(PUBLISHED)
+    assert spec.layers == text.layers
+    assert spec.vision is not None
+    assert spec.num_parameters == text.num_parameters + spec.vision.parameters
+    assert (round(spec.num_parameters / 1e9, 1), spec.vision.parameters) == (1.9, 189_380_352)
+    bare = {"model_type": "lfm3_vl", "dtype": "bfloat16", "text_config": SEEING["text_config"], "vision_config": {}}
+    assert model_spec(bare) == spec
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"text_config": {"model_type": "lfm2"}}, ["model_type = 'lfm2'", "'lfm3'"]),
+        ({"vision_config": {"conv_kernel_size": 4}}, ["conv_kernel_size = 4", "odd"]),
+        ({"vision_config": {"num_key_value_heads": 5}}, ["16 heads", "5 key heads"]),
+        ({"vision_config": {"num_attention_heads": 3}}, ["3 heads", "multiple of 4"]),
+        ({"vision_config": {"layer_types": ["conv"]}}, ["1 layer_types", "14"]),
+        ({"vision_config": {"rope_parameters": {"rope_type": "default"}}}, ["rope_type = 'default'", "axial"]),
+        ({"vision_config": {"patch_size": [16, 16]}}, ["patch_size = [16, 16]", "whole number"]),
+        ({"projector_hidden_act": "relu"}, ["projector_hidden_act = 'relu'", "gelu"]),
+    ],
+)
+def test_an_encoder_that_is_not_implemented_is_refused_by_name(changed: dict[str, Any], words: list[str]) -> None:
+    message = refusal(SEEING | changed)
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize(
@@ -75,5 +109,5 @@ def test_it_is_planned_on_every_device_with_full_graphs(device: str) -> None:
     ],
 )
 def test_what_the_model_does_not_implement_is_refused_by_name(changed: dict[str, Any], words: list[str]) -> None:
-    message = refusal(changed)
+    message = refusal(PUBLISHED | changed)
     assert all(word in message for word in words), message

@@ -20,6 +20,7 @@ MODELS = {
     "lfm2": "lfm2.model:Lfm2",
     "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
     "lfm3": "lfm3.model:Lfm3",
+    "lfm3_vl": "lfm3_vl.model:Lfm3VL",
     "llama": "llama.model:Llama",
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
