@@ -64,7 +64,7 @@ class Block(Module):
 
 
 class SandwichBlock(Module):
-    """Attention or a state mixer, then an MLP, each between two norms, the second of which is before the sum.
+    """Attention or a state mixer, then an MLP. Each has a norm before it, and another one between it and the sum.
 
     `names` and `norm_plus_one` are those of `Block`.
     """

@@ -47,6 +47,7 @@ The `model_type` is also the folder of its `spec.py`.
 
 NOT_IMPLEMENTED = {
     "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
+    "lfm2_vl": "LFM2 with images is not implemented; its text models, whose model_type is lfm2, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""

@@ -82,12 +82,11 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of each layer: by `layer_types`, or convolutions with attention at every second layer."""
+    count = integer(config, "num_hidden_layers")
     kinds = layer_kinds(config, {"conv": CONV, SLIDING: LOCAL, FULL: GLOBAL})
     if kinds is not None:
         return kinds
-    return (CONV, CONV, *((GLOBAL, CONV, LOCAL, CONV) * integer(config, "num_hidden_layers")))[
-        : integer(config, "num_hidden_layers")
-    ]
+    return tuple(CONV if i == 0 or i % 2 else LOCAL if i % 4 == 0 else GLOBAL for i in range(count))
 
 
 def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeSpec:

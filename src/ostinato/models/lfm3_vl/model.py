@@ -58,8 +58,8 @@ class PatchAttention(Module):
 class SpatialConv(Module):
     """Depthwise convolution over the grid of an image's patches.
 
-    The products of every patch with a row of weights are an embedding table, of which each patch sums those that its
-    taps name (`runner.image_encoder.neighbour_taps`).
+    The products of all patches with a row of weights are an embedding table. Each patch sums the entries that its taps
+    name (`runner.image_encoder.neighbour_taps`).
     """
 
     def __init__(self, build: ModelBuilder, size: int, side: int) -> None:
