@@ -75,7 +75,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _vision(config: Mapping[str, Any], vision: Mapping[str, Any], text_size: int) -> VisionSpec:
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": integer(vision, "hidden_size", 1024),
         "num_layers": integer(vision, "num_hidden_layers", 14),
         "num_heads": integer(vision, "num_attention_heads", 16),
