@@ -130,7 +130,7 @@ def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it
 def test_encoding_images_reads_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spec = planned(name)
     assert spec.vision is not None
-    buffers = EncoderBuffers(64, 3, spec.vision.patch_elements, META)
+    buffers = EncoderBuffers(64, 3, spec.vision.patch_elements, META, spec.vision.taps)
     with torch.inference_mode(), collected_launches(monkeypatch) as launches, OnDevice():
         model = meta_model(spec, plan.kernels)
         assert isinstance(model, HasEncoder)

@@ -155,6 +155,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"factor": 2.0},
     "longrope": {"short_factor": [1.0] * 12, "long_factor": [2.0] * 12, "original_max_position_embeddings": 64},
+    "proportional": {"partial_rotary_factor": 0.5},
     "factors": {"factors": [1.0] * 12},
 }
 

@@ -75,7 +75,7 @@ def test_a_prompt_hits_after_a_restart_and_gives_the_same_tokens(name: str, tmp_
 @pytest.mark.usefixtures("quick_reading")
 @pytest.mark.parametrize("mode", ["align", "all"])
 @pytest.mark.parametrize(
-    "name", ["nemotron_h", "qwen3", "qwen3_next", "lfm2", "mamba2", "gemma3_text", "qwen2", "mistral"]
+    "name", ["nemotron_h", "qwen3", "qwen3_next", "lfm2", "mamba2", "gemma3_text", "lfm3", "qwen2", "mistral"]
 )
 def test_what_made_room_comes_back_while_others_run(name: str, mode: str, tmp_path: Path) -> None:
     if not has_state(name):

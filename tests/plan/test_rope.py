@@ -31,6 +31,7 @@ SCALINGS = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     },
+    "proportional": {"rope_type": "proportional", "factor": 2.5},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     "yarn with betas": {
         "rope_type": "yarn",

@@ -683,6 +683,51 @@ def lfm2_moe() -> PretrainedConfig:
     )
 
 
+def lfm3() -> PretrainedConfig:
+    """Windows shorter than the prompts, half of the angles of attention without a window, every bias and norm."""
+    return transformers.Lfm3Config(
+        **COMMON,
+        layer_types=["conv", "sliding_attention", "conv", "full_attention", "sliding_attention"],
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=20,
+        sliding_window=37,
+        intermediate_size=90,
+        conv_L_cache=7,
+        conv_bias=True,
+        attention_bias=True,
+        norm_eps=1e-3,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 700.0,
+                "partial_rotary_factor": 0.65,
+                "factor": 1.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+        },
+        tie_word_embeddings=False,
+    )
+
+
+def lfm3_plain() -> PretrainedConfig:
+    """No gate, no second norm, no bias; tied embeddings, and a convolution of other taps."""
+    return transformers.Lfm3Config(
+        **{**COMMON, "hidden_size": 48},
+        layer_types=["conv", "full_attention", "conv"],
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=24,
+        intermediate_size=72,
+        conv_L_cache=5,
+        use_sandwich_norm=False,
+        use_attention_gate=False,
+        norm_eps=1e-2,
+    )
+
+
 def mamba2() -> PretrainedConfig:
     """Layers of state alone."""
     config = {name: value for name, value in COMMON.items() if name != "max_position_embeddings"}
@@ -849,6 +894,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         kimi_linear,
         lfm2,
         lfm2_moe,
+        lfm3,
+        lfm3_plain,
         llama,
         mamba,
         mamba2,

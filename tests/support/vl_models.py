@@ -19,6 +19,7 @@ from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import SINGLE, build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.dispatch import Ops, select_ops
@@ -28,6 +29,7 @@ from ostinato.plan.device.detect import detect
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.runner.image_encoder import write_encoder_inputs
+from tests.support import recipes
 from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
 from tests.support.folders import shared_folder
 from tests.support.recipes import COMMON, VOCAB_SIZE
@@ -121,8 +123,27 @@ def qwen3_5_moe() -> PretrainedConfig:
     return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=vision, **TOKENS)
 
 
+def lfm3_vl() -> PretrainedConfig:
+    """Convolutions over patches, and attention whose heads share keys; text with windows, in a line."""
+    text = recipes.lfm3().to_dict() | {"tie_word_embeddings": True}
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "patch_size": 4,
+        "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+    }
+    return transformers.Lfm3VlConfig(
+        text_config=text, vision_config=vision, **TOKENS, projector_hidden_size=100, tie_word_embeddings=True
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe)
+    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl)
 }
 
 
@@ -160,10 +181,10 @@ def vl_spec(name: str) -> ModelSpec:
     return model_spec(read_config(vl_checkpoint(name)))
 
 
-def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL:
+def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL | Lfm3VL:
     model = build_model(WeightAllocator(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
-    assert isinstance(model, Qwen3VL)
+    assert isinstance(model, Qwen3VL | Lfm3VL)
     return model
 
 
@@ -198,7 +219,10 @@ def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     """[output tokens, rows, hidden]"""
     grids = torch.tensor([(1, *item.grid) for item in items])
     patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
-    out = vl_oracle(name).model.visual(patches, grid_thw=grids)
+    model = vl_oracle(name).model
+    if not hasattr(model, "visual"):
+        return torch.cat(model.get_image_features(patches, grids).pooler_output).unsqueeze(1)
+    out = model.visual(patches, grid_thw=grids)
     return torch.stack((out.pooler_output, *(getattr(out, "deepstack_features", None) or ())), dim=1)
 
 
@@ -225,5 +249,5 @@ def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torc
 def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
     """Images in buffers as large as they are."""
     patches = sum(len(item.patches) for item in items)
-    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU)
+    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU, vision.taps)
     return write_encoder_inputs(buffers, items, vision)

@@ -208,8 +208,10 @@ class StepBuffers(Buffers):
 class EncoderBuffers(Buffers):
     """Inputs of one pack of up to `max_images` images with up to `max_patches` patches."""
 
-    def __init__(self, max_patches: int, max_images: int, patch_elements: int, device: torch.device) -> None:
-        super().__init__(ENCODER_TABLE, encoder_sizes(max_patches, max_images, patch_elements), device)
+    def __init__(
+        self, max_patches: int, max_images: int, patch_elements: int, device: torch.device, taps: int = 4
+    ) -> None:
+        super().__init__(ENCODER_TABLE, encoder_sizes(max_patches, max_images, patch_elements, taps), device)
 
     def view(self, patches: int) -> EncoderInputs:
         """Return the first `patches` patches, with the segments of all images that there is room for."""

@@ -201,7 +201,7 @@ class EncoderGraphs:
 
     def _make_buffers(self, tokens: int, images: int) -> EncoderBuffers:
         patches = tokens * self._vision.patches_per_token
-        return EncoderBuffers(patches, images, self._vision.patch_elements, self._device)
+        return EncoderBuffers(patches, images, self._vision.patch_elements, self._device, self._vision.taps)
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:

@@ -27,11 +27,11 @@ class Attention(Module):
     scores (default head_dim ** -0.5). `in_multiplier`, `key_multiplier` and `out_multiplier` multiply the input, the
     keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
     (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
-    gate, whose sigmoid multiplies the head's output (Qwen3.5). `out_size` is the size of the result, if it differs from
-    the input's (Zamba2). If it `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate
-    together side by side (Ernie 4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a
-    checkpoint, that is `qkv_proj` (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position
-    (Ministral 3).
+    gate, whose sigmoid multiplies the head's output (Qwen3.5). If it `has_head_gates`, gate_proj gives each head a
+    gate of one number (LFM3). `out_size` is the size of the result, if it differs from the input's (Zamba2). If it
+    `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate together side by side (Ernie
+    4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a checkpoint, that is `qkv_proj`
+    (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position (Ministral 3).
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Attention(Module):
         out_multiplier: float = 1.0,
         first_key: int = 0,
         is_gated: bool = False,
+        has_head_gates: bool = False,
         qk_norm_whole: bool = False,
         out_size: int | None = None,
         has_neighbours: bool = False,
@@ -79,6 +80,7 @@ class Attention(Module):
         out_size = hidden_size if out_size is None else out_size
         out_bias = bias if out_bias is None else out_bias
         self.o_proj = Linear(build, self.q_size, out_size, out_bias, out_multiplier, cuts_inputs=True)
+        self.gate_proj = Linear(build, hidden_size, spec.num_heads) if has_head_gates else None
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
@@ -104,7 +106,8 @@ class Attention(Module):
 
         Without `angles` attention has no positions.
         """
-        return self.attend(*self.project(x), angles, step, memory, residual)
+        head_gates = None if self.gate_proj is None else self.gate_proj(x)
+        return self.attend(*self.project(x), angles, step, memory, residual, head_gates)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size]."""
@@ -120,8 +123,12 @@ class Attention(Module):
         step: StepInputs,
         memory: LayerCache,
         residual: torch.Tensor | None,
+        head_gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute the part of `forward` after the projections -> [tokens, hidden]."""
+        """Compute the part of `forward` after the projections -> [tokens, hidden].
+
+        The sigmoid of `head_gates` [tokens, heads] multiplies the outputs of the heads.
+        """
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.query_scales is not None:
@@ -137,6 +144,9 @@ class Attention(Module):
         out = out.flatten(1)
         if self.is_gated:
             out = self.output_gate(out, gate.contiguous().flatten(1))
+        if head_gates is not None:
+            wide = head_gates.unflatten(-1, (-1, 1)).expand(-1, -1, self.spec.head_dim)
+            out = self.output_gate(out, wide.contiguous().flatten(1))
         return self.o_proj(out, residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:

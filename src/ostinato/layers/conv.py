@@ -74,7 +74,9 @@ class ShortConv(Module):
         self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
         self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
         gated = self.ops.multiply(before, inner)

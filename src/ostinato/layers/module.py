@@ -102,8 +102,9 @@ class Module:
             yield from child.named_modules(join_path(path, name))
 
     def name_of(self, module: Module) -> str:
-        """Return the path of a module within."""
-        return next(path for path, found in self.named_modules() if found is module)
+        """Return the name that the checkpoint has for a module within, or for its parent if it has none for it."""
+        path = next(path for path, found in self.named_modules() if found is module)
+        return path if module.is_in_checkpoint else path.rpartition(".")[0]
 
     def modules(self) -> Iterator[Module]:
         return (module for _, module in self.named_modules())

@@ -71,8 +71,9 @@ class SketchTensor:
     def contiguous(self) -> SketchTensor:
         return self._computed("contiguous", self.dtype)
 
-    def expand(self, _: int, columns: int) -> SketchTensor:
-        return replace(self, shape=(self.shape[0], columns))
+    def expand(self, *sizes: int) -> SketchTensor:
+        shape = tuple(own if size == -1 else size for own, size in zip(self.shape, sizes, strict=True))
+        return replace(self, shape=shape)
 
     def unbind(self, dim: int) -> tuple[SketchTensor, ...]:
         return (replace(self, shape=(*self.shape[:dim], *self.shape[dim + 1 :])),) * self.shape[dim]

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 NORM_EPS = 1e-6
 
 
-def linear(build: ModelBuilder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = ()) -> Linear:
-    """Return a linear layer with a bias.
+def linear(
+    build: ModelBuilder, in_size: int, out_size: int, stored_shape: tuple[int, ...] = (), bias: bool = True
+) -> Linear:
+    """Return a linear layer.
 
     The encoder's weights stay in the model's dtype even if the text part's are quantised.
     """
-    return Linear(build, in_size, out_size, bias=True, can_be_quantised=False, stored_shape=stored_shape)
+    return Linear(build, in_size, out_size, bias=bias, can_be_quantised=False, stored_shape=stored_shape)
 
 
 class PatchEmbedding(Module):

@@ -17,7 +17,6 @@ from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.layers.vision import VisionEncoder
     from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
@@ -54,7 +53,10 @@ class Backbone(Module):
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
-        x = self.embed_tokens(step.token_ids)
+        return self.transform(self.embed_tokens(step.token_ids), step, memory)
+
+    def transform(self, x: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+        """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
         angles = self.rotary(step.positions) if self.rotary is not None else None
         local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
@@ -155,7 +157,7 @@ class CausalLM(Module, ABC):
         return None
 
     @property
-    def encoder(self) -> VisionEncoder | None:
+    def encoder(self) -> Module | None:
         """Encoder of images, for models that take them."""
         return None
 

@@ -261,7 +261,7 @@ def _malformed(name: str, value: object, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "factors")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "factors")
 
 _REQUIRED = {
     "default": (),
@@ -270,9 +270,13 @@ _REQUIRED = {
     "yarn": (),
     "dynamic": ("factor",),
     "longrope": (),
+    "proportional": (),
     "factors": (),
 }
-_OPTIONAL = {"yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+_OPTIONAL = {
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "proportional": ("factor",),
+}
 
 
 def parse_rope(
@@ -298,6 +302,10 @@ def parse_rope(
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
     rotary_dim = int(head_dim * partial)
+    if kind == "proportional":
+        if not 0 <= partial <= 1:
+            raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
+        rotary_dim, parameters["partial_rotary_factor"] = head_dim, partial
     if kind == "factors":
         parameters["factors"] = _factors(scaling, rotary_dim // 2)
     if kind == "longrope":

@@ -24,6 +24,8 @@ MODELS = {
     "kimi_linear": "kimi_linear.model:KimiLinear",
     "lfm2": "lfm2.model:Lfm2",
     "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
+    "lfm3": "lfm3.model:Lfm3",
+    "lfm3_vl": "lfm3_vl.model:Lfm3VL",
     "llama": "llama.model:Llama",
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
@@ -57,6 +59,7 @@ The `model_type` is also the folder of its `spec.py`.
 
 NOT_IMPLEMENTED = {
     "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
+    "lfm2_vl": "LFM2 with images is not implemented; its text models, whose model_type is lfm2, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""

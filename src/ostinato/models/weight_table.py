@@ -9,7 +9,6 @@ from typing import Any
 
 from ostinato.layers.module import Module, ModuleList
 from ostinato.layers.sketch import Sketch
-from ostinato.layers.vision import VisionEncoder
 from ostinato.models.base import CausalLM, PredictionHead
 from ostinato.models.registry import make_model
 from ostinato.ops.operations import OPERATIONS
@@ -103,10 +102,10 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
     return replace(layer, weights=_rows(block), shared_weights=borrowed, activation_elements=widest)
 
 
-def encoder_calls(sketch: Sketch, encoder: VisionEncoder, spec: VisionSpec) -> CallTrace:
+def encoder_calls(sketch: Sketch, encoder: Module, spec: VisionSpec) -> CallTrace:
     """Return the encoder's calls for one output token."""
     patches = spec.patches_per_token
-    inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements)))
+    inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements, spec.taps)))
     return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
 
 

@@ -335,6 +335,7 @@ class Operations:
         Implementation(block_formats=ALL_BLOCKS),
         Implementation(block_formats=NATIVE_BLOCKS),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=pointwise.embedding_launches),
+        callers=("every step", "encoder"),
         triton_file="embedding",
     )
     sharded_embedding = Operation(
@@ -415,8 +416,18 @@ class Operations:
         work=kernel_cost.matmul_cost,
         triton_file="moe",
     )
-    multiply = Operation(like_first, "pointwise", triton=Implementation(launches=pointwise.multiply_launches))
-    rms_norm = Operation(rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.rms_norm_launches))
+    multiply = Operation(
+        like_first,
+        "pointwise",
+        triton=Implementation(launches=pointwise.multiply_launches),
+        callers=("every step", "encoder"),
+    )
+    rms_norm = Operation(
+        rms_norm_shape,
+        "pointwise",
+        triton=Implementation(launches=pointwise.rms_norm_launches),
+        callers=("every step", "encoder"),
+    )
     sharded_rms_norm = Operation(sharded_rms_norm_shape, "collectives", Implementation(reads_on_host=True), native=None)
     rotary = Operation(rotary_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_launches))
     rotary_angles = Operation(

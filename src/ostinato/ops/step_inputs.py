@@ -183,14 +183,17 @@ class EncoderInputs:
 
     buffers: ClassVar[str] = "encoder buffers"
 
-    taps: torch.Tensor = field(metadata=_of("patch", "int64", 4))
-    """Learned position embeddings that a patch's own is computed from, [patches, 4]."""
+    taps: torch.Tensor = field(metadata=_of("patch", "int64", "taps"))
+    """Learned position embeddings that a patch's own is computed from, [patches, 4].
+
+    Of an encoder with convolutions: the patches that each patch sees, [patches, size ** 2] (`runner.image_encoder`).
+    """
     positions: torch.Tensor = field(metadata=_of("patch", "int64", 2))
     """Row and column of each patch, in patches, [patches, 2]."""
     patches: torch.Tensor = field(metadata=_of("patch", "float32", "patch_elements", is_padded=False))
     """Pixels of the patches, [patches, patch_elements]."""
-    tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", 4))
-    """Weights of the `taps`, [patches, 4]."""
+    tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", "taps"))
+    """Weights of the `taps`, of the same shape."""
     starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
     """First patch of each segment, and the end of the last one, [segments + 1]."""
 
@@ -221,9 +224,9 @@ def step_sizes(rows: int, tokens: int, blocks: int, slots: int, window_blocks: i
     return {"row": rows, "token": tokens, "blocks": max(blocks, 1), "slots": slots, "window_blocks": window_blocks}
 
 
-def encoder_sizes(patches: int, images: int, patch_elements: int) -> dict[str, int]:
+def encoder_sizes(patches: int, images: int, patch_elements: int, taps: int = 4) -> dict[str, int]:
     """Return the sizes of buffers for packs of `patches` patches and `images` images."""
-    return {"patch": patches, "image": images, "patch_elements": patch_elements}
+    return {"patch": patches, "image": images, "patch_elements": patch_elements, "taps": taps}
 
 
 @dataclass(frozen=True)

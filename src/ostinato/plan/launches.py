@@ -15,7 +15,6 @@ from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.sizes import DTYPE_BYTES
-from ostinato.plan.encoder.memory import TAPS
 from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.graphs.capture_plan import CapturePlan, CaptureTime
 from ostinato.plan.kernels import KernelChoice
@@ -87,7 +86,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
     # No language model behind an encoder has layer norms.
     if vision is not None and (op in ops_called_by("encoder") or op == "layer_norm"):
         head_dim = vision.hidden_size // vision.num_heads
-        sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": TAPS}
+        sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": vision.taps}
         yield {**sizes, "size": vision.hidden_size}
         if op == "layer_norm":
             yield {"size": vision.hidden_size * vision.patches_per_token}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ostinato.ops.operations import ENCODER_OPS
 from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.mixers import Mixer, operations_of
 from ostinato.plan.weights import Weight, num_elements
@@ -182,7 +183,7 @@ class VisionSpec:
     in_channels: int
     out_hidden_size: int
     num_positions: int
-    """Number of learned position embeddings, which form a square grid."""
+    """Number of learned position embeddings, which form a square grid; 0 if it has none."""
     deepstack_layers: tuple[int, ...]
     image_token_id: int
     video_token_id: int
@@ -197,6 +198,18 @@ class VisionSpec:
 
     64 tokens are 256 x 256 pixels in patches of 16.
     """
+    conv_size: int = 0
+    """Side of the square of neighbouring patches that its convolutions see; 0 if it has none."""
+
+    @property
+    def taps(self) -> int:
+        """Number of embeddings that a patch's own is interpolated from, or of patches that a convolution sees."""
+        return self.conv_size**2 or 4
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Names of the ops/ functions that it calls."""
+        return frozenset(call.operation for call in self.calls.calls) & ENCODER_OPS
 
     @property
     def parameters(self) -> int:

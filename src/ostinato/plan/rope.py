@@ -13,9 +13,9 @@ from ostinato.plan.decision import Decision
 class RopeSpec:
     """Rotary position embedding of the checkpoint.
 
-    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `factors`; `parameters` holds that
-    kind's own factors under the names that config.json uses. `rotary_dim` is the number of rotated elements of each
-    head.
+    `kind` is one of `default`, `linear`, `llama3`, `yarn`, `dynamic`, `longrope`, `proportional`, `factors`;
+    `parameters` holds that kind's own factors under the names that config.json uses. `rotary_dim` is the number of
+    rotated elements of each head, those of an angle of 0 included.
     """
 
     kind: str
@@ -80,10 +80,16 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
     `dynamic` and `longrope` have those of their original length until they are resolved: a sketch is made before the
     longest request is known. The definitions are those of transformers: linear divides all frequencies; llama3 (Llama
     3.1) divides the low ones and blends in between by wavelength; yarn (Peng et al. 2023, arXiv 2309.00071, section 3)
-    blends by the rotations within the original length. `factors` divides each frequency by its own.
+    blends by the rotations within the original length. `proportional` (Gemma 4, LFM3) pairs all elements of a head, and
+    rotates the first pairs only, as many as its `partial_rotary_factor` says. `factors` divides each frequency by its
+    own.
     """
     dim = rope.rotary_dim
     plain = [rope.theta ** (-i / dim) for i in range(0, dim, 2)]
+    if rope.kind == "proportional":
+        rotated = int(rope.parameters["partial_rotary_factor"] * dim // 2)
+        factor = rope.parameters.get("factor", 1.0)
+        return [frequency / factor if i < rotated else 0.0 for i, frequency in enumerate(plain)], 1.0
     if rope.kind == "linear":
         return [frequency / rope.parameters["factor"] for frequency in plain], 1.0
     if rope.kind in ("factors", "longrope"):

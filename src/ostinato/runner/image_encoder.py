@@ -61,13 +61,18 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
 
     They are ready when `buffers.pad` has padded them.
     """
-    arrays, side = buffers.arrays, isqrt(vision.num_positions)
+    arrays, side, size = buffers.arrays, isqrt(vision.num_positions), vision.conv_size
     starts = [0, *itertools.accumulate(len(item.patches) for item in items)]
     for item, (begin, end) in zip(items, itertools.pairwise(starts), strict=True):
         positions = patch_positions(item.grid, vision.merge_size)
         arrays["patches"][begin:end] = item.patches
         arrays["positions"][begin:end] = positions
-        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = interpolation_taps(positions, item.grid, side)
+        if size:
+            taps, weights = neighbour_taps(positions, item.grid, vision.merge_size, size)
+            taps += begin * size
+        else:
+            taps, weights = interpolation_taps(positions, item.grid, side)
+        arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = taps, weights
     arrays["starts"][: len(starts)] = starts
     return buffers.view(starts[-1])
 
@@ -104,3 +109,23 @@ def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) 
         row_part * column_part,
     )
     return np.stack(numbers, axis=1), np.stack(weights, axis=1)
+
+
+def neighbour_taps(
+    positions: np.ndarray, grid: tuple[int, int], merge: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the taps [patches, size ** 2] int64 of a convolution over a grid, and their weights, float32.
+
+    The tap of the neighbour `row` and `column` in the square of `size` by `size` around a patch is the neighbour's
+    number times `size`, plus `column`: the place of the neighbour's product with that column's weight, if the products
+    of a patch with a row of weights follow each other. Neighbours outside the grid have weight 0, and the number of the
+    patch itself.
+    """
+    height, width = grid
+    offsets = np.indices((size, size), dtype=np.int64).reshape(2, -1) - size // 2
+    rows, columns = (axis[:, None] + offset for axis, offset in zip(positions.T, offsets, strict=True))
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    squares = rows // merge * (width // merge) + columns // merge
+    numbers = squares * merge**2 + rows % merge * merge + columns % merge
+    own = np.arange(len(positions), dtype=np.int64)[:, None]
+    return np.where(inside, numbers, own) * size + offsets[1] + size // 2, inside.astype(np.float32)

@@ -55,8 +55,8 @@ def test_steps_of_a_model(name: str) -> None:
     torch.testing.assert_close(logits_of(name, triton_ops()), right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
 
 
-def test_images_of_an_encoder() -> None:
-    name = "qwen3_vl"
+@pytest.mark.parametrize("name", ["qwen3_vl", "lfm3_vl"])
+def test_images_of_an_encoder(name: str) -> None:
     vision = vl_spec(name).vision
     assert vision is not None
     inputs = encoder_inputs(random_items(name, [(4, 6)], seed=0), vision)

@@ -121,7 +121,7 @@ def test_state_update_of_padding_rows_gives_zeros_and_leaves_other_slots_alone()
     prompts=rows_of(most=3, longest=21),
     decode_rows=st.integers(0, 2),
     tokens=st.integers(1, 3),
-    width=st.integers(2, 5),
+    width=st.integers(2, 7),
     has_bias=st.booleans(),
     in_place=st.booleans(),
 )

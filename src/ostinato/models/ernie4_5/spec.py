@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import flag
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `ernie4_5` config.json."""
     bias = flag(config, "use_bias", False)
     return llama_spec(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import layer_windows, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -12,7 +11,7 @@ WINDOW, PATTERN = 4096, 4
 """Defaults of a config.json without these values."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `exaone4` config.json. If it has no window, all layers have positions."""
     has_windows = config.get("sliding_window", WINDOW) is not None
     slides = sliding_layers(config, PATTERN if has_windows else 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import FULL, flag, integer, layer_kinds, layer_windows, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.models.qwen3_moe.spec import qwen_experts
@@ -13,7 +12,7 @@ THETA, LOCAL_THETA, WINDOW = 500_000.0, 10_000.0, 1024
 """Defaults of a config.json without these values."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mellum` config.json. Its prediction head, if any, is not read."""
     num_layers = integer(config, "num_hidden_layers")
     slides = sliding_layers({"layer_types": [FULL] * num_layers, **config}, 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import integer, layer_windows, number
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -21,7 +20,7 @@ ROPE = {
 """Rotary embedding of a config.json without one."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `ministral3` config.json."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or ROPE
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}

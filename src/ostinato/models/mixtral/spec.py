@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import integer, layer_windows, top_k
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.layer_specs import ExpertsSpec
@@ -13,7 +12,7 @@ THETA, LONGEST = 1_000_000.0, 131072
 """Defaults of a config.json without these values."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mixtral` config.json."""
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     num_layers, num_experts = integer(config, "num_hidden_layers"), integer(config, "num_local_experts", 8)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import flag, layer_windows, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -12,7 +11,7 @@ THETA, WINDOW, PATTERN = 500_000.0, 4096, 4
 """Defaults of a config.json without these values."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `olmo3` config.json."""
     bias, slides = flag(config, "attention_bias", False), sliding_layers(config, PATTERN)
     return llama_spec(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import integer, layer_windows
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
@@ -14,7 +13,7 @@ LONGEST = 4096
 """`max_position_embeddings` and `original_max_position_embeddings` of a config.json without them."""
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `phi3` config.json."""
     lengths = {
         name: integer(config, name, LONGEST) for name in ("max_position_embeddings", "original_max_position_embeddings")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import flag, integer, layer_windows, sparse_layers, top_k
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.layer_specs import ExpertsSpec
@@ -13,7 +11,7 @@ from ostinato.plan.model import ModelSpec
 WINDOW = 4096
 
 
-def model_spec(config: dict[str, Any]) -> ModelSpec:
+def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_moe` config.json. Either all layers have its window, or none has."""
     num_layers, has_windows = integer(config, "num_hidden_layers"), flag(config, "use_sliding_window", False)
     has_windows = has_windows and config.get("sliding_window", WINDOW) is not None
@@ -30,7 +28,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def qwen_experts(config: Mapping[str, Any]) -> ExpertsSpec:
+def qwen_experts(config: JsonMapping) -> ExpertsSpec:
     """Return the experts of a layer, whose number has two spellings."""
     name = "num_local_experts" if config.get("num_local_experts") is not None else "num_experts"
     num_experts = integer(config, name)

@@ -18,8 +18,8 @@ CONV_TOKENS = 8
 
 CONV_CHANNELS = 256
 
-MAX_TAPS = 5
-"""Most taps of a convolution: the four inputs before a token stay in registers."""
+MAX_TAPS = 7
+"""Most taps of a convolution: the six inputs before a token stay in registers."""
 
 DELTA_TOKENS = 16
 """Tokens of a prompt in a chunk of a delta net's scan. Checkpoints are at multiples of 16, so each ends a chunk."""

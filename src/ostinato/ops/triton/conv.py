@@ -43,9 +43,26 @@ def tap(weight, BACK: tl.constexpr, WIDTH: tl.constexpr, channel, inside, channe
 
 @triton.jit
 def output_of(
-    now, p1, p2, p3, p4, w0, w1, w2, w3, w4, start, WIDTH: tl.constexpr, SHIFTS: tl.constexpr, SILU: tl.constexpr
+    now,
+    p1,
+    p2,
+    p3,
+    p4,
+    p5,
+    p6,
+    w0,
+    w1,
+    w2,
+    w3,
+    w4,
+    w5,
+    w6,
+    start,
+    WIDTH: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    SILU: tl.constexpr,
 ):
-    """Compute a token's output from its input and the four before it, the newest first, and their weights.
+    """Compute a token's output from its input and the six before it, the newest first, and their weights.
 
     `start` is the bias. A shift returns the previous input unchanged.
     """
@@ -53,6 +70,10 @@ def output_of(
         y = p1
     else:
         y = start
+        if WIDTH > 6:
+            y += p6.to(tl.float32) * w6
+        if WIDTH > 5:
+            y += p5.to(tl.float32) * w5
         if WIDTH > 4:
             y += p4.to(tl.float32) * w4
         if WIDTH > 3:
@@ -67,7 +88,7 @@ def output_of(
 
 
 @triton.jit
-def put_state(states, slot, p1, p2, p3, p4, channel, inside, channels, WIDTH: tl.constexpr):
+def put_state(states, slot, p1, p2, p3, p4, p5, p6, channel, inside, channels, WIDTH: tl.constexpr):
     """Store the state with these last inputs, the newest first."""
     to = states + slot.to(tl.int64) * (WIDTH - 1) * channels + channel
     tl.store(to + (WIDTH - 2) * channels, p1, mask=inside)
@@ -77,6 +98,10 @@ def put_state(states, slot, p1, p2, p3, p4, channel, inside, channels, WIDTH: tl
         tl.store(to + (WIDTH - 4) * channels, p3, mask=inside)
     if WIDTH > 4:
         tl.store(to + (WIDTH - 5) * channels, p4, mask=inside)
+    if WIDTH > 5:
+        tl.store(to + (WIDTH - 6) * channels, p5, mask=inside)
+    if WIDTH > 6:
+        tl.store(to + (WIDTH - 7) * channels, p6, mask=inside)
 
 
 @triton.jit
@@ -105,23 +130,29 @@ def conv_decode_kernel(
     p2 = kept_input(states, read, 2, WIDTH - 1, channel, inside, channels)
     p3 = kept_input(states, read, 3, WIDTH - 1, channel, inside, channels)
     p4 = kept_input(states, read, 4, WIDTH - 1, channel, inside, channels)
+    p5 = kept_input(states, read, 5, WIDTH - 1, channel, inside, channels)
+    p6 = kept_input(states, read, 6, WIDTH - 1, channel, inside, channels)
     w0 = tap(weight, 0, WIDTH, channel, inside, channels)
     w1 = tap(weight, 1, WIDTH, channel, inside, channels)
     w2 = tap(weight, 2, WIDTH, channel, inside, channels)
     w3 = tap(weight, 3, WIDTH, channel, inside, channels)
     w4 = tap(weight, 4, WIDTH, channel, inside, channels)
+    w5 = tap(weight, 5, WIDTH, channel, inside, channels)
+    w6 = tap(weight, 6, WIDTH, channel, inside, channels)
     first = tap(bias, 0, 1, channel, inside, channels)
     for t in tl.static_range(TOKENS):
         token = row.to(tl.int64) * TOKENS + t
         now = tl.load(x + token * stride_x + channel, mask=inside, other=0.0)
-        y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS, SILU)
+        y = output_of(now, p1, p2, p3, p4, p5, p6, w0, w1, w2, w3, w4, w5, w6, first, WIDTH, SHIFTS, SILU)
         tl.store(out + token * channels + channel, to_dtype(y, out.dtype.element_ty), mask=inside)
+        p6 = p5
+        p5 = p4
         p4 = p3
         p3 = p2
         p2 = p1
         p1 = now
         write = tl.load(write_slots + row * stride_write + t)
-        put_state(states, write, p1, p2, p3, p4, channel, inside, channels, WIDTH)
+        put_state(states, write, p1, p2, p3, p4, p5, p6, channel, inside, channels, WIDTH)
 
 
 @triton.jit
@@ -166,18 +197,24 @@ def conv_prefill_kernel(
         p2 = input_before(x, states, read, token - 2, start, kept, stride_x, channel, inside, channels)
         p3 = input_before(x, states, read, token - 3, start, kept, stride_x, channel, inside, channels)
         p4 = input_before(x, states, read, token - 4, start, kept, stride_x, channel, inside, channels)
+        p5 = input_before(x, states, read, token - 5, start, kept, stride_x, channel, inside, channels)
+        p6 = input_before(x, states, read, token - 6, start, kept, stride_x, channel, inside, channels)
         w0 = tap(weight, 0, WIDTH, channel, inside, channels)
         w1 = tap(weight, 1, WIDTH, channel, inside, channels)
         w2 = tap(weight, 2, WIDTH, channel, inside, channels)
         w3 = tap(weight, 3, WIDTH, channel, inside, channels)
         w4 = tap(weight, 4, WIDTH, channel, inside, channels)
+        w5 = tap(weight, 5, WIDTH, channel, inside, channels)
+        w6 = tap(weight, 6, WIDTH, channel, inside, channels)
         first = tap(bias, 0, 1, channel, inside, channels)
         for t in range(TOKENS):
             at = (token + t).to(tl.int64)
             there = inside & (spread(token + t, channel) < end)
             now = tl.load(x + at * stride_x + channel, mask=there, other=0.0)
-            y = output_of(now, p1, p2, p3, p4, w0, w1, w2, w3, w4, first, WIDTH, SHIFTS, SILU)
+            y = output_of(now, p1, p2, p3, p4, p5, p6, w0, w1, w2, w3, w4, w5, w6, first, WIDTH, SHIFTS, SILU)
             tl.store(out + at * channels + channel, to_dtype(y, out.dtype.element_ty), mask=there)
+            p6 = p5
+            p5 = p4
             p4 = p3
             p3 = p2
             p2 = p1
@@ -213,6 +250,8 @@ def conv_states_kernel(
         p2 = input_before(x, states, read, end - 2, start, kept, stride_x, channel, inside, channels)
         p3 = input_before(x, states, read, end - 3, start, kept, stride_x, channel, inside, channels)
         p4 = input_before(x, states, read, end - 4, start, kept, stride_x, channel, inside, channels)
+        p5 = input_before(x, states, read, end - 5, start, kept, stride_x, channel, inside, channels)
+        p6 = input_before(x, states, read, end - 6, start, kept, stride_x, channel, inside, channels)
         if checkpoints is not None:
             first, last = tl.load(checkpoints + row), tl.load(checkpoints + row + 1)
             for i in range(first, last):
@@ -222,9 +261,11 @@ def conv_states_kernel(
                 q2 = input_before(x, states, read, at - 2, start, kept, stride_x, channel, inside, channels)
                 q3 = input_before(x, states, read, at - 3, start, kept, stride_x, channel, inside, channels)
                 q4 = input_before(x, states, read, at - 4, start, kept, stride_x, channel, inside, channels)
-                put_state(states, to, q1, q2, q3, q4, channel, inside, channels, WIDTH)
+                q5 = input_before(x, states, read, at - 5, start, kept, stride_x, channel, inside, channels)
+                q6 = input_before(x, states, read, at - 6, start, kept, stride_x, channel, inside, channels)
+                put_state(states, to, q1, q2, q3, q4, q5, q6, channel, inside, channels, WIDTH)
         write = tl.load(write_slots + row * stride_write)
-        put_state(states, write, p1, p2, p3, p4, channel, inside, channels, WIDTH)
+        put_state(states, write, p1, p2, p3, p4, p5, p6, channel, inside, channels, WIDTH)
 
 
 def causal_conv1d(

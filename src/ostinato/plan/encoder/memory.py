@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.ops.operations import ENCODER_OPS, Backend
+from ostinato.ops.operations import Backend
 from ostinato.ops.scratch import native_encoder_attention, triton_linear
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.ops.step_inputs import ENCODER_TABLE, encoder_sizes, table_bytes
@@ -13,9 +13,6 @@ from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.memory.activations import pool_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
 from ostinato.units import MiB
-
-TAPS = 4
-"""Number of learned position embeddings that a patch's own is interpolated from."""
 
 HEAP = 64 * MiB
 """Bytes that glibc's heap keeps at its end: twice the largest block that is not a separate mapping."""
@@ -56,7 +53,7 @@ def encoding_bytes(
     is true if attention is masked over all patches, as the reference does on a GPU in float32.
     """
     inputs = encoder_buffer_bytes(vision, tokens, tokens)
-    peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= ENCODER_OPS)
+    peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= vision.ops)
     held = peak // 4 + min(HEAP, peak // 2)
     return peak + held + _mask_bytes(vision, tokens, sees_all) + _scratch(vision, tokens, native, threads)
 
@@ -84,7 +81,7 @@ def encoder_graph_bytes(
     buffers = encoder_buffer_bytes(vision, largest, items)
     if backend == "tape":
         return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], largest * vision.patches_per_token)
-    if set(triton) >= ENCODER_OPS:
+    if set(triton) >= vision.ops:
         patches = largest * vision.patches_per_token
         widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
         product = triton_linear(tokens=patches, out_size=widest, element_bytes=DTYPE_BYTES[dtype]).shared
@@ -96,7 +93,7 @@ def encoder_graph_bytes(
 def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:
     """Return the bytes of the buffers for the inputs of `items` images of `tokens` output tokens in all."""
     patches = tokens * vision.patches_per_token
-    return table_bytes(ENCODER_TABLE, encoder_sizes(patches, items, vision.patch_elements))
+    return table_bytes(ENCODER_TABLE, encoder_sizes(patches, items, vision.patch_elements, vision.taps))
 
 
 def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
@@ -105,16 +102,22 @@ def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> in
     element = width + 4 if widens else width
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
     # Position embeddings of a patch are interpolated: weighted and added up in float32.
-    embedding = patches * ((TAPS + 1) * size * (width + 4) + vision.patch_elements * width)
+    taps = vision.taps if vision.num_positions else 0
+    embedding = patches * ((taps + 1) * size * (width + 4) + vision.patch_elements * width)
     # Counted are the normed input; queries, keys and values, two of them rotated; and two results of attention.
     attention = patches * 8 * size * element
     mlp = patches * (2 * size + 2 * vision.intermediate_size) * element
-    merger = tokens * (3 * merged + vision.out_hidden_size) * element
+    of_merger = [weight for weight in vision.weights if weight.role == "linear" and weight.in_size == merged]
+    widest = max((weight.out_size for weight in of_merger), default=merged)
+    merger = tokens * (2 * merged + max(merged, widest) + vision.out_hidden_size) * element
+    # Of a convolution: the normed input, its projection and gates; and of one row of neighbours at a time the inputs,
+    # the weights and their products.
+    convolution = patches * (6 + 3 * vision.conv_size) * size * element if vision.conv_size else 0
     residual = patches * size * element
     angles = patches * size // vision.num_heads * 4
     # Results are separate tensors first and are then concatenated, so they count twice.
     results = 2 * tokens * vision.hidden_rows * vision.out_hidden_size * width
-    return results + angles + residual + max(embedding, attention, mlp, merger)
+    return results + angles + residual + max(embedding, attention, mlp, merger, convolution)
 
 
 def _mask_bytes(vision: VisionSpec, tokens: int, sees_all: bool) -> int:

@@ -1,0 +1,249 @@
+"""LFM3-VL (model_type `lfm3_vl`): LFM3, some of whose tokens are the outputs of an encoder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import AxialRotary
+from ostinato.layers.linear import PackedLinear
+from ostinato.layers.module import ModelBuilder, Module, ModuleList
+from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.vision import NORM_EPS, linear
+from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.decoder import Block, SandwichBlock
+from ostinato.models.lfm3.model import lfm3_block
+from ostinato.models.lfm3_vl.spec import Lfm3VLHyperparameters
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
+
+ATTENTION_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+
+
+class PatchAttention(Module):
+    """Attention within an image, whose heads share keys and values, with normed and rotated queries and keys."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
+        super().__init__()
+        self.ops, self.names = build.ops, ATTENTION_NAMES
+        size, self.head_dim = vision.hidden_size, vision.hidden_size // vision.num_heads
+        self.group = vision.num_heads // hyper.num_kv_heads
+        self.kv_size = hyper.num_kv_heads * self.head_dim
+        parts = (("q_proj", size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
+        self.qkv = PackedLinear(build, size, parts, can_be_quantised=False)
+        self.q_norm, self.k_norm = (RMSNorm(build, self.head_dim, hyper.norm_eps) for _ in range(2))
+        self.out_proj = linear(build, size, size, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, starts: torch.Tensor, angles: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
+        parts = self.qkv(x).split((x.shape[-1], self.kv_size, self.kv_size), dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        q, k = self.ops.rotate(self.q_norm(q), angles), self.ops.rotate(self.k_norm(k), angles)
+        out = self.ops.encoder_attention(q, self._for_all_heads(k), self._for_all_heads(v), starts)
+        return self.out_proj(out.flatten(1), residual)
+
+    def _for_all_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Repeat each head of keys or values for the heads that share it, [patches, heads, head_dim]."""
+        wide = x.unflatten(1, (-1, 1)).expand(-1, -1, self.group, -1).contiguous()
+        return wide.flatten(1).unflatten(-1, (-1, self.head_dim))
+
+
+class SpatialConv(Module):
+    """Depthwise convolution over the grid of an image's patches.
+
+    The products of all patches with a row of weights are an embedding table. Each patch sums the entries that its taps
+    name (`runner.image_encoder.neighbour_taps`).
+    """
+
+    def __init__(self, build: ModelBuilder, size: int, side: int) -> None:
+        super().__init__()
+        self.ops, self.size, self.side = build.ops, size, side
+        stored = {"stored_shape": (size, 1, side, side), "stored_transposed": True}
+        self.weight = self.declare(build, "weight", side * side, size, role="convolution", **stored)
+
+    def forward(self, x: torch.Tensor, inputs: EncoderInputs) -> torch.Tensor:
+        """Convolve each image, [patches, channels] -> [patches, channels]."""
+        side = self.side
+        wide = x.unflatten(-1, (1, -1)).expand(-1, side, -1).contiguous().flatten(1)
+        zeros = inputs.taps[:, 0] * 0
+        rows = [self._row(wide, zeros, inputs, row * side) for row in range(side)]
+        total = rows[0]
+        for row in rows[1:]:
+            total = total + row
+        return total
+
+    def _row(self, wide: torch.Tensor, zeros: torch.Tensor, inputs: EncoderInputs, first: int) -> torch.Tensor:
+        """Sum the neighbours that a row of weights is for, [patches, channels]."""
+        end = first + self.side
+        weights = self.ops.embedding(zeros, self.weight[first:end].view(-1, self.side * self.size), 1.0)
+        products = self.ops.multiply(wide, weights).view(-1, self.size)
+        taps, inside = inputs.taps[:, first:end].contiguous(), inputs.tap_weights[:, first:end].contiguous()
+        return self.ops.weighted_embedding(taps, inside, products)
+
+
+class PatchConv(Module):
+    """out_proj(C * conv(B * x)) + residual, where in_proj gives B, C and x."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+        super().__init__()
+        self.multiply, self.size = build.ops.multiply, vision.hidden_size
+        self.in_proj = linear(build, self.size, 3 * self.size, bias=False)
+        self.spatial_conv = SpatialConv(build, self.size, vision.conv_size)
+        self.out_proj = linear(build, self.size, self.size, bias=False)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, inputs: EncoderInputs) -> torch.Tensor:
+        """Apply the convolution and add `residual`, both [patches, hidden] -> [patches, hidden]."""
+        before, after, inner = self.in_proj(x).split(self.size, dim=-1)
+        return self.out_proj(self.multiply(after, self.spatial_conv(self.multiply(before, inner), inputs)), residual)
+
+
+class PatchMLP(Module):
+    """w2(silu(w1(x)) * w3(x)) + residual."""
+
+    def __init__(self, build: ModelBuilder, size: int, inner_size: int) -> None:
+        super().__init__()
+        parts = (("w1", inner_size), ("w3", inner_size))
+        self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
+        self.w2 = linear(build, inner_size, size, bias=False)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Apply the MLP and add `residual`, both [patches, hidden] -> [patches, hidden]."""
+        return self.w2(self.gate_up(x, activation="swiglu"), residual)
+
+
+class VisionBlock(Module):
+    """Attention or a convolution, then the MLP, each on a norm of the residual stream and added to it."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters, attends: bool) -> None:
+        super().__init__()
+        size = vision.hidden_size
+        self.operator_norm = RMSNorm(build, size, hyper.norm_eps)
+        self.self_attn = PatchAttention(build, vision, hyper) if attends else None
+        self.conv = None if attends else PatchConv(build, vision)
+        self.ffn_norm = RMSNorm(build, size, hyper.norm_eps)
+        self.feed_forward = PatchMLP(build, size, vision.intermediate_size)
+
+    def forward(self, x: torch.Tensor, inputs: EncoderInputs, angles: torch.Tensor) -> torch.Tensor:
+        """Apply the block, [patches, hidden] -> [patches, hidden]."""
+        y = self.operator_norm(x)
+        if self.self_attn is not None:
+            x = self.self_attn(y, x, inputs.starts, angles)
+        if self.conv is not None:
+            x = self.conv(y, x, inputs)
+        return self.feed_forward(self.ffn_norm(x), x)
+
+
+class VisionTower(Module):
+    """Patch embedding and blocks. Patches have no positions but those by which attention rotates."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
+        super().__init__()
+        self.dtype = build.dtype
+        self.patchifier = linear(build, vision.patch_elements, vision.hidden_size, bias=False)
+        self.embedding_norm = RMSNorm(build, vision.hidden_size, hyper.norm_eps)
+        self.layers = ModuleList(VisionBlock(build, vision, hyper, attends) for attends in hyper.attends)
+        # One pair of a head's quarters is rotated by the rows, the other pair by the columns.
+        quarter = vision.hidden_size // vision.num_heads // 4
+        frequencies = [hyper.theta ** (-i / quarter) for i in range(quarter)]
+        self.rotary = AxialRotary(build, [0] * quarter + [1] * quarter, 2 * frequencies, 1.0)
+
+    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+        """Encode images, [patches, hidden]."""
+        x = self.embedding_norm(self.patchifier(inputs.patches.to(self.dtype)))
+        angles = self.rotary(inputs.positions)
+        for block in self.layers:
+            x = block(x, inputs, angles)
+        return x
+
+
+class Projector(Module):
+    """Merger of neighbouring patches, normed and side by side, into one token of the text part."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
+        super().__init__()
+        self.size = vision.patches_per_token * vision.hidden_size
+        self.layer_norm = LayerNorm(build, vision.hidden_size, NORM_EPS)
+        self.linear_1 = linear(build, self.size, hyper.projector_size, bias=hyper.projector_bias)
+        self.linear_2 = linear(build, hyper.projector_size, vision.out_hidden_size, bias=hyper.projector_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Merge patches, [patches, hidden] -> [tokens, out]."""
+        return self.linear_2(self.linear_1(self.layer_norm(x).view(-1, self.size), activation="gelu"))
+
+
+class Encoder(Module):
+    """Encoder of images, whose two parts stand beside the language model in checkpoints."""
+
+    is_in_checkpoint = False
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
+        super().__init__()
+        self.stack = build.stack
+        self.vision_tower = VisionTower(build, vision, hyper)
+        self.multi_modal_projector = Projector(build, vision, hyper)
+
+    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+        """Encode images -> [tokens, 1, hidden of the text part]."""
+        return self.stack((self.multi_modal_projector(self.vision_tower(inputs)),))
+
+
+class TextBackbone(Backbone):
+    """Backbone in which tokens of images have the encoder's outputs in place of their embeddings."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        hyper = spec.hyperparameters.text
+
+        def make_block(layer: LayerSpec) -> Block | SandwichBlock:
+            return lfm3_block(build, spec.hidden_size, layer, hyper)
+
+        super().__init__(build, spec, make_block, hyper.norm_eps, names={"norm": "embedding_norm"})
+        self.inject_media = build.ops.inject_media
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+        """Compute the final normed hidden states of a step, [tokens, hidden].
+
+        `memory` ends with that of the encoder's outputs.
+        """
+        *layers, behind = memory
+        x = self.inject_media(self.embed_tokens(step.token_ids), step.media_cells, behind.media, 0, False)
+        return self.transform(x, step, layers)
+
+
+class Lfm3VLModel(Module):
+    """Encoder and text part, under the checkpoint's names."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__()
+        assert spec.vision is not None
+        self.encoder = Encoder(build, spec.vision, spec.hyperparameters)
+        self.language_model = TextBackbone(build, spec)
+
+
+class Lfm3VL(CausalLM):
+    """Language model with its encoder."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.model = Lfm3VLModel(build, spec)
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.model.language_model
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.model.encoder
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+        return self.model.language_model(step, memory)
+
+    def encode(self, inputs: EncoderInputs) -> torch.Tensor:
+        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
+        return self.model.encoder(inputs)
