@@ -15,8 +15,8 @@ from ostinato.scheduler.request import FinishReason, StopConditions
 from ostinato.scheduler.request_queues import Client
 from ostinato.scheduler.scheduler import Scheduler
 from tests.scheduler.test_scheduler_properties import KINDS, PIECES, make_harness
-from tests.support.ahead_harness import AheadHarness
 from tests.support.fake_runner import continuation
+from tests.support.overlap_harness import AheadHarness
 from tests.support.scheduler_harness import Harness, Sizes, Wish
 from tests.support.scheduler_steps import answer, make_caching_scheduler, make_request, run_all, runner_for, step
 

@@ -10,7 +10,7 @@ from ostinato.scheduler.decode import OverlapBlocker
 from ostinato.scheduler.limits import SchedulerLimits, SchedulingPolicy
 from ostinato.scheduler.request import FinishReason
 from tests.scheduler.test_scheduler_properties import KINDS, PIECES, WINDOWS, make_harness, next_turn, random_wish
-from tests.support.ahead_harness import AheadHarness
+from tests.support.overlap_harness import AheadHarness
 from tests.support.scheduler_harness import Sizes
 
 
