@@ -63,7 +63,9 @@ class PagedCase:
     contexts: list[tuple[torch.Tensor, torch.Tensor]]
     """Each row's keys and values in order of position, those of the step included."""
 
-    def run(self, scale: float, first_key: int = 0, window: int | None = None) -> torch.Tensor:
+    def run(
+        self, scale: float, first_key: int = 0, window: int | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return attention.attention(
             self.q,
             self.k_cache,
@@ -75,6 +77,7 @@ class PagedCase:
             scale,
             first_key,
             window,
+            sinks=sinks,
         )
 
     def hide(self, window: int) -> None:
@@ -123,7 +126,12 @@ def paged_case(
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None = None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
     q, keys, values = q.double(), keys.double(), values.double()
@@ -135,6 +143,8 @@ def attend(
         for head in range(q.shape[1]):
             scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(first, visible)]
             weights = [math.exp(score - max(scores)) for score in scores]
+            if sinks is not None:
+                weights.append(math.exp(float(sinks[head]) - max(scores)))
             for s in range(first, visible):
                 out[t, head] += weights[s - first] / sum(weights) * values[s, head // group]
     return out
@@ -188,6 +198,21 @@ def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.M
     for row, context in enumerate(case.contexts):
         span = slice(*case.row_starts[row : row + 2].tolist())
         torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3, window).float(), **FLOAT32)
+
+
+@few
+@given(ROWS, st.sampled_from([None, 1, 4, 9]), st.integers(1, 3), st.integers(1, 3), seeds)
+def test_a_sink_joins_the_sum_of_weights_and_has_no_value(
+    rows: list[tuple[int, int]], window: int | None, kv_heads: int, group: int, seed: int
+) -> None:
+    case = paged_case(rows, kv_heads, group, 6, 4, seed)
+    sinks = 2 * normal(torch.Generator().manual_seed(seed), kv_heads * group)
+    out = case.run(scale=0.3, window=window, sinks=sinks)
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        context = case.contexts[row]
+        expected = attend(case.q[span], *context, 0.3, window, sinks) if before >= 0 else torch.zeros_like(out[span])
+        torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
 
 
 @few
