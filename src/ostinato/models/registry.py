@@ -14,6 +14,8 @@ MODELS = {
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
     "gemma3_text": "gemma3_text.model:Gemma3",
+    "granite_swa": "granite_swa.model:GraniteSwa",
+    "granitemoe_swa": "granite_swa.model:GraniteSwa",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
     "kimi_linear": "kimi_linear.model:KimiLinear",
