@@ -554,12 +554,38 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
 
 
 @few
-@given(st.integers(1, 5), st.booleans(), seeds)
+@given(seeds)
+def test_experts_add_biases_and_clamp_gates_above_and_values_on_both_sides(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, up, down = normal(generator, 3, 8), normal(generator, 2, 10, 8), normal(generator, 2, 8, 5)
+    up_bias, down_bias = 2 * normal(generator, 2, 10), normal(generator, 2, 8)
+    choices = torch.tensor([[[0.0, 1.0], [0.25, 0.5]], [[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [-1.0, 2.0]]])
+    biases = {"up_bias": up_bias, "down_bias": down_bias}
+    out = matmul.moe(x, choices, up, down, "swiglu", x, **biases, clamp=(1.7, 1.5))
+    for token in range(3):
+        expected = x[token].double()
+        for expert, weight in choices[token].T.tolist():
+            e = int(expert)
+            gates, values = (up[e].double() @ x[token].double() + up_bias[e].double()).chunk(2)
+            inner = []
+            for gate, value in zip(gates.tolist(), values.tolist(), strict=True):
+                gate, value = min(gate, 1.5), max(-1.5, min(value, 1.5))
+                inner.append(gate / (1 + math.exp(-1.7 * gate)) * (value + 1))
+            result = down[e].double() @ torch.tensor(inner, dtype=torch.float64) + down_bias[e].double()
+            expected = expected + weight * result
+        torch.testing.assert_close(out[token], expected.float(), atol=1e-4, rtol=1e-4)
+
+
+@few
+@given(st.integers(1, 5), st.booleans(), st.booleans(), seeds)
 def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
-    top_k: int, over_all: bool, seed: int
+    top_k: int, over_all: bool, has_bias: bool, seed: int
 ) -> None:
-    scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = matmul.route(scores, torch.eye(5), None, top_k, scaling=0.5, softmax_over_all=over_all).unbind(1)
+    generator = torch.Generator().manual_seed(seed)
+    x, bias = normal(generator, 3, 5), normal(generator, 5) if has_bias else None
+    options = {"scaling": 0.5, "softmax_over_all": over_all, "bias": bias}
+    ids, weights = matmul.route(x, torch.eye(5), None, top_k, **options).unbind(1)
+    scores = x if bias is None else x + bias
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(score)) for score in scores[token]]

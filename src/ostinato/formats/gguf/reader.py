@@ -127,7 +127,7 @@ TYPES = {
     30: BlockType("BF16", 1, 2, True),
     34: BlockType("TQ1_0", 256, 54),
     35: BlockType("TQ2_0", 256, 66),
-    39: BlockType("MXFP4", 32, 17),
+    39: _supported("MXFP4"),
     40: BlockType("NVFP4", 64, 36),
     41: BlockType("Q1_0", 128, 18),
 }
