@@ -208,6 +208,33 @@ def granitemoehybrid_dense() -> PretrainedConfig:
     )
 
 
+def gpt_oss() -> PretrainedConfig:
+    """Sinks, windows shorter than the prompts in every other layer, experts with biases, a clamp that matters."""
+    return transformers.GptOssConfig(
+        **COMMON,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=20,
+        intermediate_size=36,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=21,
+        swiglu_alpha=1.3,
+        swiglu_limit=0.8,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "beta_fast": 20.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
 def granite_swa() -> PretrainedConfig:
     """Sinks, windows shorter than the prompts, a layer without positions and two rotary bases."""
     return transformers.GraniteSWAConfig(
@@ -674,6 +701,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1_normed,
         falcon_mamba,
         gemma3_text,
+        gpt_oss,
         granite_swa,
         granitemoe_swa,
         granitemoe_swa_alone,

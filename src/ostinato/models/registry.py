@@ -14,6 +14,7 @@ MODELS = {
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
     "gemma3_text": "gemma3_text.model:Gemma3",
+    "gpt_oss": "gpt_oss.model:GptOss",
     "granite_swa": "granite_swa.model:GraniteSwa",
     "granitemoe_swa": "granite_swa.model:GraniteSwa",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",

@@ -55,7 +55,8 @@ class GraniteSwaBackbone(Backbone):
         rotaries = [] if self.rotary is None else [self.rotary, *self.others]
         angles = [rotary(step.positions) for rotary in rotaries]
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            assert isinstance(block, Block) and isinstance(block.self_attn, Attention), "its blocks are those of this file"
+            assert isinstance(block, Block), "its blocks are those of this file"
+            assert isinstance(block.self_attn, Attention), "every layer has attention"
             x = block(x, angles[block.self_attn.spec.rope] if angles else None, step, layer_memory)
         return self.norm(x)
 

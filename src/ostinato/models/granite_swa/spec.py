@@ -104,7 +104,9 @@ def _thetas(config: dict[str, Any], theta: float, num_layers: int) -> list[float
     if given is None:
         return [theta] * num_layers
     if not isinstance(given, list) or len(given) != num_layers or not all(_is_base(each) for each in given):
-        raise ModelError(f"config.json has layer_rope_theta = {given!r}, which should be {num_layers} numbers from 0 on")
+        raise ModelError(
+            f"config.json has layer_rope_theta = {given!r}, which should be {num_layers} numbers from 0 on"
+        )
     return [float(each) for each in given]
 
 

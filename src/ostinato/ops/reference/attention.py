@@ -114,7 +114,7 @@ def _masked(
 ) -> torch.Tensor:
     """Attend like `_attend` with a `mask` [new, length] that is true where a token sees a key.
 
-    Without a mask, each token sees the keys up to its own. A mask of floats [heads, new, length] is added to the scores.
+    Without a mask, each token sees the keys up to its own. A mask of floats [heads, new, length] is added to scores.
     """
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
