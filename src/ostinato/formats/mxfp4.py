@@ -1,4 +1,4 @@
-"""Experts' weights of `quant_method: mxfp4`, as gpt-oss has them. Imports no torch.
+"""MXFP4 weights of experts (`quant_method: mxfp4`), such as those of gpt-oss. Imports no torch.
 
 For a stack of matrices [experts, out, in] named NAME there are `NAME_blocks` uint8 [experts, out, in / 32, 16], whose
 bytes have neighbours of a row, the first in the lower half, and `NAME_scales` uint8 [experts, out, in / 32], the
