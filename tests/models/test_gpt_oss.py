@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -20,6 +21,7 @@ from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant.dequantize import dequantize
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.tensor_parallel import Rank
 from tests.support.checkpoints import random_prompt, randomize
 from tests.support.native_sets import runnable_sets
 from tests.support.plan_cases import GIB, cpu
@@ -77,7 +79,7 @@ CONFIG_20B: dict[str, Any] = {
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A checkpoint with experts in MXFP4, and transformers' model with what transformers says that they stand for."""
     config = gpt_oss()
-    config.intermediate_size = 96
+    config.intermediate_size = 128
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(model, 0)
     directory = tmp_path_factory.mktemp("mxfp4")
@@ -153,6 +155,81 @@ def test_a_stack_without_its_scales_is_named(quantised: tuple[Path, Any], tmp_pa
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     with pytest.raises(ModelError, match=r"missing \(1\): model.layers.0.mlp.experts.down_proj_scales"):
         loaded(tmp_path)
+
+
+def write_gguf(path: Path, oracle: Any) -> Path:
+    """The checkpoint as llama.cpp's converter writes it: experts in MXFP4, gates and values in tensors of their own."""
+    config = oracle.config
+    writer = gguf.GGUFWriter(str(path), "gpt-oss")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, config.num_hidden_layers)
+    for name, tensor in oracle.state_dict().items():
+        stem = name.removesuffix(".weight").removesuffix("_bias").removesuffix(".bias")
+        end = "bias" if name.endswith("bias") else "weight"
+        parts = {stem: tensor}
+        if stem.endswith(STACKS) and end == "weight":
+            parts = {stem: tensor.transpose(1, 2)}
+        if stem.endswith("gate_up_proj"):
+            halves = (whole[:, i::2] for whole in parts.values() for i in range(2))
+            parts = dict(zip((stem.replace("gate_up", "gate"), stem.replace("gate_up", "up")), halves, strict=True))
+        for part, values in parts.items():
+            called = f"{names.get_name(part)}.{end}"
+            array = values.contiguous().numpy()
+            if end == "weight" and ".experts." in part:
+                kind = gguf.GGMLQuantizationType.MXFP4
+                writer.add_tensor(called, gguf.quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(called, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gguf_file_has_the_same_weights(quantised: tuple[Path, Any], ranks: int, tmp_path: Path) -> None:
+    directory, oracle = quantised
+    oracle.config.swiglu_alpha, oracle.config.swiglu_limit = 1.702, 7.0  # which files do not say
+    path = write_gguf(tmp_path / "model.gguf", oracle)
+    for rank in range(ranks):
+        found, expected = (of_rank(source, rank, ranks) for source in (path, directory))
+        assert found.keys() == expected.keys()
+        for name, place in found.items():
+            other = expected[name]
+            assert isinstance(place, BlockView) == isinstance(other, BlockView)
+            if isinstance(place, BlockView) and isinstance(other, BlockView):
+                pair = dequantize("MXFP4", place.bytes), dequantize("MXFP4", other.bytes)
+                assert torch.equal(*pair), name
+            else:
+                assert torch.equal(place, other), name  # type: ignore[arg-type]
+
+
+def of_rank(source: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """The weights of one rank, each with its name in the checkpoint."""
+    config = EngineConfig(model=str(source), kernels="reference", dtype="float32", tensor_parallel_size=ranks)
+    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"), rank=Rank(rank, ranks))
+    model = build_model(build, load_spec(config))
+    load_weights(model, source)
+    return dict(checkpoint_views(model))
 
 
 def plan_20b(tmp_path: Path, memory: int | str, **settings: Any) -> Plan:

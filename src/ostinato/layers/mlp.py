@@ -142,7 +142,9 @@ class Experts(Module):
             quantization = (up.weight_scale, down.weight_scale, up.group_size, up.blocks, down.blocks)
         # The sum over ranks has the outward bias once.
         biases = (self.up_bias, self.down_bias if self.rank.leads else None)
-        further = {} if self.up_bias is None else dict(zip(("up_bias", "down_bias"), biases, strict=True))
+        further: dict[str, Any] = {}
+        if self.up_bias is not None:
+            further = dict(zip(("up_bias", "down_bias"), biases, strict=True))
         if self.clamp is not None:
             further["clamp"] = self.clamp
         return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization, **further)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelError
@@ -19,6 +19,7 @@ from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
     attention,
     falcon_h1,
+    gpt_oss,
     granite,
     granite_hybrid,
     lfm2,
@@ -54,7 +55,7 @@ def config_of(header: Header) -> dict[str, Any]:
         )
     config = _shared(metadata) | _CONFIGS[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
-    if window and window < metadata.integer("context_length"):
+    if window and window < metadata.integer("context_length") and "sliding_window" not in config:
         raise ModelError(
             f"{header.path} has attention.sliding_window = {window}; supported: attention over the whole context of "
             f"{metadata.integer('context_length')} tokens"
@@ -106,6 +107,8 @@ class GgufArchitecture:
     """llama.cpp's names of the architecture, and the function that makes the rest of the config.json from each."""
     layer: Mapping[str, str]
     """Checkpoint's names in a layer, by the file's."""
+    whole_names: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint's names in a layer of tensors whose names have no suffix there, by the file's names with theirs."""
     backbone: str = "model"
     embedding: str = "embed_tokens"
     norm: str = "norm"
@@ -136,6 +139,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "gpt_oss": GgufArchitecture(
+        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
+    ),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
@@ -215,6 +221,8 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
 
 def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
     """Return the checkpoint's name of tensor `inner` (the file's name for it) of `layer`."""
+    if inner in row.whole_names:
+        return f"{layer}.{row.whole_names[inner]}"
     if inner in BARE:
         return f"{layer}.{row.mixer}.{BARE[inner]}"
     if inner == "exp_probs_b.bias":

@@ -74,8 +74,8 @@ def make_block(build: ModelBuilder, size: int, layer: LayerSpec, hyper: GraniteS
         out_multiplier=multiplier,
     )
     if layer.experts is None:
-        mlp = GatedMLP(build, size, inner, hyper.mlp_bias, down_multiplier=multiplier)
-        return Block(build, size, hyper.norm_eps, attention=attention, mlp=mlp)
+        gated = GatedMLP(build, size, inner, hyper.mlp_bias, down_multiplier=multiplier)
+        return Block(build, size, hyper.norm_eps, attention=attention, mlp=gated)
     experts = MoE(build, layer.experts, multiplier)
     if not inner:
         names = {"mlp": "block_sparse_moe"}
