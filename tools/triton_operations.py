@@ -29,8 +29,11 @@ DELTA_HEADS = ((16, 32, 128, 128, False), (30, 30, 96, 192, False), (32, 32, 128
 """Key heads, heads, their key and value channels, and whether each key channel has a decay of its own: of Qwen3-Next,
 OLMo-Hybrid and Kimi Linear."""
 
-ATTENTION_HEADS = ((32, 1, 576, None), (32, 32, 224, None), (8, 4, 256, 1024))
-"""Query heads, key heads, elements of one and the window: of Kimi Linear's latents, Zamba2 and Gemma 3."""
+ATTENTION_HEADS = ((32, 1, 576, None), (32, 32, 224, None), (8, 4, 256, 1024), (64, 8, 64, 128))
+"""Query heads, key heads, elements of one and the window: of Kimi Linear's latents, Zamba2, Gemma 3 and gpt-oss."""
+
+HAS_SINKS = (64, 8, 64, 128)
+"""The one of these whose heads have sinks."""
 
 
 def call_operations(dtype: torch.dtype) -> None:
@@ -82,11 +85,12 @@ def _call_int8_cache(dtype: torch.dtype, head_dim: int) -> None:
 def _call_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
     """Decode rows, few and many, with drafts and without, and a prompt."""
     cache = _empty(4096, 16, kv_heads, head_dim, dtype=dtype)
+    sinks = _empty(heads, dtype=torch.float32) if (heads, kv_heads, head_dim, window) == HAS_SINKS else None
     for rows, per_row in ((1, 1), (8, 1), (256, 1), (32, 4), (1, 2048)):
         q = _empty(rows * per_row, heads, head_dim, dtype=dtype)
         of_rows = (_empty(rows + 1, dtype=torch.int32), *(_empty(rows, dtype=torch.int32) for _ in range(2)))
         tables = _empty(rows, 512, dtype=torch.int32)
-        triton_kernel("attention")(q, cache, cache, *of_rows, tables, 0.1, 0, window)
+        triton_kernel("attention")(q, cache, cache, *of_rows, tables, 0.1, 0, window, sinks=sinks)
 
 
 def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:

@@ -42,6 +42,7 @@ struct PagedOperands {
     std::int64_t q_stride;
     const S *k_cache, *v_cache;
     const float *k_scales, *v_scales;  // null unless S is int8
+    const float* sinks;  // null if there are none
     T* out;
     float scale;
 
@@ -53,6 +54,11 @@ struct PagedOperands {
     T* result(const WorkUnit& unit, std::int64_t i) const {
         const std::int64_t token = unit.begin + i / unit.group, index = unit.kv_head * unit.group + i % unit.group;
         return out + (token * step.heads + index) * head.dim;
+    }
+
+    // Return the sink of query row i's head, or null.
+    const float* sink(const WorkUnit& unit, std::int64_t i) const {
+        return sinks == nullptr ? nullptr : sinks + unit.kv_head * unit.group + i % unit.group;
     }
 
     // Return the query rows that see at least one key of a tile. Of a unit's first tile, rows whose windows begin
@@ -181,7 +187,8 @@ class PagedWorker {
 
     void end(const WorkUnit& unit) {
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
-            finish(running.softmax[i], running.values + i * head.padded_dim(), operands_.result(unit, i), head.dim);
+            finish(running.softmax[i], running.values + i * head.padded_dim(), operands_.result(unit, i), head.dim,
+                   operands_.sink(unit, i));
         }
     }
 
@@ -292,7 +299,9 @@ class PagedWorkerAmx {
     }
 
     void end(const WorkUnit& unit) {
-        for (std::int64_t i = 0; i < unit.query_rows(); ++i) tile_.end(blocks(running), i, operands_.result(unit, i));
+        for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
+            tile_.end(blocks(running), i, operands_.result(unit, i), operands_.sink(unit, i));
+        }
     }
 
   private:
@@ -432,6 +441,7 @@ struct Attention : Arguments {
     FIELD(std::optional<std::int64_t>, window);
     FIELD(OptionalTensor<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
     FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
+    FIELD(OptionalTensor<Array<FLOAT32>>, sinks);  // [heads]
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 
@@ -455,6 +465,7 @@ void attend_to(const ThreadGroup& threads, const Step& step, const Attention& in
                             in.v_cache.at<const S>(),
                             in.k_scales.at<const float>(),
                             in.v_scales.at<const float>(),
+                            in.sinks.at<const float>(),
                             in.out.at<T>(),
                             in.scale};
     clear_others(threads, step, operands.out, step.heads * operands.head.dim);

@@ -274,9 +274,9 @@ class AmxTile {
     }
 
     // Write the result of row i.
-    void end(BlockSums sums, std::int64_t i, bf16* out) const {
+    void end(BlockSums sums, std::int64_t i, bf16* out, const float* sink) const {
         const float* softmax = sums.softmax_of(i / SIDE) + i % SIDE;
-        finish(Softmax{softmax[0], softmax[SIDE]}, sums.values + i * head_.padded_dim(), out, head_.dim);
+        finish(Softmax{softmax[0], softmax[SIDE]}, sums.values + i * head_.padded_dim(), out, head_.dim, sink);
     }
 
   private:

@@ -126,11 +126,23 @@ __attribute__((noinline)) inline void merge(Softmax& row, float* sums, Softmax t
     }
 }
 
+// Return what the sums of a row are multiplied by. `sink` is null, or a score that adds to the total and has no value.
+inline float quotient(Softmax row, const float* sink) {
+    if (sink == nullptr) return 1.0f / row.total;
+    const float score = *sink * LOG2_E, most = score > row.largest ? score : row.largest;
+    Float apart = {};
+    apart[0] = row.largest - most;
+    apart[1] = score - most;
+    const Float weights = exp2(apart);
+    return weights[0] / (row.total * weights[0] + weights[1]);
+}
+
 // Write the quotient. Adding 0 removes the sign of a zero, which depends on how the sum was formed.
 template <typename T>
-__attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim) {
+__attribute__((noinline)) void finish(Softmax row, const float* sums, T* out, std::int64_t dim,
+                                      const float* sink = nullptr) {
     constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
-    const float factor = 1.0f / row.total;
+    const float factor = quotient(row, sink);
     for (std::int64_t i = 0; i < dim; i += ELEMENTS * LANES) {
         Float parts[ELEMENTS];
         for (int j = 0; j < ELEMENTS; ++j) parts[j] = load(sums + i + j * LANES);

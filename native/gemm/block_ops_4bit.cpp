@@ -12,7 +12,7 @@ const BlockFormat* block_format(const std::string& name) {
         make_block_format<Q4_0>(block_sizes::Q4_0),          make_block_format<Q4_1>(block_sizes::Q4_1),
         make_block_format<Q4_K>(block_sizes::Q4_K),          make_block_format<IQ4_NL>(block_sizes::IQ4_NL),
         make_block_format<Int4<32>>(block_sizes::int4_g32),  make_block_format<Int4<64>>(block_sizes::int4_g64),
-        make_block_format<Int4<128>>(block_sizes::int4_g128),
+        make_block_format<Int4<128>>(block_sizes::int4_g128), make_block_format<MXFP4>(block_sizes::MXFP4),
     };
     for (const BlockFormat& format : FORMATS) {
         if (name == format.name) return &format;

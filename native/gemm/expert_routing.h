@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "gemm/epilogue.h"
 
@@ -68,9 +70,21 @@ void store_with_residual(const float* sums, const T* residual, T* y, std::int64_
     }
 }
 
+// Clamp of gpt-oss's gated activation: the factor of gates in their sigmoid, and the limit of gates and values.
+using Clamp = std::optional<std::pair<float, float>>;
+
 struct MoeShape {
     std::int64_t experts, size, inner;
     Activation activation;
+    Clamp clamp;
+
+    Float activate(Float value, Float gated) const {
+        if (!clamp) return activated(activation, value, gated);
+        const Float alpha = splat(clamp->first), limit = splat(clamp->second);
+        const Float gate = value > limit ? limit : value;  // NaN stays NaN
+        const Float up = gated > limit ? limit : gated < -limit ? -limit : gated;
+        return gate / (1.0f + exp(-(gate * alpha))) * (up + 1.0f);
+    }
 };
 
 }  // namespace ostinato

@@ -33,7 +33,7 @@ void each_panel(const ExpertAssignment& chosen, const ExpertWeights<W>& stack, R
                 } else {
                     dot_rows(rows, row, last, then, to - from, some, x_stride, to_sums, STRIDE, wide, x_stride);
                 }
-                stack.scale(expert, row, last, to - from, to_sums, STRIDE);
+                stack.finish(expert, row, last, to - from, to_sums, STRIDE);
             };
             // Behind the last panel come the first rows of the next group of choices.
             const W* first_then = stack.of(to < end ? expert : next).at(mine.begin);
@@ -116,11 +116,11 @@ void multiply_by_experts(const ThreadGroup& threads, const ExpertAssignment& cho
 
     prepare_tokens<X, T>(threads, up, places, [&](std::int64_t i) { return x + chosen.token(i) * x_stride; }, inputs);
 
-    const Activation kind = layer.activation;
-    each_panel(chosen, up, threads.split(inner, EPILOGUE_ROWS), has_gates(kind) ? inner : 0, inputs, in_stride, wide, sums,
+    const bool is_gated = has_gates(layer.activation);
+    each_panel(chosen, up, threads.split(inner, EPILOGUE_ROWS), is_gated ? inner : 0, inputs, in_stride, wide, sums,
                [=](std::int64_t row, std::int64_t i, const float* sum) {
                    for (int r = 0; r < EPILOGUE_ROWS; r += LANES) {
-                       const Float value = activated(kind, load(sum + r), load(sum + EPILOGUE_ROWS + r));
+                       const Float value = layer.activate(load(sum + r), load(sum + EPILOGUE_ROWS + r));
                        store(inners + i * inner_stride + row + r, value);
                    }
                });
@@ -207,6 +207,9 @@ struct Moe : Arguments {
     FIELD(std::optional<std::int64_t>, group_size);
     FIELD(BlockParts, up_blocks);  // one format for all experts, if weights are bytes, as down_blocks
     FIELD(BlockParts, down_blocks);
+    FIELD(OptionalTensor<Array<FLOAT32>>, up_bias);  // [experts, rows], as down_bias
+    FIELD(OptionalTensor<Array<FLOAT32>>, down_bias);
+    FIELD(Clamp, clamp);
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
 
@@ -232,18 +235,20 @@ struct Moe : Arguments {
 // Compute a layer. In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const ThreadGroup& threads, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
-    const MoeShape layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation};
+    const MoeShape layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation, in.clamp};
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
         const auto run = [&](auto weight) {
             using W = decltype(weight);
-            const auto stack = [&](const Tensor& of, const Tensor& scales, const BlockParts& blocks, std::int64_t size) {
+            const auto stack = [&](const Tensor& of, const Tensor& scales, const BlockParts& blocks, std::int64_t size,
+                                   const Tensor& bias) {
                 return ExpertWeights<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], size,
-                                blocks.empty() ? nullptr : blocks[0].format, in.fixed_order};
+                                blocks.empty() ? nullptr : blocks[0].format, in.fixed_order,
+                                bias.at<const float>()};
             };
             run_experts(threads, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
-                        in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size),
-                        stack(in.down, in.down_scale, in.down_blocks, layer.inner),
+                        in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size, in.up_bias),
+                        stack(in.down, in.down_scale, in.down_blocks, layer.inner, in.down_bias),
                         in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0],
                         in.fixed_order);
         };

@@ -129,15 +129,16 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
     };
     each_panel(blocks, inputs, threads.split(inner, up_width), up_width, work, up_rows,
                [&](std::int64_t expert, std::int64_t block, std::int64_t, std::int64_t of_choices, std::int64_t row) {
-                   const float* scales = up.group == 0 && up.scales ? up.scales + expert * up.n : nullptr;
+                   const float *scales = up.row_scales(expert), *biases = up.biases(expert);
                    const auto sum = [&](std::int64_t b, std::int64_t r, std::int64_t number) {
-                       const Float value = ostinato::load(work.row(b, static_cast<int>(r)));
-                       return scales ? value * scales[number] : value;
+                       Float value = ostinato::load(work.row(b, static_cast<int>(r)));
+                       if (scales) value *= scales[number];
+                       return biases ? value + biases[number] : value;
                    };
                    const auto value = [&](std::int64_t b, std::int64_t r) {
                        if (row + r >= inner) return Float{};
                        const Float second = gated ? sum(b, SIDE + r, inner + row + r) : Float{};
-                       return activated(layer.activation, sum(b, r, row + r), second);
+                       return layer.activate(sum(b, r, row + r), second);
                    };
                    for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t r = 0; r < up_width && row + r < inner; r += 2) {
@@ -157,7 +158,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
     };
     each_panel(blocks, inners, mine, ROWS, work, down_rows,
                [&](std::int64_t expert, std::int64_t, std::int64_t begin, std::int64_t of_choices, std::int64_t row) {
-                   const float* scales = down.group == 0 && down.scales ? down.scales + expert * down.n : nullptr;
+                   const float *scales = down.row_scales(expert), *biases = down.biases(expert);
                    for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t half = 0; half < ROWS && row + half < size; half += SIDE) {
                            Float square[SIDE];
@@ -165,6 +166,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
                                square[r] = ostinato::load(work.row(b, static_cast<int>(half + r)));
                                const std::int64_t number = row + half + r;
                                if (scales) square[r] *= number < size ? scales[number] : 0.0f;
+                               if (biases && number < size) square[r] += biases[number];
                            }
                            transpose(square);
                            for (std::int64_t t = 0; t < std::min<std::int64_t>(SIDE, of_choices - b * SIDE); ++t) {

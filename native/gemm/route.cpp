@@ -72,6 +72,7 @@ struct Route : Arguments {
     FIELD(float, scaling);
     FIELD(bool, softmax_over_all);  // the softmax is over all scores, not over the chosen ones
     FIELD(float, sum_epsilon);
+    FIELD(OptionalTensor<Array<FLOAT32>>, bias);  // [experts], added to the scores
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k]: indices of experts, then weights
 };
 
@@ -102,6 +103,10 @@ void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
         for (std::int64_t i = 0; i < experts; i += LANES) {
             const int count = static_cast<int>(std::min<std::int64_t>(LANES, experts - i));
             Float value = load(of_token + i);
+            if (in.bias) {
+                value += load_masked(in.bias.at<const float>() + i, count);
+                store(of_token + i, value);
+            }
             if (bias) {
                 value = 1.0f / (1.0f + exp(-value));
                 store(of_token + i, value);

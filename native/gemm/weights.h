@@ -21,7 +21,7 @@ struct WeightView {
 };
 
 // A weight of all experts, [experts, n, k]. If quantised, it has `scales` [experts, n], or [experts, n, k / group] if
-// `group` is not 0, or is in blocks of `format`.
+// `group` is not 0, or is in blocks of `format`. It may have a `bias` [experts, n].
 template <typename W>
 struct ExpertWeights {
     const W* first;
@@ -29,6 +29,7 @@ struct ExpertWeights {
     std::int64_t group, n, k;
     const BlockFormat* format = nullptr;
     bool fixed_order = false;
+    const float* bias = nullptr;
 
     WeightView<W> of(std::int64_t expert) const {
         const W* weights = first + expert * n * row_stride<W>(format, k);
@@ -37,16 +38,21 @@ struct ExpertWeights {
         return {weights, n, k, scales + expert * n * ((k + group - 1) / group), group};
     }
 
-    // Multiply the sums of rows `begin` to `end` of an expert by their scales, if each row has one.
-    void scale(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
-               int stride) const {
-        if (!scales || group != 0) return;
-        const float* from = scales + expert * n;
-        for (std::int64_t row = begin; row < end; row += LANES) {
-            const Float factor = load_partial(from + row, end - row);
+    // Return the scales of an expert's rows, if each row has one, or null; and its biases, or null.
+    const float* row_scales(std::int64_t expert) const { return scales && group == 0 ? scales + expert * n : nullptr; }
+    const float* biases(std::int64_t expert) const { return bias ? bias + expert * n : nullptr; }
+
+    // Multiply the sums of rows `begin` to `end` of an expert by their scales, and add their biases.
+    void finish(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
+                int stride) const {
+        const float *scale = row_scales(expert), *added = biases(expert);
+        for (std::int64_t row = begin; row < end && (scale || added); row += LANES) {
+            const Float factor = scale ? load_partial(scale + row, end - row) : splat(1.0f);
+            const Float offset = added ? load_partial(added + row, end - row) : Float{};
             for (std::int64_t t = 0; t < tokens; ++t) {
                 float* to = sums + t * stride + (row - begin);
-                store(to, load(to) * factor);
+                const Float value = load(to) * factor;
+                store(to, added ? value + offset : value);
             }
         }
     }

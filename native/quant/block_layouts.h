@@ -94,13 +94,16 @@ inline Bytes32 fifth_bits_at(const std::uint8_t* from) {
 alignas(16) inline constexpr std::int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
 
-inline Bytes32 iq4_values(Bytes32 index) {
+// Values of the codes 0 to 15 of MXFP4, doubled.
+alignas(16) inline constexpr std::int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+inline Bytes32 values_of(const std::int8_t (&values)[16], Bytes32 index) {
 #if defined(OSTINATO_HAS_AVX2)
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(IQ4_VALUES)));
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(values)));
     return (Bytes32)_mm256_shuffle_epi8(table, (__m256i)index);
 #else
     Bytes32 value;
-    for (int i = 0; i < SUBBLOCK; ++i) value[i] = IQ4_VALUES[index[i]];
+    for (int i = 0; i < SUBBLOCK; ++i) value[i] = values[index[i]];
     return value;
 #endif
 }
@@ -146,7 +149,18 @@ struct Q8_0 : Small<34, false, 8> {
 
 struct IQ4_NL : Small<18, false, 4> {
     static constexpr int value(int bits) { return IQ4_VALUES[bits]; }
-    static Bytes32 integers(const std::uint8_t* block, int) { return iq4_values(halves_at(block + 2)); }
+    static Bytes32 integers(const std::uint8_t* block, int) { return values_of(IQ4_VALUES, halves_at(block + 2)); }
+};
+
+// A scale of 8 bits, the exponent of a power of 2, then doubled numbers: half of that power is the scale.
+struct MXFP4 : Small<17, false, 4> {
+    static constexpr bool HALF_SCALED = false;
+    static constexpr int value(int bits) { return MXFP4_VALUES[bits]; }
+    static void scales(const std::uint8_t* block, float* scale, float*) {
+        const std::uint32_t exponent = block[0];
+        *scale = bits_as<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    }
+    static Bytes32 integers(const std::uint8_t* block, int) { return values_of(MXFP4_VALUES, halves_at(block + 1)); }
 };
 
 #if defined(OSTINATO_HAS_AVX2)
@@ -240,7 +254,9 @@ struct IQ4_XS {
             scale[i] = d * static_cast<float>((low | (high >> 2 * i & 3) << 4) - 32);
         }
     }
-    static Bytes32 integers(const std::uint8_t* block, int subblock) { return iq4_values(halves_at(block + 8 + 16 * subblock)); }
+    static Bytes32 integers(const std::uint8_t* block, int subblock) {
+        return values_of(IQ4_VALUES, halves_at(block + 8 + 16 * subblock));
+    }
 };
 
 // The first 32 bits of an int4 block: a scale, with the zero point in its lowest bits.
@@ -292,6 +308,10 @@ inline constexpr bool IS_FLOAT8 = false;
 template <int SIZE>
 inline constexpr bool IS_FLOAT8<Fp8<SIZE>> = true;
 
+// True for formats with a dot product for i16 tokens.
+template <typename F>
+inline constexpr bool HAS_I16_PRODUCT = !IS_FLOAT8<F> && !std::is_same_v<F, MXFP4>;
+
 template <typename F>
 constexpr bool has_size(const BlockSize& size) {
     return F::ELEMENTS == size.elements && F::BYTES == size.bytes;
@@ -302,6 +322,7 @@ static_assert(has_size<Q5_0>(block_sizes::Q5_0) && has_size<Q5_1>(block_sizes::Q
 static_assert(has_size<Q8_0>(block_sizes::Q8_0) && has_size<IQ4_NL>(block_sizes::IQ4_NL));
 static_assert(has_size<Q4_K>(block_sizes::Q4_K) && has_size<Q5_K>(block_sizes::Q5_K));
 static_assert(has_size<Q6_K>(block_sizes::Q6_K) && has_size<IQ4_XS>(block_sizes::IQ4_XS));
+static_assert(has_size<MXFP4>(block_sizes::MXFP4));
 static_assert(has_size<Int4<32>>(block_sizes::int4_g32) && has_size<Int4<64>>(block_sizes::int4_g64));
 static_assert(has_size<Int4<128>>(block_sizes::int4_g128) && has_size<Fp8<32>>(block_sizes::fp8_g32));
 static_assert(has_size<Fp8<64>>(block_sizes::fp8_g64) && has_size<Fp8<128>>(block_sizes::fp8_g128));

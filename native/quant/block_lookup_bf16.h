@@ -112,6 +112,7 @@ struct NibblesOf16 {
 template <> struct NibblePlaces<Q4_0> : NibblesOf16<Q4_0, 2> {};
 template <> struct NibblePlaces<Q4_1> : NibblesOf16<Q4_1, 4> {};
 template <> struct NibblePlaces<IQ4_NL> : NibblesOf16<IQ4_NL, 2> {};
+template <> struct NibblePlaces<MXFP4> : NibblesOf16<MXFP4, 1> {};
 template <> struct NibblePlaces<IQ4_XS> : NibblesOf16<IQ4_XS, 8> {};
 template <int SIZE> struct NibblePlaces<Int4<SIZE>> : NibblesOf16<Int4<SIZE>, 4> {};
 

@@ -219,7 +219,7 @@ struct BlockScalesBf16 {
             _mm512_store_ps(numbers, byte_scales(block));
         } else if constexpr (F::HAS_ZERO) {
             for (int b = 0; b < BLOCKS; b += 4) put_with_zeros(first_words<F>(block + b * F::BYTES, BLOCKS - 1), b);
-        } else if constexpr (IS_FLOAT8<F>) {
+        } else if constexpr (!F::HALF_SCALED) {
             for (int b = 0; b < BLOCKS; ++b) F::scales(block + b * F::BYTES, numbers + b, nullptr);
         } else if constexpr (IN_TURNS) {
             const __m256i halves = _mm256_setr_m128i(first_words<F>(block), first_words<F>(block + 4 * F::BYTES));

@@ -111,7 +111,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
         for place, of_place in parts.items():
             is_quantised = _VALUES in of_place and of_place[_VALUES].type == quantization_config.type_of_values(stored)
             absent, extra = quantization_config.complete(stored, of_place, is_quantised)
-            missing += [quantization_config.name_of(place, part) for part in absent]
+            missing += [quantization_config.name_of(stored, place, part) for part in absent]
             unexpected += [of_place[part].name for part in extra]
     sentences = []
     unknown = sorted(types - set(SUPPORTED)) if of_gguf else []

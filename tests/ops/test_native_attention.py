@@ -36,9 +36,18 @@ class Context:
     """One text's queries, keys and values at every position, from which any row of a step can be taken."""
 
     def __init__(
-        self, length: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, seed: int, int8: bool = False
+        self,
+        length: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        seed: int,
+        int8: bool = False,
+        has_sinks: bool = False,
     ) -> None:
         self.int8 = int8
+        self.sinks = torch.linspace(4.0, -3.0, heads) if has_sinks else None
         generator = torch.Generator().manual_seed(seed)
 
         def normal(count: int) -> torch.Tensor:
@@ -65,8 +74,11 @@ class Context:
         if window is not None:
             unseen |= key <= position[:, None] - window
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
-        return torch.einsum("hqk,khd->qhd", weights, v)
+        scores = scores.masked_fill(unseen, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks[:, None, None].expand(-1, row.new, 1).double()), dim=-1)
+        weights = scores.softmax(dim=-1).nan_to_num(0.0)
+        return torch.einsum("hqk,khd->qhd", weights[..., :end], v)
 
 
 class Batch:
@@ -78,6 +90,7 @@ class Batch:
     ) -> None:
         self.rows, self.first_key, self.window = rows, first_key, window
         contexts = [context for context, _ in rows]
+        self.sinks = contexts[0].sinks
         dtype, (_, kv_heads, head_dim) = contexts[0].k.dtype, contexts[0].k.shape
         needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
         order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(len(rows))) + 1).int()
@@ -115,7 +128,8 @@ class Batch:
     def arguments(self, scale: float) -> tuple[Any, ...]:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
         scales = (self.k_scales, self.v_scales)
-        return (self.q, self.k_cache, self.v_cache, *described, scale, self.first_key, self.window, *scales)
+        how = (scale, self.first_key, self.window, *scales, self.sinks)
+        return (self.q, self.k_cache, self.v_cache, *described, *how)
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
         with threads(count):
@@ -146,6 +160,7 @@ ROWS = st.builds(
     dtype=st.sampled_from(DTYPES),
     deterministic=st.booleans(),
     int8=st.booleans(),
+    has_sinks=st.booleans(),
 )
 @examples(300)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
@@ -161,9 +176,11 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     dtype: torch.dtype,
     deterministic: bool,
     int8: bool,
+    has_sinks: bool,
 ) -> None:
     contexts = [
-        Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i, int8) for i, r in enumerate(rows)
+        Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i, int8, has_sinks)
+        for i, r in enumerate(rows)
     ]
     batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key, window)
     out = batch.run(isa, scale, deterministic=deterministic)
@@ -180,10 +197,12 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window", "int8"),
+    ("heads", "kv_heads", "head_dim", "window", "int8", "has_sinks"),
     [
-        (8, 2, 128, None, False), (3, 3, 20, None, False), (8, 4, 32, 1, False), (10, 2, 64, None, False),
-        (10, 2, 64, 150, False), (8, 2, 40, 128, False), (8, 2, 40, 128, True), (8, 2, 128, None, True),
+        (8, 2, 128, None, False, False), (3, 3, 20, None, False, False), (8, 4, 32, 1, False, False),
+        (10, 2, 64, None, False, False), (10, 2, 64, 150, False, False), (8, 2, 40, 128, False, False),
+        (8, 2, 40, 128, True, False), (8, 2, 128, None, True, False), (16, 2, 64, 128, False, True),
+        (6, 2, 40, None, True, True),
     ],
 )  # fmt: skip
 def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
@@ -193,12 +212,13 @@ def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
     head_dim: int,
     window: int | None,
     int8: bool,
+    has_sinks: bool,
     dtype: torch.dtype,
     deterministic: bool,
 ) -> None:
     """Unless deterministic, among rows of MIN_AMX_QUERIES queries or more for each key head."""
     least = 0 if deterministic else MIN_AMX_QUERIES - 1
-    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8) for seed in (1, 2))
+    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8, has_sinks) for seed in (1, 2))
     for position in (0, 15, 127, 128, 290, 449):
 
         def bits(before: int, after: int, *others: Row, count: int = 1, at: int = position) -> torch.Tensor:
@@ -253,6 +273,18 @@ def test_a_long_context_is_shared_by_threads_without_changing_a_bit(
     expected = torch.cat([context.expected(row, 0.2, 0) for context, row in batch.rows])
     torch.testing.assert_close(out[batch.kv_lens.repeat_interleave(batch.row_starts.diff()) > 0].double(), expected,
                                rtol=0, atol=4 * TOLERANCE[dtype])  # fmt: skip
+
+
+@pytest.mark.parametrize("new", [1, 40])
+def test_a_sink_of_minus_infinity_changes_no_bit_and_a_large_one_takes_all_weight(isa: str, new: int) -> None:
+    context = Context(150 + new, 6, 2, 40, torch.bfloat16, 0)
+    without = Batch([(context, Row(150, new))], 16).run(isa)
+    context.sinks = torch.full((6,), -torch.inf)
+    context.sinks[4] = 1e4
+    out = Batch([(context, Row(150, new))], 16).run(isa)
+    assert not out[:, 4].any()
+    out[:, 4] = without[:, 4]
+    torch.testing.assert_close(out, without, rtol=2.0**-7, atol=0)
 
 
 def test_large_scores_neither_overflow_nor_vanish(isa: str) -> None:

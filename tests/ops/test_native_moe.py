@@ -73,6 +73,33 @@ def test_each_token_gets_what_its_experts_give(
 
 
 @experts_of
+@few
+@given(st.integers(0, 80), sizes, sizes, st.booleans(), dtypes, seeds)
+def test_biases_are_added_before_the_activation_and_the_weights_and_gates_are_clamped(
+    isa: str, tokens: int, size: int, inner: int, in_8_bits: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """Of each other expert all biases are large, so that a wrong row would show."""
+    generator = torch.Generator().manual_seed(seed)
+    x, choices = normal(generator, tokens, size).to(dtype), random_choices(generator, tokens, 4, 2)
+    up, down = random_experts(generator, 4, size, inner, "swiglu", torch.float32 if in_8_bits else dtype)
+    biases = [normal(generator, *weight.shape[:2]) * torch.tensor([1.0, 3.0] * 2)[:, None] for weight in (up, down)]
+    further: dict[str, object] = {"up_bias": biases[0], "down_bias": biases[1], "clamp": (1.3, 0.9)}
+    exact, scales = [up, down], []
+    if in_8_bits:
+        for i, weight in enumerate((up, down)):
+            whole, scale = quantize.quantize_int8(weight.flatten(0, 1), None)
+            exact[i] = quantize.dequantize(whole, scale.double(), None).view(weight.shape)
+            scales.append((whole.view(weight.shape), scale.view(weight.shape[:2])))
+        (up, up_scale), (down, down_scale) = scales
+        further |= {"up_scale": up_scale, "down_scale": down_scale}
+    out = checked_kernel(isa, "moe")(x, choices, up, down, "swiglu", x, **further)
+    of_definition = {name: further[name] for name in ("up_bias", "down_bias", "clamp")}
+    expected = matmul.moe(x.double(), choices, *(w.double() for w in exact), "swiglu", x.double(), **of_definition)
+    tolerance = 3 * rounding(dtype)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * 8)
+
+
+@experts_of
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype, deterministic: bool) -> None:
@@ -181,14 +208,32 @@ def test_sigmoid_routing_is_its_definition(
 
 @every_set
 @few
-@given(st.integers(0, 30), st.sampled_from([1, 6, 16, 35, 62]), sizes, st.integers(1, 8), st.booleans(), dtypes, seeds)
+@given(
+    st.integers(0, 30),
+    st.sampled_from([1, 6, 16, 35, 62]),
+    sizes,
+    st.integers(1, 8),
+    st.booleans(),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
 def test_softmax_routing_is_its_definition(
-    isa: str, tokens: int, experts: int, size: int, top_k: int, softmax_over_all: bool, dtype: torch.dtype, seed: int
+    isa: str,
+    tokens: int,
+    experts: int,
+    size: int,
+    top_k: int,
+    softmax_over_all: bool,
+    has_bias: bool,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = spaced(normal(generator, tokens, size).to(dtype), 3)
     weight = normal(generator, experts, size).to(dtype)
     options = {"scaling": 0.5, "softmax_over_all": softmax_over_all}
+    options["bias"] = normal(generator, experts) if has_bias else None
     out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), **options)
     expected = matmul.route(x, weight, None, min(top_k, experts), **options)
     assert torch.equal(out[:, 0], expected[:, 0])

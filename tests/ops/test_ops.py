@@ -63,7 +63,9 @@ class PagedCase:
     contexts: list[tuple[torch.Tensor, torch.Tensor]]
     """Each row's keys and values in order of position, those of the step included."""
 
-    def run(self, scale: float, first_key: int = 0, window: int | None = None) -> torch.Tensor:
+    def run(
+        self, scale: float, first_key: int = 0, window: int | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return attention.attention(
             self.q,
             self.k_cache,
@@ -75,6 +77,7 @@ class PagedCase:
             scale,
             first_key,
             window,
+            sinks=sinks,
         )
 
     def hide(self, window: int) -> None:
@@ -123,7 +126,12 @@ def paged_case(
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None = None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
     q, keys, values = q.double(), keys.double(), values.double()
@@ -135,6 +143,8 @@ def attend(
         for head in range(q.shape[1]):
             scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(first, visible)]
             weights = [math.exp(score - max(scores)) for score in scores]
+            if sinks is not None:
+                weights.append(math.exp(float(sinks[head]) - max(scores)))
             for s in range(first, visible):
                 out[t, head] += weights[s - first] / sum(weights) * values[s, head // group]
     return out
@@ -188,6 +198,21 @@ def test_a_chunk_of_several_slabs_attends_like_a_whole_one(monkeypatch: pytest.M
     for row, context in enumerate(case.contexts):
         span = slice(*case.row_starts[row : row + 2].tolist())
         torch.testing.assert_close(out[span], attend(case.q[span], *context, 0.3, window).float(), **FLOAT32)
+
+
+@few
+@given(ROWS, st.sampled_from([None, 1, 4, 9]), st.integers(1, 3), st.integers(1, 3), seeds)
+def test_a_sink_joins_the_sum_of_weights_and_has_no_value(
+    rows: list[tuple[int, int]], window: int | None, kv_heads: int, group: int, seed: int
+) -> None:
+    case = paged_case(rows, kv_heads, group, 6, 4, seed)
+    sinks = 2 * normal(torch.Generator().manual_seed(seed), kv_heads * group)
+    out = case.run(scale=0.3, window=window, sinks=sinks)
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        context = case.contexts[row]
+        expected = attend(case.q[span], *context, 0.3, window, sinks) if before >= 0 else torch.zeros_like(out[span])
+        torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
 
 
 @few
@@ -529,12 +554,38 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
 
 
 @few
-@given(st.integers(1, 5), st.booleans(), seeds)
+@given(seeds)
+def test_experts_add_biases_and_clamp_gates_above_and_values_on_both_sides(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, up, down = normal(generator, 3, 8), normal(generator, 2, 10, 8), normal(generator, 2, 8, 5)
+    up_bias, down_bias = 2 * normal(generator, 2, 10), normal(generator, 2, 8)
+    choices = torch.tensor([[[0.0, 1.0], [0.25, 0.5]], [[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [-1.0, 2.0]]])
+    biases = {"up_bias": up_bias, "down_bias": down_bias}
+    out = matmul.moe(x, choices, up, down, "swiglu", x, **biases, clamp=(1.7, 1.5))
+    for token in range(3):
+        expected = x[token].double()
+        for expert, weight in choices[token].T.tolist():
+            e = int(expert)
+            gates, values = (up[e].double() @ x[token].double() + up_bias[e].double()).chunk(2)
+            inner = []
+            for gate, value in zip(gates.tolist(), values.tolist(), strict=True):
+                gate, value = min(gate, 1.5), max(-1.5, min(value, 1.5))
+                inner.append(gate / (1 + math.exp(-1.7 * gate)) * (value + 1))
+            result = down[e].double() @ torch.tensor(inner, dtype=torch.float64) + down_bias[e].double()
+            expected = expected + weight * result
+        torch.testing.assert_close(out[token], expected.float(), atol=1e-4, rtol=1e-4)
+
+
+@few
+@given(st.integers(1, 5), st.booleans(), st.booleans(), seeds)
 def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
-    top_k: int, over_all: bool, seed: int
+    top_k: int, over_all: bool, has_bias: bool, seed: int
 ) -> None:
-    scores = normal(torch.Generator().manual_seed(seed), 3, 5)
-    ids, weights = matmul.route(scores, torch.eye(5), None, top_k, scaling=0.5, softmax_over_all=over_all).unbind(1)
+    generator = torch.Generator().manual_seed(seed)
+    x, bias = normal(generator, 3, 5), normal(generator, 5) if has_bias else None
+    options = {"scaling": 0.5, "softmax_over_all": over_all, "bias": bias}
+    ids, weights = matmul.route(x, torch.eye(5), None, top_k, **options).unbind(1)
+    scores = x if bias is None else x + bias
     for token in range(3):
         expected = sorted(range(5), key=lambda expert: -float(scores[token, expert]))[:top_k]
         powers = [math.exp(float(score)) for score in scores[token]]

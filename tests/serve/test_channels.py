@@ -111,6 +111,50 @@ def test_no_cut_changes_what_any_text_is(parts: list[str], data: st.DataObject) 
     assert parse(pieces, FORMATS).parts() == whole.parts()
 
 
+ARGUMENTS = st.dictionaries(st.text(max_size=5), st.integers(), max_size=3)
+MESSAGES = st.one_of(
+    st.tuples(st.sampled_from(["analysis", "final", "commentary"]), st.text(min_size=1, max_size=20)),
+    st.tuples(st.sampled_from(["clock", "get_weather"]), ARGUMENTS),
+)
+"""A channel and its text, or a function and its arguments."""
+
+
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=5), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_an_answer_is_what_the_library_of_the_form_writes_and_reads(
+    messages: list[tuple[str, Any]], data: st.DataObject
+) -> None:
+    """The package `openai-harmony` needs its vocabulary, a file `o200k_base.tiktoken` in TIKTOKEN_ENCODINGS_BASE."""
+    harmony = pytest.importorskip("openai_harmony", reason="the package openai-harmony is not installed")
+    try:
+        encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    except harmony.HarmonyError as error:
+        pytest.skip(f"openai-harmony has no vocabulary: {error}")
+    tokens: list[int] = []
+    for name, content in messages:
+        is_call = isinstance(content, dict)
+        text = json.dumps(content) if is_call else content
+        message = harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, text)
+        message = message.with_channel("commentary" if is_call else name)
+        if is_call:
+            message = message.with_recipient(f"functions.{name}").with_content_type("<|constrain|>json")
+        tokens += encoding.render(message)
+    written = encoding.decode_utf8(tokens).removeprefix(NEXT)
+    begin = len(encoding.encode(NEXT, allowed_special="all"))
+    expected: tuple[list[str], list[str], list[tuple[str, str]]] = ([], [], [])
+    for message in encoding.parse_messages_from_completion_tokens(tokens[begin:], harmony.Role.ASSISTANT):
+        [part] = message.content
+        if message.recipient is not None:
+            expected[2].append((message.recipient.removeprefix("functions."), part.text))
+        else:
+            expected[0 if message.channel == "analysis" else 1].append(part.text)
+    reasoning, content, calls = expected
+    cut = data.draw(st.integers(0, len(written)))
+    found = parse([written[:cut], written[cut:]], FORMATS).parts()
+    assert found == ("\n".join(reasoning), "\n".join(content), calls)
+    assert len(reasoning) + len(content) + len(calls) == len(messages)
+
+
 def test_the_form_is_found_by_its_template_and_named_among_those_that_are_known() -> None:
     template = ChatTemplate({"default": TEMPLATE})
     assert detect_formats(template) == FORMATS

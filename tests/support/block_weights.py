@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -27,6 +29,10 @@ def block_rows(name: str, rows: int, in_size: int, generator: torch.Generator) -
         scale = (torch.rand(rows, groups, generator=generator) * in_size**-0.5 / 8).to(dtype).float()
         return pack_int4(whole, scale, torch.randint(16, (rows, groups), generator=generator))
     raw = torch.randint(256, (rows, in_size // kind.elements, kind.num_bytes), generator=generator).to(torch.uint8)
+    if name == "MXFP4":
+        exponent = 124 - int(math.log2(in_size) / 2)
+        raw[..., 0] = torch.randint(exponent - 3, exponent + 1, raw.shape[:2], generator=generator).to(torch.uint8)
+        return raw.flatten(1)
     largest = {"Q8_0": 128, "IQ4_NL": 128, "IQ4_XS": 128 * 32, "Q6_K": 32 * 128, "Q4_K": 16 * 64, "Q5_K": 32 * 64}
     for begin in HALVES.get(name, (0,)):
         size = in_size**-0.5 / (1 if (name, begin) in (("Q4_1", 2), ("Q5_1", 2)) else largest.get(name, 16))

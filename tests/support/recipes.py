@@ -208,6 +208,96 @@ def granitemoehybrid_dense() -> PretrainedConfig:
     )
 
 
+def gpt_oss() -> PretrainedConfig:
+    """Sinks, windows shorter than the prompts in every other layer, experts with biases, a clamp that matters."""
+    return transformers.GptOssConfig(
+        **COMMON,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=20,
+        intermediate_size=36,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=21,
+        swiglu_alpha=1.3,
+        swiglu_limit=0.8,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "beta_fast": 20.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    )
+
+
+def granite_swa() -> PretrainedConfig:
+    """Sinks, windows shorter than the prompts, a layer without positions and two rotary bases."""
+    return transformers.GraniteSWAConfig(
+        **{**COMMON, "hidden_size": 72},
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=100,
+        attention_bias=True,
+        mlp_bias=True,
+        sliding_window=21,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        layer_rope_theta=[700.0, 0, 30.0, 700.0],
+        rope_parameters={"rope_type": "linear", "rope_theta": 900.0, "factor": 2.0},
+        embedding_multiplier=6.0,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+        rms_norm_eps=1e-3,
+        tie_word_embeddings=False,
+    )
+
+
+def granitemoe_swa() -> PretrainedConfig:
+    """Experts and a shared MLP; windows and the one rotary base by their defaults."""
+    return transformers.GraniteMoeSWAConfig(
+        **COMMON,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        shared_intermediate_size=40,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=40,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        embedding_multiplier=0.6,
+        attention_multiplier=0.15,
+        residual_multiplier=0.8,
+        logits_scaling=0.3,
+        rms_norm_eps=1e-3,
+    )
+
+
+def granitemoe_swa_alone() -> PretrainedConfig:
+    """Experts without a shared MLP, no rotary embedding, tied embeddings, biases."""
+    return transformers.GraniteMoeSWAConfig(
+        **{**COMMON, "hidden_size": 48},
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=20,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        attention_bias=True,
+        sliding_window=17,
+        layer_rope_theta=[0, 0],
+        attention_multiplier=0.2,
+        residual_multiplier=1.4,
+        tie_word_embeddings=True,
+    )
+
+
 def olmo_hybrid() -> PretrainedConfig:
     """Beta up to 2. Queries, keys and values of a delta net have as many channels, for transformers saves their
     convolutions as thirds of one."""
@@ -886,8 +976,12 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1_normed,
         falcon_mamba,
         gemma3_text,
+        gpt_oss,
         granite,
+        granite_swa,
         granitemoe,
+        granitemoe_swa,
+        granitemoe_swa_alone,
         granitemoehybrid,
         granitemoehybrid_dense,
         jamba,

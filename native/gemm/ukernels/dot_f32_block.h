@@ -188,7 +188,7 @@ BlockFormat make_block_format(const BlockSize& size) {
     format.pack = pack_blocks<F>;
 #endif
 #if defined(OSTINATO_I16)
-    if constexpr (!IS_FLOAT8<F>) {
+    if constexpr (HAS_I16_PRODUCT<F>) {
         format.with_i16.dot = dot_i16_blocks_up_to<F>;
 #if defined(OSTINATO_HAS_AVX512)
         format.i16_scale_span = SUBBLOCK;

@@ -10,10 +10,10 @@ of blocks [out / high, in / wide].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.formats.config_checks import GROUP_SIZES, ConfigChecker, checked_pattern
+from ostinato.json_io import JsonObject
 from ostinato.plan.quantization import StoredWeights
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -62,7 +62,7 @@ def read_compressed_tensors(given: Mapping[str, object]) -> StoredWeights:
     )
 
 
-def _integers(config: ConfigChecker, form: str, weights: Mapping[str, object]) -> dict[str, Any]:
+def _integers(config: ConfigChecker, form: str, weights: Mapping[str, object]) -> JsonObject:
     bits = config.expect("num_bits", *((4, 8) if form == "pack-quantized" else (8,)), inside=weights)
     config.expect("type", "int", inside=weights)
     is_symmetric = config.expect("symmetric", *((True, False) if bits == 4 else (True,)), inside=weights)
@@ -88,7 +88,7 @@ def _integers(config: ConfigChecker, form: str, weights: Mapping[str, object]) -
     }
 
 
-def _floats(config: ConfigChecker, weights: Mapping[str, object]) -> dict[str, Any]:
+def _floats(config: ConfigChecker, weights: Mapping[str, object]) -> JsonObject:
     config.expect("num_bits", 8, inside=weights)
     config.expect("type", "float", inside=weights)
     config.expect("symmetric", True, inside=weights, default=True)

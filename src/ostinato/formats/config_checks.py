@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping
 
 GROUP_SIZES = (32, 64, 128)
 """Group sizes of 4-bit weights that kernels read."""
@@ -17,7 +18,7 @@ GROUP_SIZES = (32, 64, 128)
 class ConfigChecker:
     """A quantisation config, and the `supported` part of its method."""
 
-    given: Mapping[str, Any]
+    given: JsonMapping
     supported: str
 
     def expect(

@@ -7,10 +7,8 @@ that name or as `weight_scale`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ostinato.formats.config_checks import ConfigChecker
+from ostinato.json_io import JsonMapping
 from ostinato.plan.quantization import StoredWeights
 
 PARTS = ("weight_scale_inv", "weight_scale")
@@ -20,7 +18,7 @@ SUPPORTED = (
 )
 
 
-def read_fp8(given: Mapping[str, Any]) -> StoredWeights:
+def read_fp8(given: JsonMapping) -> StoredWeights:
     config = ConfigChecker(given, SUPPORTED)
     config.expect("fmt", "e4m3", "float8_e4m3fn", default="e4m3")
     config.expect("activation_scheme", "dynamic", default="dynamic")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from ostinato.errors import ModelError
-from ostinato.formats import awq, compressed_tensors, fp8, gptq
+from ostinato.formats import awq, compressed_tensors, fp8, gptq, mxfp4
 from ostinato.json_io import JsonMapping
 from ostinato.plan.quantization import StoredWeights
 
@@ -18,6 +18,7 @@ READERS = {
     "gptq": gptq.read_gptq,
     "awq": awq.read_awq,
     "fp8": fp8.read_fp8,
+    "mxfp4": mxfp4.read_mxfp4,
 }
 """Readers by `quant_method`."""
 
@@ -42,6 +43,7 @@ PARTS = {
     "gptq": gptq.PARTS,
     "awq": awq.PARTS,
     "fp8": fp8.PARTS,
+    "mxfp4": mxfp4.PARTS,
 }
 """Suffixes of a linear's name, by `quant_method`."""
 
@@ -49,10 +51,11 @@ SHAPES = {
     "compressed-tensors": compressed_tensors.compressed_tensors_shape,
     "gptq": gptq.gptq_shape,
     "awq": awq.awq_shape,
+    "mxfp4": mxfp4.mxfp4_shape,
 }
 """Functions that give the shape of a part for one matrix, by `quant_method`."""
 
-PACKED = ("weight_packed", "qweight")
+PACKED = ("weight_packed", "qweight", "blocks")
 """Parts with the integers."""
 
 FLOATS = ("F32", "F16", "BF16")
@@ -63,16 +66,23 @@ TYPES = {"weight_shape": ("I64", "I32"), "weight_scale_inv": FLOATS, "weight_sca
 
 def split(stored: StoredWeights, name: str, values: str) -> tuple[str, str]:
     """Return the weight that a tensor belongs to, and the name of its part; `values` for the weight itself."""
+    if stored.method == "mxfp4":
+        weight, _, last = name.rpartition("_")
+        return (weight, last) if last in mxfp4.PARTS else (name, values)
     parent, _, last = name.rpartition(".")
     return (f"{parent}.weight", last) if last in PARTS[stored.method] else (name, values)
 
 
-def name_of(weight: str, part: str) -> str:
+def name_of(stored: StoredWeights, weight: str, part: str) -> str:
     """Return the name of the tensor that is a part of a weight."""
+    if stored.method == "mxfp4":
+        return f"{weight}_{part}"
     return f"{weight.removesuffix('.weight')}.{part}"
 
 
-def types(part: str) -> tuple[str, ...]:
+def types(stored: StoredWeights, part: str) -> tuple[str, ...]:
+    if stored.method == "mxfp4":
+        return ("U8",)
     return TYPES.get(part, ("I32",))
 
 
@@ -94,6 +104,8 @@ def complete(stored: StoredWeights, parts: Collection[str], is_quantised: bool) 
         return [next(part for part in PACKED if part in PARTS[stored.method]) if stored.is_packed else "weight"], []
     if stored.method == "fp8":
         return ([] if any(part in parts for part in fp8.PARTS) else [fp8.PARTS[0]]), []
+    if stored.method == "mxfp4":
+        return [part for part in mxfp4.PARTS if part not in parts], []
     if stored.method == "compressed-tensors":
         needed = ["weight_scale", *(["weight_zero_point"] if stored.has_zeros else [])]
     else:

@@ -93,6 +93,9 @@ class Attention(Module):
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
         self.first_key = first_key
+        self.sinks: torch.Tensor | None = None
+        if spec.has_sinks:
+            self.sinks = self.declare(build, "sinks", spec.num_heads, role="per_head", in_float32=True)
 
     def forward(
         self,
@@ -194,6 +197,7 @@ class Attention(Module):
             self.spec.window,
             memory.k_scales,
             memory.v_scales,
+            self.sinks,
         )
 
 

@@ -83,6 +83,8 @@ class Experts(Module):
     tensors, `{i}.up_proj.weight`, `{i}.down_proj.weight` and, with a gated activation, `{i}.gate_proj.weight`, or
     others by the `names` for gate, up and down. Or it has two stacks like these, with the names `stacked_as`. If it
     `may_be_stacked`, it has either form.
+
+    With `bias`, stacks have biases, whose names end with `_bias`. `clamp` is that of `ops.moe`.
     """
 
     def __init__(
@@ -93,9 +95,12 @@ class Experts(Module):
         stacked_as: tuple[str, str] | None = None,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         may_be_stacked: bool = False,
+        bias: bool = False,
+        clamp: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops
+        self.clamp = clamp
         self.rank = build.rank
         self.activation = activation
         halves = (spec.intermediate_size,) * 2 if spec.is_gated else ()
@@ -113,6 +118,15 @@ class Experts(Module):
                 shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
             )
         )
+        self.up_bias: torch.Tensor | None = None
+        self.down_bias: torch.Tensor | None = None
+        if bias:
+            assert stacked_as is not None, "stacks have biases"
+            up_name, down_name = (f"{name}_bias" for name in stacked_as)
+            facts: dict[str, Any] = {"role": "bias", "in_float32": True}
+            count, inner = spec.num_experts, spec.inner_size
+            self.up_bias = self.declare(build, "up_bias", count, inner, names=(up_name,), segments=halves, **facts)
+            self.down_bias = self.declare(build, "down_bias", count, spec.size, names=(down_name,), **facts)
 
     def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the chosen experts to `x` and add `residual`, both [tokens, in] -> [tokens, in].
@@ -131,7 +145,14 @@ class Experts(Module):
         quantization: tuple[Any, ...] = ()
         if up.quantization:
             quantization = (up.weight_scale, down.weight_scale, up.group_size, up.blocks, down.blocks)
-        return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization)
+        # The sum over ranks has the outward bias once.
+        biases = (self.up_bias, self.down_bias if self.rank.leads else None)
+        further: dict[str, Any] = {}
+        if self.up_bias is not None:
+            further = dict(zip(("up_bias", "down_bias"), biases, strict=True))
+        if self.clamp is not None:
+            further["clamp"] = self.clamp
+        return self.ops.moe(x, choices, up.weight, down.weight, self.activation, residual, *quantization, **further)
 
 
 class Stack(QuantizableMatrix):

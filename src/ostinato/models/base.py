@@ -129,6 +129,15 @@ class CausalLM(Module, ABC):
     transposable: tuple[str, ...] = ()
     """Name suffixes of stacks of matrices that a checkpoint may store transposed. Their shape tells it."""
 
+    transposed: tuple[str, ...] = ()
+    """Name suffixes of stacks of matrices that a checkpoint stores transposed, unless they are quantised."""
+
+    in_turns: tuple[str, ...] = ()
+    """Name suffixes of experts' weights and biases whose rows are gates and values in turn; here all gates come first.
+
+    This holds for safetensors.
+    """
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
         super().__init__()
         self.build = build

@@ -115,6 +115,10 @@ def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, Ggu
             assert isinstance(matrices, list), "experts stand together"
             matrices.append(view)
         elif {name + GATE, name + UP} & names:
+            if len(view.shape) == 2 and name.endswith("_bias"):  # of all experts
+                assert isinstance(view, torch.Tensor), "biases are not quantised"
+                places |= zip((name + GATE, name + UP), view.chunk(2, dim=1), strict=True)
+                continue
             half = view.shape[-2] // 2
             parts = (name + GATE, slice(0, half)), (name + UP, slice(half, view.shape[-2]))
             places |= {part: _rows_of(view, rows) for part, rows in parts}

@@ -132,7 +132,7 @@ def load_weights(
                 if main != file:
                     continue
                 place, share = places[name], shares.get(name)
-                is_plain = not (source.is_transposed or source.is_quantised)
+                is_plain = not (source.is_transposed or source.is_quantised or source.in_turns)
                 if share is not None and is_plain and isinstance(place, torch.Tensor):
                     place.copy_(share.read(tensors.get_slice(source_name)))
                     done += 1
@@ -169,15 +169,21 @@ def _put(
     quantizers: WeightQuantizers,
 ) -> None:
     """Load a tensor of a mapped file, the values of a source, into its target, in whatever form the target has."""
+    order = None
+    if source.in_turns:
+        is_bias = len(place.shape) == 2
+        order = deinterleaved_index(place.shape[-1 if is_bias else -2], (1, 1))
+        if is_bias:
+            tensor = tensor[:, order]
     if source.is_transposed:
-        _put_transposed(tensor, place, quantizers)
+        _put_transposed(tensor, place, quantizers, order)
     elif stored is None or not source.is_quantised:
         if isinstance(place, torch.Tensor):
             _convert(tensor, place)
         else:
             _quantize(tensor, place, quantizers)
     elif stored.storage != "int8":
-        put_stored(stored, tensors_of(source), name, place, quantizers)
+        put_stored(stored, tensors_of(source), name, place, quantizers, order)
     else:
         scale = _scale(source.parts["weight_scale"])
         scale = scale.view(-1) if stored.group_size is None else _flat(scale)
@@ -239,13 +245,19 @@ def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
-def _put_transposed(tensor: torch.Tensor, place: WeightTarget, quantizers: WeightQuantizers) -> None:
-    """Load a stack [matrices, columns, rows] of a mapped file into its target [matrices, rows, columns]."""
+def _put_transposed(
+    tensor: torch.Tensor, place: WeightTarget, quantizers: WeightQuantizers, order: torch.Tensor | None
+) -> None:
+    """Load a stack [matrices, columns, rows] of a mapped file into its target [matrices, rows, columns].
+
+    With `order`, row i is column `order[i]` of the file.
+    """
     for i, matrix in enumerate(tensor):
+        rows = matrix.t() if order is None else matrix.t()[order]
         if isinstance(place, torch.Tensor):
-            place[i].copy_(matrix.t())
+            place[i].copy_(rows)
         else:
-            place.of(i).quantize_into(matrix.t().contiguous(), quantizers)
+            place.of(i).quantize_into(rows.contiguous(), quantizers)
         huge_pages.drop(matrix)
 
 

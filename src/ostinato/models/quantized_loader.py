@@ -13,7 +13,7 @@ from ostinato.layers import huge_pages
 from ostinato.layers.allocation import NO_ORDER, BlockView, QuantizedView, WeightTarget
 from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.ops.quant.dequantize import pack_float8, pack_int4
+from ostinato.ops.quant.dequantize import dequantize, pack_float8, pack_int4, pack_mxfp4
 from ostinato.ops.quant.quantize import WeightQuantizers
 from ostinato.ops.sizes import INT4_ZERO_BITS
 from ostinato.plan.quantization import StoredWeights
@@ -37,19 +37,24 @@ def put_stored(
     name: str,
     place: WeightTarget,
     quantizers: WeightQuantizers,
+    row_order: torch.Tensor | None = None,
 ) -> None:
     """Load a weight, or a stack of them, into its target; `parts` are its tensors.
 
     It is unchanged if the target takes such weights, else dequantized, and quantised anew if the target is quantised.
-    ModelError as `formats.unpack.group_index`.
+    With `row_order`, row i of a matrix is row `row_order[i]` of its tensors. ModelError as
+    `formats.unpack.group_index`.
     """
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
             of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
             of_place = place[i] if isinstance(place, torch.Tensor) else place.of(i)
-            put_stored(stored, of_matrix, name, of_place, quantizers)
+            put_stored(stored, of_matrix, name, of_place, quantizers, row_order)
         return
     rows, columns = place.shape
+    if stored.storage == "mxfp4":
+        _put_mxfp4(stored, parts, place, quantizers, row_order)
+        return
     stays = is_as_stored(stored, place)
     group_of = None if stored.storage == "float8" else unpack.group_index(stored, parts, name, columns)
     order = None
@@ -79,6 +84,25 @@ def put_stored(
             place[begin:end].copy_(values)
         else:
             place.rows(begin, end).quantize_into(values, quantizers)
+    for tensor in parts.values():
+        huge_pages.drop(tensor)
+
+
+def _put_mxfp4(
+    stored: StoredWeights,
+    parts: Mapping[str, torch.Tensor],
+    place: WeightTarget,
+    quantizers: WeightQuantizers,
+    row_order: torch.Tensor | None,
+) -> None:
+    pairs, exponents = (parts[part] if row_order is None else parts[part][row_order] for part in ("blocks", "scales"))
+    packed = pack_mxfp4(pairs, exponents)
+    if isinstance(place, BlockView) and is_as_stored(stored, place):
+        place.bytes.copy_(packed)
+    elif isinstance(place, torch.Tensor):
+        place.copy_(dequantize("MXFP4", packed))
+    else:
+        place.quantize_into(dequantize("MXFP4", packed), quantizers)
     for tensor in parts.values():
         huge_pages.drop(tensor)
 

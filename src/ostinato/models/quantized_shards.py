@@ -38,7 +38,7 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
     elements = _group_size(chosen, shared)
     groups = "" if elements is None else f" of {elements} elements"
     stored = model.stored_quantization
-    is_free = not is_file and (stored is None or stored.storage == "float8")
+    is_free = not is_file and (stored is None or stored.storage in ("float8", "mxfp4"))
     per_row = [Remedy("quantization", "int8")] if is_free else []
     nearest = [ranks for ranks in working if 1 < ranks < model.ranks][-1:]
     raise ConfigError(

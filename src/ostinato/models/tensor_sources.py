@@ -32,6 +32,8 @@ class TensorSource:
     is_transposed: bool = False
     """True if the tensor is stored transposed."""
     is_quantised: bool = False
+    in_turns: bool = False
+    """True if gates and values take turns (`CausalLM.in_turns`)."""
 
     @property
     def main(self) -> tuple[Path, str]:
@@ -105,8 +107,10 @@ def find_sources(
                 found = tensors.get_slice(source_name)
                 shape, kind = list(found.get_shape()), found.get_dtype()
                 of_place = list(shares.get(place, places[place]).shape)
+                source.in_turns = place.endswith(model.in_turns)
                 if part == VALUES:
-                    expected = of_place
+                    source.is_transposed = place.endswith(model.transposed)
+                    expected = [*of_place[:-2], *reversed(of_place[-2:])] if source.is_transposed else of_place
                     source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
                     if kind not in FLOATS and not source.is_quantised:
                         mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
@@ -115,19 +119,21 @@ def find_sources(
                     if part == "weight_shape" and shape in ([2], [len(of_place)]):
                         shape = tensors.get_tensor(source_name).tolist()
                     expected = quantization_config.shape(stored, part, of_place, shape)
-                    if kind not in quantization_config.types(part):
-                        wanted = " or ".join(quantization_config.types(part))
+                    if kind not in (types := quantization_config.types(stored, part)):
+                        wanted = " or ".join(types)
                         mistyped.append(f"{source_name} is {kind}, expected {wanted}")
                 if shape != expected and place.endswith(model.transposable):
                     source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
-                if shape != expected and not source.is_transposed:
+                if shape != expected and (
+                    part != VALUES or not source.is_transposed or place.endswith(model.transposed)
+                ):
                     misshapen.append(f"{source_name} is {shape}, expected {expected}")
     missing, not_quantised = [name for name in places if name not in sources], []
     for name, source in sources.items():
         if stored is None:
             continue
         absent, extra = quantization_config.complete(stored, source.parts, source.is_quantised)
-        missing += [quantization_config.name_of(name, part) for part in absent]
+        missing += [quantization_config.name_of(stored, name, part) for part in absent]
         unexpected += [source.parts[part][1] for part in extra]
         source.is_quantised |= VALUES not in source.parts
         if is_as_stored(stored, places[name]) and not source.is_quantised and not absent:

@@ -85,15 +85,15 @@ class TensorShard:
     def of_half(self, half: int) -> TensorShard:
         """Return the share of the first or the second half of a matrix's rows, which are separate tensors.
 
-        A rank's share of both halves has two parts.
+        A rank's share of both halves has two parts. Experts' biases are cut so along their last dimension.
         """
         *outer, rows, columns = self.shape
-        if self.cuts_rows:
+        if len(self.parts) == 1:
             return replace(self, shape=(*outer, rows // 2, columns))
         first, end = self.parts[half]
-        return TensorShard(
-            (*outer, rows // 2, columns), self.dim, ((first - half * rows // 2, end - half * rows // 2),)
-        )
+        shape, size = list(self.shape), self.shape[self.dim] // 2
+        shape[self.dim] = size
+        return TensorShard(tuple(shape), self.dim, ((first - half * size, end - half * size),))
 
     def of_blocks(self, name: str) -> TensorShard:
         """Return the share of the bytes of rows in blocks of the format `name`."""

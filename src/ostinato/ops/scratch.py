@@ -164,13 +164,18 @@ def native_sample(*, positions: int, vocab_size: int) -> Scratch:
     return Scratch(FLOAT_BYTES * positions * -(-vocab_size // SAMPLE_BLOCK), FLOAT_BYTES * 3 * vocab_size)
 
 
-def reference_attention(*, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int) -> Scratch:
+def reference_attention(
+    *, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int, num_heads: int = 1, has_sinks: bool = False
+) -> Scratch:
     """Return the memory of one row: its gathered keys and values, and the causal mask of a slab.
 
-    A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32.
+    A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32. With sinks, keys and
+    values exist twice, and every head has a mask of its own, twice while a column is added to it.
     """
-    gathered = max_model_len * kv_elements * kv_bytes
-    return Scratch(gathered + min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len * (1 + FLOAT_BYTES))
+    copies, masks = (2, 2 * num_heads) if has_sinks else (1, 1)
+    gathered = copies * max_model_len * kv_elements * kv_bytes
+    masked = min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len
+    return Scratch(gathered + masked * (1 + masks * FLOAT_BYTES))
 
 
 def reference_gather_act_order(*, tokens: int, elements: int) -> Scratch:

@@ -74,7 +74,7 @@ def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str
         return runs_as
     assert config.quantization is not None, "None leaves it at auto"
     wanted = GIVEN[config.quantization]
-    if stored is None or runs_as is None or wanted is None or stored.storage == "float8":
+    if stored is None or runs_as is None or wanted is None or stored.storage in ("float8", "mxfp4"):
         return wanted
     if wanted.name == runs_as.name:
         return runs_as

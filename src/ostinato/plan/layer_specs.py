@@ -36,6 +36,12 @@ class AttentionSpec:
     Then the cache stores keys alone.
     """
 
+    rope: int = 0
+    """Place of its rotary embedding among the model's, if these are several."""
+
+    has_sinks: bool = False
+    """True if each head has a learned score without a value in its softmax."""
+
     @property
     def kv_elements_per_token(self) -> int:
         """Elements that one token adds to the cache in this layer.

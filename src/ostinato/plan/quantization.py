@@ -122,7 +122,7 @@ class BlockQuantization:
         if self.format is None:
             return "blocks as they lie in the file"
         made = BLOCK_FORMATS[self.format]
-        of = "one scale" if made.family == "float8" else "one scale and zero point"
+        of = "one scale and zero point" if made.family == "int4" else "one scale"
         return f"{of} per {made.elements} elements of a row"
 
     def quantises(self, weight: Weight) -> bool:
@@ -239,7 +239,7 @@ def spellings(name: str) -> tuple[str, ...]:
     return name, re.sub(r"^model\.", "backbone.", name), re.sub(r"^backbone\.", "model.", name)
 
 
-Numbers = Literal["int8", "int4", "float8"]
+Numbers = Literal["int8", "int4", "float8", "mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -289,6 +289,8 @@ class StoredWeights:
         """
         if self.storage == "int8":
             return None
+        if self.storage == "mxfp4":
+            return "MXFP4"
         if self.storage == "int4":
             wide = self.group_size or 0
             return next((name for name in formats_of("int4") if wide in (0, BLOCK_FORMATS[name].elements)), None)
@@ -298,6 +300,8 @@ class StoredWeights:
     def expands_because(self, read: Collection[str]) -> str | None:
         """Return why no kernel reads such weights; None: they run as `quantization`."""
         float8 = formats_of("float8")
+        if self.storage == "mxfp4" and "MXFP4" not in read:
+            return "no kernel here reads MXFP4 weights"
         if self.storage == "float8" and not {*float8} & {*read}:
             return "no kernel here reads float8 weights"
         if self.storage == "float8" and self.block_format is None:
@@ -327,7 +331,7 @@ class StoredWeights:
 
     @property
     def name(self) -> str:
-        of = {"int8": "8-bit", "int4": "4-bit", "float8": "float8"}[self.storage]
+        of = {"int8": "8-bit", "int4": "4-bit", "float8": "float8", "mxfp4": "4-bit"}[self.storage]
         return f"{of} weights of {self.method}, {self.granularity}"
 
     @property
@@ -347,7 +351,7 @@ class StoredWeights:
 
         Scales count as 16 bits and zero points as 4.
         """
-        per_weight = 0.5 if self.storage == "int4" else 1.0
+        per_weight = 0.5 if self.storage in ("int4", "mxfp4") else 1.0
         rows, columns = weight.out_size, weight.in_size
         if self.block is not None:
             high, wide = self.block if self.block != (0, 0) else (rows, columns)

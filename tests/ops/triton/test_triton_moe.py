@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +36,8 @@ def test_route(
     if by_sigmoid:
         check("route", x, weight, torch.rand(experts), 2, num_groups, top_groups, normalize, 2.5, False, 0.3)
     else:
-        check("route", x, weight, None, 2, softmax_over_all=normalize)
+        bias = torch.randn(experts) if tokens % 2 else None
+        check("route", x, weight, None, 2, softmax_over_all=normalize, bias=bias)
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
@@ -60,9 +63,16 @@ def test_tokens_that_are_nan_get_valid_experts_and_disturb_no_others() -> None:
     activation=st.sampled_from(["swiglu", "geglu", "relu2"]),
     group_size=st.sampled_from([0, None, 16, 5]),
     has_residual=st.booleans(),
+    has_bias=st.booleans(),
 )
 def test_moe(
-    dtype: torch.dtype, tokens: int, top_k: int, activation: str, group_size: int | None, has_residual: bool
+    dtype: torch.dtype,
+    tokens: int,
+    top_k: int,
+    activation: str,
+    group_size: int | None,
+    has_residual: bool,
+    has_bias: bool,
 ) -> None:
     """A `group_size` of 0: the weights are not quantised."""
     torch.manual_seed(tokens + top_k)
@@ -72,12 +82,16 @@ def test_moe(
     up, down = torch.randn(experts, rows, size), torch.randn(experts, size, inner)
     choices = reference("route")(x.float(), torch.randn(experts, size), None, top_k)
     given_residual = residual if has_residual else None
+    further: dict[str, Any] = {}
+    if has_bias:
+        further = {"up_bias": torch.randn(experts, rows), "down_bias": torch.randn(experts, size)}
+        further["clamp"] = (1.3, 0.9) if activation == "swiglu" else None
     if group_size == 0:
-        check("moe", x, choices, up.to(dtype), down.to(dtype), activation, given_residual)
+        check("moe", x, choices, up.to(dtype), down.to(dtype), activation, given_residual, **further)
         return
     stacks = [quantize.quantize_int8(each.flatten(0, 1), group_size) for each in (up, down)]
     (up, up_scale), (down, down_scale) = (tuple(part.unflatten(0, (experts, -1)) for part in stack) for stack in stacks)
-    check("moe", x, choices, up, down, activation, given_residual, up_scale, down_scale, group_size)
+    check("moe", x, choices, up, down, activation, given_residual, up_scale, down_scale, group_size, **further)
 
 
 @settings(max_examples=8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
@@ -22,6 +22,7 @@ from ostinato.formats.gguf.model_configs import (
     ernie,
     exaone4,
     falcon_h1,
+    gpt_oss,
     granite,
     granite_hybrid,
     lfm2,
@@ -119,6 +120,8 @@ class GgufArchitecture:
     """llama.cpp's names of the architecture, and the function that makes the rest of the config.json from each."""
     layer: Mapping[str, str]
     """Checkpoint's names in a layer, by the file's."""
+    whole_names: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint's names in a layer of tensors whose names have no suffix there, by the file's names with theirs."""
     backbone: str = "model"
     embedding: str = "embed_tokens"
     norm: str = "norm"
@@ -158,6 +161,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
+    "gpt_oss": GgufArchitecture(
+        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
+    ),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
@@ -237,6 +243,8 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
 
 def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
     """Return the checkpoint's name of tensor `inner` (the file's name for it) of `layer`."""
+    if inner in row.whole_names:
+        return f"{layer}.{row.whole_names[inner]}"
     if inner in BARE:
         return f"{layer}.{row.mixer}.{BARE[inner]}"
     if inner == "exp_probs_b.bias":

@@ -274,6 +274,20 @@ def lfm2(metadata: Metadata) -> JsonObject:
     }
 
 
+def gpt_oss(metadata: Metadata) -> JsonObject:
+    """Return the config of gpt-oss. Files say which window layers have, not which layers have it: every other one."""
+    config = attention(metadata)
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+    return config | {
+        "model_type": "gpt_oss",
+        "intermediate_size": expert_size(metadata),
+        "num_local_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "sliding_window": metadata.integer("attention.sliding_window"),
+    }
+
+
 def lfm2_moe(metadata: Metadata) -> JsonObject:
     """Return the config of LFM2 with experts after the first layers."""
     expect_gates(metadata, SIGMOID)

@@ -28,6 +28,7 @@ from typing import Any, overload
 
 from ostinato.errors import ModelError
 from ostinato.files import is_file
+from ostinato.json_io import JsonObject
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
 LENGTH_BYTES = 8
@@ -127,7 +128,7 @@ TYPES = {
     30: BlockType("BF16", 1, 2, True),
     34: BlockType("TQ1_0", 256, 54),
     35: BlockType("TQ2_0", 256, 66),
-    39: BlockType("MXFP4", 32, 17),
+    39: _supported("MXFP4"),
     40: BlockType("NVFP4", 64, 36),
     41: BlockType("Q1_0", 128, 18),
 }
@@ -198,7 +199,7 @@ class Header:
 
     path: Path
     version: int
-    metadata: dict[str, Any]
+    metadata: JsonObject
     tensors: dict[str, GgufTensor]
 
 
@@ -235,7 +236,7 @@ class _Reader:
         self._expect(num_metadata * _MIN_METADATA_BYTES + num_tensors * _MIN_TENSOR_BYTES, "tables")
         if max(num_metadata, num_tensors) > MAX_ENTRIES:
             raise self._damaged(f"{num_tensors} tensors and {num_metadata} metadata; of each {MAX_ENTRIES} are read")
-        metadata: dict[str, Any] = {}
+        metadata: JsonObject = {}
         for _ in range(num_metadata):
             name = self._string()
             if name in metadata:
@@ -243,7 +244,7 @@ class _Reader:
             metadata[name] = self._value(self._number("<I"))
         return Header(self._path, version, metadata, self._tensors(num_tensors, self._alignment(metadata)))
 
-    def _alignment(self, metadata: dict[str, Any]) -> int:
+    def _alignment(self, metadata: JsonObject) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self._damaged(f"general.alignment is {alignment!r}, which should be a power of two")

@@ -119,6 +119,15 @@ QWEN35 = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+GPT_OSS = ATTENTION | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}
+GPT_OSS_WHOLE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    **{
+        f"ffn_{part}_exps.{end}": f"mlp.experts.{name}{'_bias' if end == 'bias' else ''}{half}"
+        for part, name, half in (("gate", "gate_up_proj", GATE), ("up", "gate_up_proj", UP), ("down", "down_proj", ""))
+        for end in ("weight", "bias")
+    },
+}
 LFM2_MOE = LFM2 | {
     "ffn_gate_inp": "feed_forward.gate",
     **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.w{i}" for part, i in NUMBERED},

@@ -222,7 +222,7 @@ def tokenizer_config_of(header: Header) -> JsonObject:
     """Return the tokenizer_config.json: special tokens, whether texts begin or end with them, and chat templates."""
     metadata = header.metadata
     tokens = metadata.get(f"{PREFIX}tokens") or ()
-    settings: dict[str, Any] = {}
+    settings: JsonObject = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         number = metadata.get(f"{PREFIX}{key}_token_id")
         if type(number) is int and 0 <= number < len(tokens):
@@ -244,7 +244,7 @@ def tokenizer_config_of(header: Header) -> JsonObject:
     return settings
 
 
-def _begins(metadata: dict[str, Any]) -> bool:
+def _begins(metadata: JsonObject) -> bool:
     """Return whether a text begins with `bos` when the file does not say."""
     if metadata.get(f"{PREFIX}model") == "llama":
         return True

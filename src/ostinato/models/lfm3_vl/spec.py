@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -75,7 +73,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     )
 
 
-def _vision(config: JsonMapping, vision: Mapping[str, Any], text_size: int) -> VisionSpec:
+def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
     sizes: JsonObject = {
         "hidden_size": integer(vision, "hidden_size", 1024),
         "num_layers": integer(vision, "num_hidden_layers", 14),

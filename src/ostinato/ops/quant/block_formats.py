@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["gguf", "int4", "float8"]
-"""Kind of a format: GGUF's, or one of our own formats of 4-bit integers or of float8."""
+Family = Literal["gguf", "mxfp4", "int4", "float8"]
+"""Kind of a format: GGUF's (MXFP4 is by itself), or one of our own formats of 4-bit integers or of float8."""
 
 Blocks = tuple[tuple[str, int], ...]
 """Formats of a matrix's consecutive rows: (name of a format, number of rows).
@@ -53,6 +53,7 @@ BLOCK_FORMATS = {
         BlockFormat("Q6_K", 256, 210),
         BlockFormat("IQ4_NL", 32, 18),
         BlockFormat("IQ4_XS", 256, 136),
+        BlockFormat("MXFP4", 32, 17, "mxfp4"),
         BlockFormat("int4_g32", 32, 20, "int4", can_be_made=True),
         BlockFormat("int4_g64", 64, 36, "int4", can_be_made=True),
         BlockFormat("int4_g128", 128, 68, "int4", can_be_made=True),

@@ -27,6 +27,9 @@ from ostinato.ops.sizes import DEQUANT_SLAB, INT4_ZERO_BITS
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the 4-bit codes of IQ4_NL and IQ4_XS."""
 
+MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Values of the 4-bit codes of MXFP4: a sign, two bits of exponent, one of mantissa."""
+
 
 def dequantize(name: str, blocks: torch.Tensor) -> torch.Tensor:
     """Return the weights of `blocks` [..., bytes of a row] uint8 of the format `name`.
@@ -77,6 +80,16 @@ def pack_float8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     has_nan = ((raw & 0x7F) == 0x7F).any(dim=2)
     scale = torch.where(has_nan, torch.nan, scale.float()).unsqueeze(2)
     return torch.cat((scale.view(torch.uint8), raw), dim=2).flatten(1)
+
+
+def pack_mxfp4(pairs: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """Pack MXFP4 numbers, neighbours of a row in each byte, with their exponents into blocks.
+
+    `pairs` uint8 [rows, groups, 16], the first number in the lower half; `exponents` uint8 [rows, groups] -> uint8
+    [rows, bytes of a row].
+    """
+    codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(2)
+    return torch.cat((exponents.unsqueeze(-1), codes[..., :16] | codes[..., 16:] << 4), dim=2).flatten(1)
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -135,6 +148,16 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     return (scale[:, :, None] * _iq4(blocks[:, 8:].unflatten(1, (8, 16)))).flatten(1)
 
 
+def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """Return numbers times a power of 2 (OCP Microscaling Formats 1.0, 2023); its exponent plus 127 comes first.
+
+    As in ggml, half of the power and the doubled numbers are multiplied.
+    """
+    exponent = blocks[:, :1].int()
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
+    return bits.view(torch.float32) * (2 * torch.tensor(MXFP4_VALUES)[_nibbles(blocks[:, 1:])])
+
+
 def _int4(blocks: torch.Tensor) -> torch.Tensor:
     bits = blocks[:, :4].contiguous().view(torch.int32)
     scale, zero = (bits & ~INT4_ZERO_BITS).view(torch.float32), bits & INT4_ZERO_BITS
@@ -157,6 +180,7 @@ _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
     "int4_g32": _int4,
     "int4_g64": _int4,
     "int4_g128": _int4,

@@ -28,6 +28,7 @@ def attention(
     window: int | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each token to its row's whole context, whose keys and values are all in the cache.
 
@@ -38,8 +39,9 @@ def attention(
     `row_starts[r]:row_starts[r + 1]`, at positions `start_positions[r]` to `kv_lens[r] - 1`. Tokens beyond them are
     padding and give zeros, as does a whole row with a `kv_len` of 0. `block_tables` [rows, max_blocks]. Keys before
     position `first_key` are left out. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are
-    int8: a token's head times its scale is a key or a value, and the arithmetic after that is in float32. -> [tokens,
-    heads, head_dim].
+    int8: a token's head times its scale is a key or a value, and the arithmetic after that is in float32. `sinks`
+    [heads] float32 are one more score of each head's softmax, without a value (gpt-oss): weights then add up to less
+    than 1. -> [tokens, heads, head_dim].
 
     Only the positions that a token of the row sees are read. The contents of other positions do not matter, nor do the
     entries of `block_tables` for blocks that no token sees.
@@ -59,7 +61,7 @@ def attention(
         keys, values = (
             _read(cache, scales, blocks, here) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
         )
-        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window)
+        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window, sinks)
     return out
 
 
@@ -72,7 +74,12 @@ def _read(cache: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend from `q` [new, heads, head_dim], the last tokens of `keys`, `values` [kv_heads, length, head_dim].
 
@@ -80,12 +87,12 @@ def _attend(
     """
     new, heads, head_dim = q.shape
     kv_heads, length, _ = keys.shape
-    if new == 1:
+    if new == 1 and sinks is None:
         # One token sees every key: the query heads of a group are just more queries of their key head.
         grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scale)
         return out.view(1, heads, head_dim)
-    if new == length and (window is None or window >= length):
+    if new == length and (window is None or window >= length) and sinks is None:
         return _masked(q, keys, values, None, scale)
     position = torch.arange(length, device=q.device)
     out = torch.empty_like(q)
@@ -97,7 +104,8 @@ def _attend(
         mask = position[here] <= own
         if window is not None:
             mask &= position[here] > own - window
-        out[begin:end] = _masked(q[begin:end], keys[:, here], values[:, here], mask, scale)
+        part = q[begin:end], keys[:, here], values[:, here]
+        out[begin:end] = _masked(*part, mask, scale) if sinks is None else _with_sinks(*part, mask, scale, sinks)
     return out
 
 
@@ -106,7 +114,7 @@ def _masked(
 ) -> torch.Tensor:
     """Attend like `_attend` with a `mask` [new, length] that is true where a token sees a key.
 
-    Without a mask, each token sees the keys up to its own.
+    Without a mask, each token sees the keys up to its own. A mask of floats [heads, new, length] is added to scores.
     """
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
@@ -118,6 +126,16 @@ def _masked(
         enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def _with_sinks(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float, sinks: torch.Tensor
+) -> torch.Tensor:
+    """Attend like `_masked`, with one more key: its scores are the `sinks` [heads], and its value is 0."""
+    keys, values = (F.pad(each, (0, 0, 0, 1)) for each in (keys, values))
+    scores = torch.zeros((len(sinks), *mask.shape), device=q.device).masked_fill_(~mask, -torch.inf)
+    of_sinks = sinks[:, None, None].expand(-1, len(q), 1)
+    return _masked(q, keys, values, torch.cat((scores, of_sinks), dim=-1), scale)
 
 
 def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,16 @@ approximation given there.
 """
 
 
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return gates * sigmoid(alpha * gates) * (values + 1), gates of at most and values within `limit` (gpt-oss).
+
+    `x` [..., 2 * size], gates first -> [..., size].
+    """
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
 def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
     """Return activation(gates) * values for `x` [tokens, 2 * size], the gates first -> [tokens, size].
 
@@ -137,6 +147,9 @@ def moe(
     group_size: int | None = None,
     up_blocks: Blocks | None = None,
     down_blocks: Blocks | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    clamp: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """Sum weight * down(activation(up(x))) over each token's experts, plus `residual`.
 
@@ -144,16 +157,23 @@ def moe(
     their weights; `up` [experts, inner, in] (for a gated activation twice as many rows, gates first); `down` [experts,
     in, inner]. With `up_scale` float32 [experts, inner] or [experts, inner, groups], and `down_scale` alike, the
     weights are int8 (see `ops.quant.quantize`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row
-    formats of one expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). Experts are
-    added up in float32, in ascending order. -> [tokens, in] in the dtype of `x`.
+    formats of one expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). `up_bias`
+    [experts, inner] and `down_bias` [experts, in] float32 are added to the matmuls' results. With `clamp`, the
+    activation is `clamped_swiglu` with this alpha and limit. Experts are added up in float32, in ascending order. ->
+    [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     expert_ids, expert_weights = choices.unbind(1)
+    biases = up_bias, down_bias
     for expert in expert_ids.unique().tolist():
         token, choice = torch.where(expert_ids == expert)
         up_of, down_of = (None if scale is None else scale[int(expert)] for scale in (up_scale, down_scale))
-        inner = linear(x[token], up[int(expert)], None, None, activation, None, None, up_of, group_size, up_blocks)
-        y = linear(inner, down[int(expert)], weight_scale=down_of, group_size=group_size, blocks=down_blocks)
+        up_added, down_added = (None if all_of is None else all_of[int(expert)].to(x.dtype) for all_of in biases)
+        applied = activation if clamp is None else None
+        inner = linear(x[token], up[int(expert)], up_added, None, applied, None, None, up_of, group_size, up_blocks)
+        if clamp is not None:
+            inner = clamped_swiglu(inner, *clamp)
+        y = linear(inner, down[int(expert)], down_added, None, None, None, None, down_of, group_size, down_blocks)
         out.index_add_(0, token, y.float() * expert_weights[token, choice].unsqueeze(-1))
     out = out.to(x.dtype)
     return out if residual is None else out.add_(residual)
@@ -170,19 +190,20 @@ def route(
     scaling: float = 1.0,
     softmax_over_all: bool = False,
     sum_epsilon: float = 1e-20,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Select the `top_k` best experts of each token by the scores x W^T, of equal ones the lowest.
 
-    Scores are computed in float32. `x` [tokens, hidden], `weight` [experts, hidden]. A `correction_bias` [experts]
-    float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2): the weights are the sigmoids of the
-    scores, divided by their sum plus `sum_epsilon` if `normalize`. The bias is added for the selection alone, which
-    considers only the `top_groups` groups with the greatest sums of their two best scores. Without a bias, the weights
-    are the softmax over the chosen scores, or with `softmax_over_all` the chosen entries of the softmax over all. All
-    are multiplied by `scaling`.
+    Scores are computed in float32, plus the `bias` [experts] float32 if there is one. `x` [tokens, hidden], `weight`
+    [experts, hidden]. A `correction_bias` [experts] float32 means sigmoid routing (DeepSeek-V3, arXiv 2412.19437,
+    section 2.1.2): the weights are the sigmoids of the scores, divided by their sum plus `sum_epsilon` if `normalize`.
+    That bias is added for the selection alone, which considers only the `top_groups` groups with the greatest sums of
+    their two best scores. Without it, the weights are the softmax over the chosen scores, or with `softmax_over_all`
+    the chosen entries of the softmax over all. All are multiplied by `scaling`.
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """
-    scores = F.linear(x.float(), weight.float())
+    scores = F.linear(x.float(), weight.float(), bias)
     if correction_bias is None:
         ids = _best(scores, top_k)
         weights = scores.softmax(-1).gather(1, ids) if softmax_over_all else scores.gather(1, ids).softmax(-1)

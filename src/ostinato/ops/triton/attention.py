@@ -23,6 +23,8 @@ NO_WINDOW = 2**30
 LOG2_E = 1.4426950408889634
 """Factor from exponents of e to exponents of 2, whose powers the hardware computes."""
 
+IN_KERNEL_LOG2_E = tl.constexpr(LOG2_E)
+
 
 @triton.jit
 def columns(start, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
@@ -53,6 +55,7 @@ def attend(
     block_tables,
     k_scales,
     v_scales,
+    sinks,
     out,
     maxima,
     sums,
@@ -130,6 +133,11 @@ def attend(
         last = tl.minimum(last, begin + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
+        if sinks is not None:
+            # A sink is a score without a value; the first segment has it.
+            has_sink = attends & (segment == 0)
+            best = tl.load(sinks + head, mask=has_sink, other=float("-inf")) * IN_KERNEL_LOG2_E
+            total = tl.where(has_sink, 1.0, 0.0)
         values_sum = tl.zeros([ROWS, WIDTH], tl.float32)
         rest_sum = tl.zeros([ROWS, REST if REST > 0 else 1], tl.float32)
         table = block_tables + of_row * table_row
@@ -242,6 +250,7 @@ def attention(
     window: int | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `ops.attention`; its reference documents arguments and result."""
     tokens, heads, head_dim = q.shape
@@ -281,6 +290,7 @@ def attention(
         block_tables=block_tables,
         k_scales=k_scales,
         v_scales=v_scales,
+        sinks=sinks,
         out=parts,
         maxima=maxima,
         sums=sums,

@@ -52,6 +52,9 @@ def expert_product(
     starts,
     weight,
     weight_scale,
+    bias,
+    alpha,
+    limit,
     out,
     choices,
     experts,
@@ -101,10 +104,13 @@ def expert_product(
             OUTPUTS,
             INPUTS,
         )
+        added = expert * out_size * FACTOR + output
+        if bias is not None:
+            value += tl.load(bias + added, mask=is_output, other=0.0)[None, :]
         if ACTIVATION == "swiglu" or ACTIVATION == "geglu":
             # The first matmul computed the gates.
             first_output += out_size
-            value = activate(value, ACTIVATION) * product(
+            other = product(
                 x,
                 row,
                 is_row,
@@ -121,6 +127,14 @@ def expert_product(
                 OUTPUTS,
                 INPUTS,
             )
+            if bias is not None:
+                other += tl.load(bias + out_size + added, mask=is_output, other=0.0)[None, :]
+            if limit is not None:
+                value = tl.where(value > limit, limit, value)
+                other = tl.where(other > limit, limit, tl.where(other < -limit, -limit, other))
+                value = value / (1 + tl.exp(-alpha * value)) * (other + 1)
+            else:
+                value = activate(value, ACTIVATION) * other
         else:
             value = activate(value, ACTIVATION)
         where = out + choice[:, None] * out_size + output[None, :]
@@ -165,6 +179,9 @@ def moe(
     group_size: int | None = None,
     up_blocks: Blocks | None = None,
     down_blocks: Blocks | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    clamp: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """Compute `ops.moe`; its reference documents arguments and result."""
     (tokens, size), experts, top_k = x.shape, len(down), choices.shape[2]
@@ -187,9 +204,12 @@ def moe(
         sort_choices, (experts,), sort, choices=choices, order=order, starts=starts, count=count, experts=experts
     )
     inside = torch.empty((count, inner), dtype=x.dtype, device=x.device)
-    _expert_product(inward, x, order, starts, up, up_scale, group_size, up_blocks, inside, top_k, activation)
+    _expert_product(
+        inward, x, order, starts, up, up_scale, group_size, up_blocks, inside, top_k, activation, up_bias, clamp
+    )
     of_choices = torch.empty((count, size), dtype=x.dtype, device=x.device)
-    _expert_product(outward, inside, order, starts, down, down_scale, group_size, down_blocks, of_choices, 1, None)
+    of_down = (down, down_scale, group_size, down_blocks, of_choices, 1, None, down_bias, None)
+    _expert_product(outward, inside, order, starts, *of_down)
     common.run(
         add_choices,
         (tokens, cdiv(size, add.blocks["BLOCK"])),
@@ -217,8 +237,10 @@ def _expert_product(
     out: torch.Tensor,
     divisor: int,
     activation: str | None,
+    bias: torch.Tensor | None,
+    clamp: tuple[float, float] | None,
 ) -> None:
-    """Write activation(x W^T) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
+    """Write activation(x W^T + bias) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
     (count, out_size), in_size, experts = out.shape, x.shape[1], len(weight)
     group = in_size if group_size is None or weight_scale is None else group_size
     weights, block = of_one_format(blocks)
@@ -231,6 +253,9 @@ def _expert_product(
         starts=starts,
         weight=weight,
         weight_scale=weight if weight_scale is None else weight_scale,
+        bias=bias,
+        alpha=None if clamp is None else clamp[0],
+        limit=None if clamp is None else clamp[1],
         out=out,
         choices=count,
         experts=experts,
@@ -288,6 +313,7 @@ def score_experts(
 @triton.jit
 def choose_experts(
     scores,
+    bias,
     correction_bias,
     choices,
     scaling,
@@ -312,6 +338,8 @@ def choose_experts(
     expert = tl.arange(0, WIDTH)
     is_expert = expert < experts
     score = tl.load(scores + token * experts + expert, mask=is_expert, other=float("-inf"))
+    if bias is not None:
+        score += tl.load(bias + expert, mask=is_expert, other=0.0)
     if HAS_BIAS:
         weight = 1 / (1 + tl.exp(-score))
         choice = weight + tl.load(correction_bias + expert, mask=is_expert, other=0.0)
@@ -374,6 +402,7 @@ def route(
     scaling: float = 1.0,
     softmax_over_all: bool = False,
     sum_epsilon: float = 1e-20,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `ops.route`; its reference documents arguments and result."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -406,6 +435,7 @@ def route(
         (tokens,),
         choice,
         scores=scores,
+        bias=bias,
         correction_bias=correction_bias,
         choices=choices,
         scaling=scaling,

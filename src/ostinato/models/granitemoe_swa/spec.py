@@ -1,0 +1,19 @@
+"""Granite with windows and experts: the layers of `granite_swa`, with experts in place of the MLP."""
+
+from __future__ import annotations
+
+from ostinato.json_io import JsonObject
+from ostinato.models.config_json import integer, top_k
+from ostinato.models.granite_swa.spec import SHARDED_DIMS, granite_swa_spec
+from ostinato.plan.layer_specs import ExpertsSpec
+from ostinato.plan.model import ModelSpec
+
+__all__ = ["SHARDED_DIMS", "model_spec"]
+
+
+def model_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `granitemoe_swa` config.json."""
+    count = integer(config, "num_local_experts", 8)
+    sizes = integer(config, "hidden_size"), integer(config, "intermediate_size")
+    experts = ExpertsSpec(count, top_k(config, count, 2), *sizes)
+    return granite_swa_spec(config, "granitemoe_swa", norm_eps=1e-6, default_tied=False, experts=experts)
