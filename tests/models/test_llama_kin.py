@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.errors import CapacityError, ModelError
 from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
+from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.config_json import ROPE_KINDS
 from ostinato.models.loader import build_model, load_weights
@@ -259,6 +262,56 @@ def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[st
         logits = model.compute_logits(model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
         expected = oracle(torch.tensor([prompt]), use_cache=False).logits[0]
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def loaded(directory: Path, **settings: Any) -> CausalLM:
+    spec = load_spec(EngineConfig(model=str(directory), **settings))
+    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    load_weights(model, directory)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "names"),
+    [
+        ("qwen3_moe", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+        ("mixtral", "block_sparse_moe.experts", ("w1", "w3", "w2")),
+    ],
+)
+def test_experts_that_a_checkpoint_has_as_stacks_are_the_same(
+    name: str, prefix: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint(name), tmp_path, dirs_exist_ok=True)
+    tensors, spec = load_file(tmp_path / "model.safetensors"), spec_with(name)
+    for i, layer in enumerate(spec.layers):
+        if layer.experts is not None:
+            here = f"model.layers.{i}.{prefix}."
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{here}{e}.{part}.weight") for e in range(layer.experts.num_experts)])
+                for part in names
+            )
+            tensors |= {f"{here}gate_up_proj": torch.cat((gate, up), 1), f"{here}down_proj": down}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stacked = dict(loaded(tmp_path).named_parameters())
+    assert all(torch.equal(stacked[path], tensor) for path, tensor in loaded(checkpoint(name)).named_parameters())
+
+
+def test_the_prediction_head_of_mellum_is_left_out(tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("mellum"), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors") | {"mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert not any("mtp" in path for path, _ in loaded(tmp_path).named_parameters())
+
+
+def test_rows_that_are_neighbours_in_a_checkpoint_keep_their_scales() -> None:
+    plain, small = (
+        dict(loaded(checkpoint("ernie4_5"), quantization=how).named_parameters()) for how in ("none", "int8")
+    )
+    name = "model.layers.0.self_attn.qkv.weight"
+    found = small[name].float() * small[f"{name}_scale"][:, None]
+    torch.testing.assert_close(found, plain[name], atol=plain[name].abs().max().item() / 100, rtol=0)
+    whole = load_file(checkpoint("ernie4_5") / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(plain[name][:12], torch.cat((whole[0:12:2], whole[1:12:2])))
 
 
 HUB: dict[str, tuple[int, dict[str, Any]]] = {

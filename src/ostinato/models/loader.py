@@ -47,7 +47,7 @@ def deinterleave(model: Module, parts_neighbours: bool = True) -> None:
             order[:rows] = order[:rows].view(-1, size // 2, 2).transpose(1, 2).flatten()
         else:
             continue
-        for each in (attribute, "weight_scale"):
+        for each in (attribute, "weight_scale") if attribute == "weight" else (attribute,):
             tensor = getattr(module, each, None)
             if tensor is None:
                 continue
