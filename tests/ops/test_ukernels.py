@@ -141,27 +141,28 @@ def run_alone(isa: str, kernel: Any, *args: Any, **kwargs: Any) -> tuple[torch.T
 
 @pytest.mark.parametrize(("isa", "row"), rows_of_modules("linear"))
 def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
+    """Never more, and for the greediest type of tokens not much less."""
     generator = torch.Generator().manual_seed(2)
-    lhs = next(name for name in TYPES if name in row.lhs)
     for kind in {min(row.rhs), max(row.rhs)}:
-        k = min(1024, row.max_k or 1024) // 256 * 256 or 256
-        arguments, _ = weights(kind, 70, k, getattr(torch, lhs), generator)
-        kernel = native_kernel(isa, "linear", deterministic=row.fixed_order)
+        k = 256 if row.max_k else 1024
         for m in {row.min_m, row.max_m or 700}:
-            problem = Problem("linear", lhs, (kind,), k, row.fixed_order)
-            if select(problem, features(isa), lambda _, m=m: m).row != row:
-                continue
-            x = torch.randn(m, k, generator=generator).to(getattr(torch, lhs))
-            x[-1, 0] = torch.nan if row.fallback else 0
-            _, held = run_alone(isa, kernel, x, **arguments)
-            planned = native_linear(tokens=m, in_size=k, in_order=False, linear_rows=[row], group_size=GROUP)
-            assert held <= planned.shared + planned.own, (kind, m)
-            assert planned.shared + planned.own <= 6 * held + 2**17, (kind, m)
+            greediest = 0
+            for lhs in row.lhs:
+                problem = Problem("linear", lhs, (kind,), k, row.fixed_order)
+                if select(problem, features(isa), lambda _, m=m: m).row == row:
+                    arguments, _ = weights(kind, 70, k, getattr(torch, lhs), generator)
+                    x = torch.randn(m, k, generator=generator).to(getattr(torch, lhs))
+                    x[-1, 0] = torch.nan if row.fallback else 0
+                    kernel = native_kernel(isa, "linear", deterministic=row.fixed_order)
+                    greediest = max(greediest, run_alone(isa, kernel, x, **arguments)[1])
+            planned = sum(native_linear(tokens=m, in_size=k, in_order=False, linear_rows=[row], group_size=GROUP))
+            assert greediest <= planned, (kind, m)
+            assert not greediest or planned <= 4 * greediest + 2**16, (kind, m)
 
 
 def choices_with(tokens: int, experts: int, top_k: int, most: int) -> torch.Tensor:
     """`most` tokens choose expert 0, the others as evenly as can be: [tokens, 2, top_k]."""
-    ids = torch.stack([(torch.arange(top_k) + t * top_k) % (experts - 1) + 1 for t in range(tokens)])
+    ids = (torch.arange(tokens)[:, None] * top_k + torch.arange(top_k)) % (experts - 1) + 1
     ids[:most, 0] = 0
     return torch.stack((ids.float(), torch.full(ids.shape, 0.5)), dim=1)
 
@@ -171,7 +172,7 @@ def test_each_row_of_moe_computes_its_experts_within_the_scratch_that_the_plan_c
     reached = set()
     generator = torch.Generator().manual_seed(3)
     for lhs, kind, k in cases_of(row):
-        if kind == "s8_group" or k > 512:
+        if kind == "s8_group" or k > 512 or (kind in BLOCK_FORMATS and k > BLOCK_FORMATS[kind].elements):
             continue
         dtype, experts = getattr(torch, lhs), 3
         parts = [[weights(kind, k, k, dtype, generator) for _ in range(experts)] for _ in range(2)]

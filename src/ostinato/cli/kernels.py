@@ -112,9 +112,7 @@ def _kinds_text(kinds: frozenset[str]) -> str:
 
 def _print_products(products: tuple[ProductRows, ...], isa: str, why: bool) -> None:
     for each in products:
-        product = each.product
-        size = f"{product.k} x {product.n}, " if product.k else ""
-        print(f"{product.name} ({size}{product.weights_text})")
+        print(each.product)
         for tokens, choice in each.spans:
             print(f"  m = {tokens}: {choice.row.name}")
             if why and choice.row.why:

@@ -33,9 +33,10 @@ class Product:
     experts: tuple[int, int] = (1, 1)
     group: int = 1
 
-    @property
-    def weights_text(self) -> str:
-        return " and ".join(dict.fromkeys(KIND_TEXT.get(kind, kind) for kind in self.weights))
+    def __str__(self) -> str:
+        size = f"{self.k} x {self.n}, " if self.k else ""
+        weights = " and ".join(dict.fromkeys(KIND_TEXT.get(kind, kind) for kind in self.weights))
+        return f"{self.name} ({size}{weights})"
 
     def m(self, unit: Unit, tokens: int) -> int:
         """Return the row's m at `tokens` tokens: of one row of a batch for attention, spread evenly over experts."""
