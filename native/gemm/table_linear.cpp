@@ -9,66 +9,37 @@
 #include "gemm/small_m.h"
 
 namespace ostinato {
-
 namespace {
 
 template <Driver DRIVER>
 struct Of {};
 
-// The arguments are threads, m, tokens and their stride, weights, epilogue and outputs.
-template <typename... Args>
-void run_driver(Of<Driver::SMALL_M>, const Args&... args) {
-    gemm_small_m(args...);
-}
+// A driver's function; its arguments are threads, m, tokens and their stride, weights, epilogue and outputs.
+#define DRIVER(NAME, FUNCTION)                             \
+    template <typename... Args>                            \
+    void run_driver(Of<Driver::NAME>, const Args&... args) { \
+        FUNCTION(args...);                                 \
+    }
 
-template <typename... Args>
-void run_driver(Of<Driver::SMALL_M_DEQUANT>, const Args&... args) {
-    gemm_small_m(args...);
-}
-
+DRIVER(SMALL_M, gemm_small_m)
+DRIVER(SMALL_M_DEQUANT, gemm_small_m)
 #if defined(OSTINATO_GEMM_AVX2)
-template <typename... Args>
-void run_driver(Of<Driver::LARGE_M_AVX2>, const Args&... args) {
-    avx2::gemm_large_m(args...);
-}
-
-template <typename... Args>
-void run_driver(Of<Driver::LARGE_M_I16_AVX2>, const Args&... args) {
-    avx2::gemm_large_m_i16(args...);
-}
+DRIVER(LARGE_M_AVX2, avx2::gemm_large_m)
+DRIVER(LARGE_M_I16_AVX2, avx2::gemm_large_m_i16)
 #else
-template <typename... Args>
-void run_driver(Of<Driver::LARGE_M>, const Args&... args) {
-    gemm_large_m(args...);
-}
+DRIVER(LARGE_M, gemm_large_m)
 #endif
-
 #if defined(OSTINATO_I16)
-template <typename... Args>
-void run_driver(Of<Driver::GEMV_I16>, const Args&... args) {
-    gemv_i16(args...);
-}
+DRIVER(GEMV_I16, gemv_i16)
 #endif
-
 #if defined(OSTINATO_HAS_AVX512_BF16)
-template <typename... Args>
-void run_driver(Of<Driver::SMALL_M_ROUNDED>, const Args&... args) {
-    gemm_small_m_rounded(args...);
-}
+DRIVER(SMALL_M_ROUNDED, gemm_small_m_rounded)
 #endif
-
 #if defined(OSTINATO_DEQUANT_BF16)
-template <typename... Args>
-void run_driver(Of<Driver::MID_M_DEQUANT_BF16>, const Args&... args) {
-    gemm_mid_m_dequant_bf16(args...);
-}
+DRIVER(MID_M_DEQUANT_BF16, gemm_mid_m_dequant_bf16)
 #endif
-
 #if defined(OSTINATO_TILES)
-template <typename... Args>
-void run_driver(Of<Driver::LARGE_M_AMX>, const Args&... args) {
-    tiles::gemm_large_m(args...);
-}
+DRIVER(LARGE_M_AMX, tiles::gemm_large_m)
 #endif
 
 // Return whether all rows with this driver take from `least` to `most` tokens.

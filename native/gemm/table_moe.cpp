@@ -10,23 +10,19 @@ namespace {
 template <Driver DRIVER>
 struct Of {};
 
-template <typename T, typename... Args>
-void run_driver(Of<Driver::MOE_SMALL_M>, const Args&... args) {
-    run_experts<LhsType<T>>(args...);
-}
+// A driver's function for tokens of storage type T.
+#define DRIVER(NAME, FUNCTION)                             \
+    template <typename T, typename... Args>                \
+    void run_driver(Of<Driver::NAME>, const Args&... args) { \
+        FUNCTION(args...);                                 \
+    }
 
+DRIVER(MOE_SMALL_M, run_experts<LhsType<T>>)
 #if defined(OSTINATO_I16)
-template <typename T, typename... Args>
-void run_driver(Of<Driver::MOE_I16>, const Args&... args) {
-    run_experts<i16>(args...);
-}
+DRIVER(MOE_I16, run_experts<i16>)
 #endif
-
 #if defined(OSTINATO_TILES)
-template <typename T, typename... Args>
-void run_driver(Of<Driver::MOE_AMX>, const Args&... args) {
-    tiles::run_experts(args...);
-}
+DRIVER(MOE_AMX, tiles::run_experts)
 #endif
 
 template <Driver DRIVER>

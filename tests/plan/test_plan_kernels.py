@@ -75,8 +75,12 @@ def test_the_plan_names_the_micro_kernels_that_a_model_may_take() -> None:
             "x86_64_v4_bf16",
             "bfloat16",
             BlockQuantization(format="int4_g32"),
-            ("gemv_i16_block_vnni", "gemm_bf16_dequant_avx512bf16", "gemm_bf16_block_avx512bf16")
-            + ("gemv_bf16_rounded_avx512bf16",),
+            (
+                "gemv_i16_block_vnni",
+                "gemm_bf16_dequant_avx512bf16",
+                "gemm_bf16_block_avx512bf16",
+                "gemv_bf16_rounded_avx512bf16",
+            ),
         ),
     ],
 )
@@ -102,7 +106,7 @@ def test_a_choice_says_why_each_row_before_it_declines() -> None:
     assert reasons["gemm_bf16_plain_avx512bf16", None] == "weights are Q4_K"
     fixed = select(replace(problem, fixed_order=True), features("x86_64_v4_bf16"), lambda _: 4)
     assert fixed.row.name == "gemv_bf16_any_avx512bf16"
-    assert dict((row.name, reason) for row, reason in fixed.declined)["gemv_bf16_rounded_avx512bf16"] == (
+    assert {row.name: reason for row, reason in fixed.declined}["gemv_bf16_rounded_avx512bf16"] == (
         "its order of sums depends on m"
     )
 

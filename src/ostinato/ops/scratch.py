@@ -95,13 +95,13 @@ class _DriverScratch(NamedTuple):
 
 
 def _amx_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Tokens packed as bfloat16 in whole tiles; a thread has their sums with 32 rows, and a panel of these."""
+    """Count tokens packed as bfloat16 in whole tiles; a thread has their sums with 32 rows, and a panel of these."""
     packed = min(padded(tokens), _tiled_tokens(in_size))
     return _DriverScratch(2 * packed * padded(in_size, TILE_INPUTS), packed * 2 * EPILOGUE_ROWS + TILE_WORK)
 
 
 def _gemv_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Each thread's own tokens as integers, and their sums with a panel of each of four streams.
+    """Count each thread's own tokens as integers, and their sums with a panel of each of four streams.
 
     One token that is not finite is packed as floats.
     """
@@ -111,14 +111,14 @@ def _gemv_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
 
 
 def _avx2_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Tokens in whole spans; a thread has their sums with a panel, and that panel."""
+    """Count tokens in whole spans; a thread has their sums with a panel, and that panel."""
     tokens = min(tokens, MAX_GROUP_TOKENS)
     outputs = AVX2_PANEL_VECTORS * AVX2_LANES
     return _DriverScratch(FLOAT_BYTES * tokens * padded(in_size, AVX2_PANEL_K), 0, outputs * (tokens + AVX2_PANEL_K))
 
 
 def _avx2_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """The same in pairs of integers, with two scales and a minimum for each 32; or as floats, if not finite."""
+    """Count the same in pairs of integers, with two scales and a minimum for each 32; or as floats, if not finite."""
     at_once = min(tokens, MAX_GROUP_TOKENS)
     span = I16_TOKEN_PADDING // 2 + 3 * I16_TOKEN_PADDING // 32
     floats = _avx2_scratch(tokens, in_size, 0)
@@ -128,21 +128,21 @@ def _avx2_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
 
 
 def _dequant_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Packed tokens; a thread has vectors that become sums, the sums, and a span of eight rows as bfloat16."""
+    """Count packed tokens; a thread has vectors that become sums, the sums, and a span of eight rows as bfloat16."""
     at_once = min(tokens, _grouped_tokens(in_size))
     own = 4 * (2 * VECTOR * at_once + DEQUANT_SPAN + 2 * VECTOR)
     return _DriverScratch(2 * at_once * padded(in_size, TILE_INPUTS), own)
 
 
 def _large_m_scratch(tokens: int, in_size: int, group_size: int) -> _DriverScratch:
-    """Copied tokens; a thread has their sums with a panel of rows, and that panel."""
+    """Count copied tokens; a thread has their sums with a panel of rows, and that panel."""
     tokens = min(tokens, MAX_GROUP_TOKENS)
     panel = 4 * VECTOR * max(PANEL_BYTES // (4 * VECTOR * FLOAT_BYTES), padded(min(in_size, group_size)))
     return _DriverScratch(FLOAT_BYTES * tokens * padded(in_size, TILE_INPUTS), 0, panel + tokens * 4 * VECTOR)
 
 
 def _small_m_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Packed tokens; a thread has their sums with a panel of each of four streams, and a dequantized row of each."""
+    """Count packed tokens; a thread has their sums with a panel of four streams each, and four dequantized rows."""
     at_once = min(tokens, _grouped_tokens(in_size))
     row = padded(in_size, TILE_INPUTS)
     return _DriverScratch(FLOAT_BYTES * at_once * row, 4 * (at_once * EPILOGUE_ROWS + row))

@@ -20,7 +20,7 @@ from ostinato.ops.sizes import I16_BLOCK_NR_AVX2
 Op = Literal["linear", "moe", "attention", "ssd_scan"]
 
 Unit = Literal["tokens", "mean per expert", "max per expert", "queries per key head", "query rows"]
-"""What a row's m counts: tokens of the product, of an expert (the mean, or the most of one), or queries."""
+"""Unit of a row's m: tokens of the product, of an expert (the mean, or the most of one), or queries."""
 
 MIN_ROUNDED_TOKENS, MIN_ROUNDED_TOKENS_6_BITS = 3, 5
 """Smallest m for which rounding weights in blocks to bfloat16 costs less than scaling sums, also among experts."""
@@ -65,7 +65,7 @@ class Ukernel:
     """Driver, type of the tokens as they are multiplied, weights, and instruction set."""
     op: Op
     driver: str
-    """Its functions in `native/gemm/table.h`, or the file of a kernel that does not choose by the table."""
+    """Name of its function in `native/gemm/table_*.cpp`, or file of a kernel that does not choose by the table."""
     lhs: frozenset[str]
     """Types of tokens in memory."""
     rhs: frozenset[str]
