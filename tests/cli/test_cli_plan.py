@@ -402,7 +402,7 @@ def test_kernels_names_the_row_of_each_product_and_why_earlier_rows_decline(caps
     status, out, _ = run(capsys, *asked, "--json")
     data = json.loads(out)
     assert (status, data["module"], data["dtype"]) == (0, "x86_64_v4_bf16", "bfloat16")
-    rows = {each["product"]: {m: at["row"] for m, at in each["tokens"].items()} for each in data["products"]}
+    rows = {each["name"]: {m: at["row"] for m, at in each["tokens"].items()} for each in data["products"]}
     assert rows["mixer.out_proj"] == {
         "1": "gemv_i16_block_vnni",
         "8": "gemm_bf16_dequant_avx512bf16",
