@@ -8,7 +8,7 @@
     python tools/compare_products.py --blocks all --tokens 1,32 --shapes 1024x512 --experts 48,4
 
 All sides take turns within each round, on as many weights as no cache holds, and the median of the rounds counts. The
-first size from which matrix units are ahead of vectors is what `MIN_AMX_TOKENS` (ops/sizes.py) should be.
+first size from which matrix units are ahead of vectors is where `gemm_bf16_any_amx` (ops/ukernels.py) should begin.
 
 With `--blocks` the least of all products counts, as what else the machine does only adds to it, and rates are how many
 times as fast as weights of 8 bits with a scale per row; `plain` are weights that are not quantised. With one thread its

@@ -18,7 +18,7 @@ static_assert(LANES != 8 || PANELS % 4 == 0);
 #if defined(OSTINATO_FEW_VARIANTS)
 constexpr int SMALL_Q_ROWS = 3;
 #else
-constexpr int SMALL_Q_ROWS = LANES == 16 ? 12 : 4;  // limited by the registers beside a panel's square
+constexpr int SMALL_Q_ROWS = LANES == 16 ? SMALL_Q_ROWS_AVX512 : SMALL_Q_ROWS_OTHERS;  // limited by the registers beside a panel's square
 #endif
 
 // Load LANES words of a head from `word` on. Words beyond `head_dim`, which only occur if not WHOLE, are 0.

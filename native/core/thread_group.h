@@ -25,9 +25,16 @@ class Scratch {
 #endif
         if (!fits) {
             memory_.reset(static_cast<std::byte*>(::operator new(bytes, ALIGNMENT)));
+            held() += bytes - size_;
             size_ = bytes;
         }
         return memory_.get();
+    }
+
+    // Return the bytes that all scratch memory holds which this thread has made.
+    static std::size_t& held() {
+        static thread_local std::size_t bytes = 0;
+        return bytes;
     }
 
   private:

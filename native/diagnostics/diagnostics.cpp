@@ -1,8 +1,16 @@
-// Kernels for benchmarks and tests: a kernel that only reads memory, and single instructions on tiles.
+// Kernels for benchmarks and tests: a kernel that only reads memory, and single instructions on tiles; and what tests ask
+// of the others: the row of ops/ukernels.py that computes a product, and the scratch memory of a thread.
+
+#include <algorithm>
+#include <string>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind/kernel_binding.h"
 #include "core/amx.h"
 #include "core/simd.h"
+#include "gemm/select.h"
 
 namespace ostinato {
 namespace {
@@ -40,6 +48,25 @@ void read_memory(const ThreadGroup& threads, std::int64_t parts, const ReadMemor
 }
 
 KERNEL(read_memory);
+
+// Return the name of the row that computes a product of weights of `kinds`, at m in each unit.
+const char* ukernel_name(const std::string& op, int lhs, const std::vector<std::string>& kinds, std::int64_t k,
+                         bool fixed_order, const std::vector<std::int64_t>& m) {
+    unsigned rhs = 0;
+    for (std::size_t i = 0; i < std::size(RHS_KINDS); ++i) {
+        rhs |= unsigned{std::count(kinds.begin(), kinds.end(), RHS_KINDS[i]) > 0} << i;
+    }
+    const Candidates candidates({op == "linear" ? Op::LINEAR : Op::MOE, static_cast<DType>(lhs), rhs, k, fixed_order});
+    return UKERNELS[candidates.at([&](Unit unit) { return m.at(static_cast<int>(unit)); })].name;
+}
+
+[[maybe_unused]] const bool questions_are_bound = [] {
+    bindings().push_back([](Module& module) {
+        module.functions.def("ukernel_name", &ukernel_name);
+        module.functions.def("scratch_bytes", [] { return Scratch::held(); });
+    });
+    return true;
+}();
 
 #if defined(OSTINATO_TILES)
 struct TileProduct : Arguments {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/thread_group.h"
 #include "gemm/epilogue.h"
 
 namespace ostinato {
@@ -33,13 +34,6 @@ struct ExpertAssignment {
         starts[0] = 0;
     }
 
-    // Return the number of choices of the most chosen expert.
-    std::int64_t most() const {
-        std::int64_t most = 0;
-        for (std::int64_t e = 0; e < experts; ++e) most = std::max<std::int64_t>(most, starts[e + 1] - starts[e]);
-        return most;
-    }
-
     // Call body(expert, next, begin, end) for each chosen expert in ascending order; `next` is the one after it.
     template <typename Body>
     void each(Body&& body) const {
@@ -60,6 +54,17 @@ struct ExpertAssignment {
         return e;
     }
 };
+
+// Return the number of choices of the most chosen expert; `choices` as in ExpertAssignment.
+inline std::int64_t most_chosen(const ThreadGroup& threads, const float* choices, std::int64_t tokens, std::int64_t top_k,
+                                std::int64_t experts) {
+    std::int32_t* counts = threads.thread_scratch<std::int32_t>(experts);
+    std::fill(counts, counts + experts, 0);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        for (std::int64_t i = 0; i < top_k; ++i) ++counts[static_cast<int>(choices[t * 2 * top_k + i])];
+    }
+    return *std::max_element(counts, counts + experts);
+}
 
 template <typename T>
 void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {

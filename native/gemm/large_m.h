@@ -21,16 +21,6 @@ constexpr int PANEL_TOKENS = 6;
 template <typename X, typename W>
 constexpr int K_UNIT = Dot<X, W>::STEP / LANES;
 
-// Tokens from which on packing the weights pays, as measured: with fewer tokens it costs as much as the sums across
-// vectors that it saves. The bound is lower for int8 weights, which are converted once here, not once per block of
-// tokens; it is higher where pairs are multiplied, as that takes less time. (int8 weights and blocks mostly go to
-// gemm/mid_m_dequant_bf16.h before.)
-template <typename X, typename W>
-constexpr std::int64_t LARGE_M = std::is_same_v<W, std::int8_t>                        ? 24
-                              : K_UNIT<X, W> == 2                                ? MIN_PANEL_TOKENS
-                              : std::is_same_v<W, BlockByte>                    ? 20
-                                                                               : 48;
-
 // Compute panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
 template <typename X, typename W>
 inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
@@ -214,7 +204,7 @@ inline const X* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, con
     return copies;
 }
 
-// Compute all outputs of LARGE_M tokens or more.
+// Compute all outputs of many tokens.
 template <typename T, typename Y, typename W>
 void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                    const Epilogue& o, Y* y) {

@@ -16,17 +16,6 @@
 
 namespace ostinato::avx2 {
 
-constexpr std::int64_t SHORT_K = 512;  // inputs
-
-// Return the tokens from which on this GEMM is faster for rows of `k` inputs, as measured: with fewer tokens, packing
-// the weights takes longer than the sums across vectors that it saves; short rows have more of these. Blocks are
-// dequantized once here, and once per two tokens elsewhere.
-template <typename W>
-constexpr std::int64_t min_m(std::int64_t in) {
-    if (std::is_same_v<W, BlockByte>) return 3;
-    return in < SHORT_K ? 8 : 10;
-}
-
 constexpr int STEP = 16;  // inputs transposed together
 
 constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // per panel

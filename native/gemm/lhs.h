@@ -18,23 +18,6 @@ template <typename T>
 using LhsType = float;
 #endif
 
-// True if tokens of storage type T may be quantised to 16-bit integers.
-#if defined(OSTINATO_I16)
-template <typename T>
-constexpr bool LHS_CAN_BE_I16 = !std::is_same_v<T, float>;
-
-// Return the most tokens that are quantised to integers and multiplied with rows of `format` in place.
-template <typename T>
-inline int max_i16_tokens(const BlockFormat& format) {
-    if (format.i16_scale_span == 0) return 0;
-    if (std::is_same_v<LhsType<T>, bf16>) return format.min_bf16_tokens - 1;
-    return LANES == 8 ? MAX_I16_BLOCK_TOKENS_AVX2 : MAX_I16_BLOCK_TOKENS_AVX512;
-}
-#else
-template <typename T>
-constexpr bool LHS_CAN_BE_I16 = false;
-#endif
-
 // Tokens in blocks of up to `most`, as equal as possible.
 struct EvenBlocks {
     std::int64_t tokens;

@@ -10,7 +10,7 @@
 #if defined(OSTINATO_DEQUANT_BF16)
 namespace ostinato {
 
-static_assert(DEQUANT_SPAN % SUPERBLOCK == 0 && MIN_DEQUANT_TOKENS > 2);
+static_assert(DEQUANT_SPAN % SUPERBLOCK == 0);
 
 // int8 rows as a source of dequant_dot.
 struct Int8Rows {
@@ -22,12 +22,6 @@ struct Int8Rows {
     }
     __m512bh read(int r, int subblock) const { return Dot<bf16, std::int8_t>::read(rows[r] + subblock * SUBBLOCK); }
 };
-
-template <typename W>
-inline bool accepts_dequant_bf16(std::int64_t tokens, const WeightView<W>& w) {
-    const bool whole_subblocks = w.k % SUBBLOCK == 0 && w.k > 0;
-    return !w.fixed_order && !w.scales && whole_subblocks && tokens >= MIN_DEQUANT_TOKENS && tokens < MIN_PANEL_TOKENS;
-}
 
 // Spans of a row, in superblocks, as equal as possible.
 struct Spans {

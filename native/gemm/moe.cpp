@@ -1,198 +1,10 @@
-// moe: the experts of a mixture-of-experts layer.
-//
-// The choices of all tokens are sorted by expert, so that each expert's weights are read once for all tokens that chose
-// it. Threads share the rows of each expert: rows of `up` give an intermediate value per choice, rows of `down` are
-// added up per token. A thread adds whole sums, expert after expert, so the number of threads changes no bit; in a
-// fixed order neither do other tokens. Many tokens may go to matrix units, which add in another order (gemm/moe_amx.h).
-// A few tokens for rows in blocks are quantised to 16-bit integers (quant/quantize_tokens_i16.h).
+// moe: the experts of a mixture-of-experts layer. The rows of ops/ukernels.py say which driver computes it.
 
 #include "bind/kernel_binding.h"
-#include "gemm/expert_routing.h"
-#include "gemm/moe_amx.h"
-#include "gemm/ukernels/dot_rows.h"
+#include "gemm/select.h"
 
 namespace ostinato {
 namespace {
-
-// Call body(row, choice, sums) for panels of the rows `mine` of each expert, from `row` on, and for all choices of that
-// expert: sums[2][EPILOGUE_ROWS]. The second half has the rows `second` further on, if not 0. `wide` has room for MR
-// converted rows, as far apart as the tokens; integers need none.
-template <typename X, typename W, typename Body>
-void each_panel(const ExpertAssignment& chosen, const ExpertWeights<W>& stack, Range mine, std::int64_t second, const X* x,
-                std::int64_t x_stride, X* wide, float* sums, Body&& body) {
-    const std::int64_t most = tokens_in_cache<X>(stack.k);
-    constexpr int STRIDE = 2 * EPILOGUE_ROWS;
-    chosen.each([&](std::int64_t expert, std::int64_t next, std::int64_t begin, std::int64_t end) {
-        const WeightView<W> rows = stack.of(expert);
-        for (std::int64_t from = begin; from < end; from += most) {
-            const std::int64_t to = std::min(end, from + most);
-            const auto multiply = [&](std::int64_t row, std::int64_t last, const W* then, float* to_sums) {
-                const X* some = x + from * x_stride;
-                if constexpr (std::is_same_v<X, i16>) {
-                    dot_rows(rows, row, last, then, to - from, some, x_stride, to_sums, STRIDE);
-                } else {
-                    dot_rows(rows, row, last, then, to - from, some, x_stride, to_sums, STRIDE, wide, x_stride);
-                }
-                stack.finish(expert, row, last, to - from, to_sums, STRIDE);
-            };
-            // Behind the last panel come the first rows of the next group of choices.
-            const W* first_then = stack.of(to < end ? expert : next).at(mine.begin);
-            for (std::int64_t row = mine.begin; row < mine.end; row += EPILOGUE_ROWS) {
-                const std::int64_t last = std::min(mine.end, row + EPILOGUE_ROWS);
-                const W* then = last < mine.end ? rows.at(last) : first_then;
-                multiply(row, last, second ? rows.at(row + second) : then, sums);
-                if (second) multiply(row + second, last + second, then, sums + EPILOGUE_ROWS);
-                for (std::int64_t at = from; at < to; ++at) body(row, at, sums + (at - from) * STRIDE);
-            }
-        }
-    });
-}
-
-// Tokens as products take them, `stride` elements apart.
-template <typename X>
-struct PreparedTokens {
-    static std::int64_t stride(std::int64_t size) { return padded_stride(size); }
-
-    template <typename T, typename W>
-    static void make(const ExpertWeights<W>&, const T* from, std::int64_t size, X* to) {
-        if constexpr (std::is_same_v<T, X>) {
-            std::copy(from, from + size, to);
-        } else {
-            std::transform(from, from + size, to, [](T value) { return to_float(value); });
-        }
-    }
-};
-
-#if defined(OSTINATO_I16)
-template <>
-struct PreparedTokens<i16> {
-    static std::int64_t stride(std::int64_t size) { return I16TokenLayout(size).token_size(); }
-
-    // Quantize a token. One with an element that is not finite gives NaN with all weights.
-    template <typename T, typename W>
-    static void make(const ExpertWeights<W>& stack, const T* from, std::int64_t size, i16* to) {
-        if (quantize_token_i16(stack.format->i16_scale_span, stack.format->i16_order, from, size, to)) return;
-        const I16TokenLayout layout(size);
-        std::fill(to, to + layout.size, i16{});
-        std::fill(layout.scales(to), layout.scales(to) + 2 * layout.subblocks, std::numeric_limits<float>::quiet_NaN());
-    }
-};
-
-// Return the most tokens of one expert that are quantised to integers. With AVX2 alone there is no limit, as floats
-// would take as long or longer.
-template <typename T>
-std::int64_t max_i16_tokens_per_expert(const ExpertWeights<BlockByte>& stack) {
-    const int few = max_i16_tokens<T>(*stack.format);
-    return few > 0 && LANES == 8 ? std::numeric_limits<std::int64_t>::max() : few;
-}
-#endif
-
-// Prepare all tokens; threads share them.
-template <typename X, typename T, typename W, typename From>
-void prepare_tokens(const ThreadGroup& threads, const ExpertWeights<W>& stack, std::int64_t places, From&& from, X* to) {
-    const Range mine = threads.split(places);
-    for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-        PreparedTokens<X>::make(stack, static_cast<const T*>(from(i)), stack.k, to + i * PreparedTokens<X>::stride(stack.k));
-    }
-    threads.barrier();
-}
-
-// Compute a layer with tokens multiplied as X. Intermediate values have the type Inner: X, or a type that is quantised
-// to X.
-template <typename X, typename Inner, typename T, typename W>
-void multiply_by_experts(const ThreadGroup& threads, const ExpertAssignment& chosen, const T* x, std::int64_t x_stride, const MoeShape& layer,
-                         const ExpertWeights<W>& up, const ExpertWeights<W>& down, const T* residual, std::int64_t residual_stride, T* y,
-                         std::int64_t y_stride, X* wide, float* sums) {
-    const std::int64_t tokens = chosen.tokens, places = tokens * chosen.top_k, size = layer.size, inner = layer.inner;
-    const std::int64_t size_stride = padded_stride(size), in_stride = PreparedTokens<X>::stride(size), inner_stride = padded_stride(inner);
-    constexpr bool AS_MADE = std::is_same_v<X, Inner>;
-    const std::int64_t down_stride = AS_MADE ? 0 : PreparedTokens<X>::stride(inner);
-    const std::int64_t totals_bytes = tokens * size_stride * sizeof(float);
-    std::byte* shared = threads.group_scratch<std::byte>(totals_bytes + places * (in_stride + down_stride) * sizeof(X) +
-                                               places * inner_stride * sizeof(Inner));
-    float* totals = reinterpret_cast<float*>(shared);
-    X* inputs = reinterpret_cast<X*>(shared + totals_bytes);
-    Inner* inners = reinterpret_cast<Inner*>(inputs + places * in_stride);
-
-    prepare_tokens<X, T>(threads, up, places, [&](std::int64_t i) { return x + chosen.token(i) * x_stride; }, inputs);
-
-    const bool is_gated = has_gates(layer.activation);
-    each_panel(chosen, up, threads.split(inner, EPILOGUE_ROWS), is_gated ? inner : 0, inputs, in_stride, wide, sums,
-               [=](std::int64_t row, std::int64_t i, const float* sum) {
-                   for (int r = 0; r < EPILOGUE_ROWS; r += LANES) {
-                       const Float value = layer.activate(load(sum + r), load(sum + EPILOGUE_ROWS + r));
-                       store(inners + i * inner_stride + row + r, value);
-                   }
-               });
-    threads.barrier();
-
-    const Range mine = threads.split(size, EPILOGUE_ROWS);
-    for (std::int64_t t = 0; t < tokens; ++t) {
-        std::fill(totals + t * size_stride + mine.begin, totals + t * size_stride + mine.end, 0.0f);
-    }
-    const auto add_up = [&](const X* multiplied, std::int64_t stride) {
-        each_panel(chosen, down, mine, 0, multiplied, stride, wide, sums,
-                   [&](std::int64_t row, std::int64_t i, const float* sum) {
-                       float* total = totals + chosen.token(i) * size_stride + row;
-                       const Float weight = splat(chosen.weight(i));
-                       for (int r = 0; r < EPILOGUE_ROWS; r += LANES) {
-                           store(total + r, fma(weight, load(sum + r), load(total + r)));
-                       }
-                   });
-    };
-    if constexpr (AS_MADE) {
-        if (mine.begin == mine.end) return;
-        add_up(inners, inner_stride);
-    } else {
-        X* made = reinterpret_cast<X*>(inners + places * inner_stride);
-        prepare_tokens<X, Inner>(threads, down, places, [&](std::int64_t i) { return inners + i * inner_stride; }, made);
-        if (mine.begin == mine.end) return;
-        add_up(made, down_stride);
-    }
-    for (std::int64_t t = 0; t < tokens; ++t) {
-        const T* added = residual ? residual + t * residual_stride : nullptr;
-        store_with_residual(totals + t * size_stride, added, y + t * y_stride, mine.begin, mine.end);
-    }
-}
-
-template <typename T, typename W>
-void run_experts(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const float* choices,
-                 std::int64_t top_k, const MoeShape& layer, const ExpertWeights<W>& up, const ExpertWeights<W>& down, const T* residual,
-                 std::int64_t residual_stride, T* y, std::int64_t y_stride, [[maybe_unused]] bool fixed_order) {
-#if defined(OSTINATO_TILES)
-    if constexpr (std::is_same_v<T, bf16>) {
-        if (!fixed_order && tokens * top_k >= MIN_AMX_EXPERT_TOKENS * layer.experts) {
-            tiles::run_experts(threads, tokens, x, x_stride, choices, top_k, layer, up, down, residual, residual_stride, y,
-                               y_stride);
-            return;
-        }
-    }
-#endif
-    using X = LhsType<T>;
-    constexpr bool MAY_BE_INTEGERS = LHS_CAN_BE_I16<T> && std::is_same_v<W, BlockByte>;
-    // The smallest type gives the most choices at a time.
-    using Smallest = std::conditional_t<MAY_BE_INTEGERS, i16, X>;
-    const std::int64_t experts = layer.experts, places = tokens * top_k;
-    const std::int64_t most =
-        std::min(places, std::max(tokens_in_cache<Smallest>(layer.size), tokens_in_cache<Smallest>(layer.inner)));
-    const std::int64_t wide_size = MR * std::max(padded_stride(layer.size), padded_stride(layer.inner));
-    float* wide_rows = threads.thread_scratch<float>(wide_size + most * 2 * EPILOGUE_ROWS + places + experts + 1);
-    X* wide = reinterpret_cast<X*>(wide_rows);
-    float* sums = wide_rows + wide_size;
-    auto* order = reinterpret_cast<std::int32_t*>(sums + most * 2 * EPILOGUE_ROWS);
-    ExpertAssignment chosen{choices, tokens, top_k, experts, order, order + places};
-    chosen.sort();
-#if defined(OSTINATO_I16)
-    if constexpr (MAY_BE_INTEGERS) {
-        if (!fixed_order && std::min(max_i16_tokens_per_expert<T>(up), max_i16_tokens_per_expert<T>(down)) >= chosen.most()) {
-            multiply_by_experts<i16, T>(threads, chosen, x, x_stride, layer, up, down, residual, residual_stride, y, y_stride,
-                                          static_cast<i16*>(nullptr), sums);
-            return;
-        }
-    }
-#endif
-    multiply_by_experts<X, X>(threads, chosen, x, x_stride, layer, up, down, residual, residual_stride, y, y_stride, wide, sums);
-}
 
 struct Moe : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, size]
@@ -212,6 +24,14 @@ struct Moe : Arguments {
     FIELD(Clamp, clamp);
     FIELD(bool, fixed_order);
     FIELD(Strided<VALUES>, out);  // [tokens, size]
+    Rhs up_rows = rows_of(up, up_scale, up_blocks, down.shape[1], up_bias);
+    Rhs down_rows = rows_of(down, down_scale, down_blocks, inner(), down_bias);
+    Candidates candidates{{Op::MOE, x.dtype, up_rows.kind() | down_rows.kind(), std::min(up_rows.k, down_rows.k), fixed_order}};
+
+    Rhs rows_of(const Tensor& weight, const Tensor& scale, const BlockParts& blocks, std::int64_t k, const Tensor& bias) const {
+        return {weight.address, weight.dtype, weight.shape[1], k, scale.at<const float>(), group_size.value_or(0),
+                blocks.empty() ? nullptr : blocks[0].format, bias.at<const float>()};
+    }
 
     std::int64_t inner() const {
         if (down_blocks.empty()) return down.shape[2];
@@ -235,31 +55,18 @@ struct Moe : Arguments {
 // Compute a layer. In `fixed_order` a token's bits do not depend on how many tokens are computed with it.
 void moe(const ThreadGroup& threads, std::int64_t tokens, const Moe& in) {
     if (tokens == 0) return;
+    const std::int64_t top_k = in.choices.shape[2];
     const MoeShape layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation, in.clamp};
-    with_dtype(in.x.dtype, [&](auto type) {
-        using T = decltype(type);
-        const auto run = [&](auto weight) {
-            using W = decltype(weight);
-            const auto stack = [&](const Tensor& of, const Tensor& scales, const BlockParts& blocks, std::int64_t size,
-                                   const Tensor& bias) {
-                return ExpertWeights<W>{of.at<const W>(), scales.at<const float>(), in.group_size.value_or(0), of.shape[1], size,
-                                blocks.empty() ? nullptr : blocks[0].format, in.fixed_order,
-                                bias.at<const float>()};
-            };
-            run_experts(threads, tokens, in.x.at<const T>(), in.x.strides[0], in.choices.at<const float>(),
-                        in.choices.shape[2], layer, stack(in.up, in.up_scale, in.up_blocks, layer.size, in.up_bias),
-                        stack(in.down, in.down_scale, in.down_blocks, layer.inner, in.down_bias),
-                        in.residual.at<const T>(), in.residual.strides[0], in.out.at<T>(), in.out.strides[0],
-                        in.fixed_order);
-        };
-        if (in.up.dtype == INT8) {
-            run(std::int8_t{});
-        } else if (!in.down_blocks.empty()) {
-            run(BlockByte{});
-        } else {
-            run(T{});
-        }
+    const auto* choices = in.choices.at<const float>();
+    std::int64_t most = 0;
+    const int row = in.candidates.at([&](Unit unit) {
+        if (unit == Unit::MEAN_PER_EXPERT) return tokens * top_k / layer.experts;
+        if (unit == Unit::MAX_PER_EXPERT && most == 0) most = most_chosen(threads, choices, tokens, top_k, layer.experts);
+        return unit == Unit::MAX_PER_EXPERT ? most : tokens;
     });
+    MOE_FUNCTIONS[row](threads, {tokens, top_k, in.x.dtype, in.x.address, in.x.strides[0], choices, layer, in.up_rows,
+                                 in.down_rows, in.residual.address, in.residual.strides[0], in.out.address,
+                                 in.out.strides[0], in.fixed_order});
 }
 
 KERNEL(moe);

@@ -275,18 +275,12 @@ inline std::int64_t tokens_per_pack(std::int64_t in) {
     return std::max<std::int64_t>(L2_TOKEN_BYTES / (in * sizeof(X)) / MAX_DOT_TOKENS<W>, 4) * MAX_DOT_TOKENS<W>;
 }
 
-// Multiply with weights in row streams. Sums have a fixed order: a token's bits do not depend on m. Only rounded
-// weights, which have at most one block of tokens, are an exception.
+// Multiply with weights in row streams. Sums have a fixed order: a token's bits do not depend on m. Only rows in blocks
+// that are dequantized once for several blocks of tokens are an exception.
 template <typename T, typename Y, typename W>
 void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                   const Epilogue& o, Y* y) {
     using X = LhsType<T>;
-    if constexpr (std::is_same_v<X, bf16> && std::is_same_v<W, BlockByte>) {
-        if (!w.fixed_order && tokens >= w.format->min_bf16_tokens) {
-            multiply_streams<false, T>(threads, 0, x, x_stride, EvenBlocks(tokens, MAX_BF16_TOKENS), w, o, y);
-            return;
-        }
-    }
     if constexpr (std::is_same_v<T, X>) {
         if (tokens <= MAX_DOT_TOKENS<W>) {
             multiply_streams<false, T>(threads, 0, x, x_stride, TokenBlocks<W>(tokens, MAX_DOT_TOKENS<W>), w, o, y);
@@ -301,25 +295,21 @@ void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
     }
 }
 
-#if defined(OSTINATO_I16)
-// True if weights of type W have a product in integers.
-template <typename W>
-constexpr bool HAS_I16 = std::is_same_v<W, BlockByte> || (std::is_same_v<W, std::int8_t> && LANES == 8);
+#if defined(OSTINATO_HAS_AVX512_BF16)
+// Multiply a few tokens with weights in blocks that are rounded to bfloat16.
+template <typename Y>
+void gemm_small_m_rounded(const ThreadGroup& threads, std::int64_t tokens, const bf16* x, std::int64_t x_stride,
+                          const WeightView<BlockByte>& w, const Epilogue& o, Y* y) {
+    multiply_streams<false, bf16>(threads, 0, x, x_stride, EvenBlocks(tokens, MAX_BF16_TOKENS), w, o, y);
+}
+#endif
 
-// Return the inputs of an i16 token that share a scale for these weights; 0: they have no product in integers.
+#if defined(OSTINATO_I16)
+// Return the inputs of an i16 token that share a scale for these weights.
 template <typename W>
 inline int i16_scale_span(const WeightView<W>& w) {
-    if (w.fixed_order || w.scales) return 0;
     if constexpr (std::is_same_v<W, BlockByte>) return w.format->i16_scale_span;
     return I16_SCALE_SPAN;
-}
-
-// Return the most tokens of storage type T that are quantised to integers and multiplied with these rows in place.
-template <typename T, typename W>
-inline int max_i16_tokens(const WeightView<W>& w) {
-    if (i16_scale_span(w) == 0) return 0;
-    if constexpr (!std::is_same_v<W, BlockByte>) return MAX_I16_INT8_TOKENS;
-    return max_i16_tokens<T>(*w.format);
 }
 
 // Multiply a few tokens that are quantised to 16-bit integers with int8 rows that have one scale, or with rows in

@@ -395,3 +395,39 @@ def test_planning_and_help_import_no_torch(arguments: list[str], checkpoint: str
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_kernels_names_the_row_of_each_product_and_why_earlier_rows_decline(capsys, checkpoint) -> None:
+    asked = ["kernels", checkpoint, "--isa", "x86_64_v4_bf16", "--quantization", "int4"]
+    status, out, _ = run(capsys, *asked, "--json")
+    data = json.loads(out)
+    assert (status, data["module"], data["dtype"]) == (0, "x86_64_v4_bf16", "bfloat16")
+    rows = {each["name"]: {m: at["row"] for m, at in each["tokens"].items()} for each in data["products"]}
+    assert rows["mixer.out_proj"] == {
+        "1": "gemv_i16_block_vnni",
+        "8": "gemm_bf16_dequant_avx512bf16",
+        "32": "gemm_bf16_dequant_avx512bf16",
+        "512": "gemm_bf16_block_avx512bf16",
+    }
+    assert rows["attention"]["1"] == "attention_f32_in_place_avx512"
+    status, out, _ = run(capsys, *asked)
+    assert status == 0
+    assert "mixer.out_proj (2048 x 1024, int4_g128)\n  m = 1: gemv_i16_block_vnni\n" in out
+    assert "  m = 8, 32: gemm_bf16_dequant_avx512bf16\n" in out
+    assert "    not gemv_i16_block_vnni: it takes 1 to 2 tokens, not 8\n" in out
+    _, fixed, _ = run(capsys, *asked, "--deterministic")
+    assert "  m = 1, 8, 32, 512: gemv_bf16_any_avx512bf16\n" in fixed
+
+
+def test_kernels_without_a_model_lists_the_rows_of_a_module(capsys) -> None:
+    status, out, _ = run(capsys, "kernels", "--isa", "x86_64_v3", "--why")
+    assert status == 0
+    assert "gemv_i16_block_avx2\n  m: 1 to 3 tokens; tokens in bfloat16, float16\n  weights: blocks but float8\n" in out
+    assert "  why: Zen 3, GFLOP/s" in out
+    assert "avx512" not in out
+    status, out, _ = run(capsys, "kernels", "--isa", "x86_64_v3", "--json")
+    rows = json.loads(out)["rows"]
+    assert [row["name"] for row in rows if row["fallback"]][:1] == ["gemv_i16_s8_avx2"]
+    status, _, err = run(capsys, "kernels", "--isa", "x86_64_v9")
+    assert status == 2
+    assert "x86_64_v3, x86_64_v4" in err

@@ -12,13 +12,22 @@ from hypothesis import strategies as st
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, merge_adjacent, num_bytes, slice_rows
 from ostinato.ops.quant.dequantize import dequantize, pack_float8, pack_int4
 from ostinato.ops.reference import matmul, pointwise
-from ostinato.ops.sizes import MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512, MIN_AMX_TOKENS
-from ostinato.plan.device.kernel_support import CPU_FLAGS, multiplies_all_in_integers
+from ostinato.plan.device.kernel_support import CPU_FLAGS
 from tests.support.block_weights import block_rows, expanded, packed
 from tests.support.examples import examples
 from tests.support.guarded import guarded
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import INTEGER_SETS, PRODUCT_SETS, SETS, native_kernel, threads, uses_tiles
+from tests.support.native_sets import (
+    INTEGER_SETS,
+    PRODUCT_SETS,
+    SETS,
+    first_m,
+    has_driver,
+    last_m,
+    native_kernel,
+    threads,
+    uses_tiles,
+)
 
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
@@ -180,11 +189,11 @@ some_tokens = st.integers(1, 40)
 
 def as_integers(isa: str, name: str, dtype: torch.dtype, tokens: int) -> int:
     """So many tokens, or fewer, of which all are multiplied in integers."""
-    if multiplies_all_in_integers(isa):
+    if has_driver(isa, "LARGE_M_I16_AVX2"):
         return tokens
     rounds = dtype == torch.bfloat16 and "avx512_bf16" in CPU_FLAGS["x86_64"].get(isa, ())
     on_tiles = dtype == torch.bfloat16 and uses_tiles(isa)
-    few = MAX_I16_BLOCK_TOKENS_AVX512 if not on_tiles else MIN_AMX_TOKENS - 1
+    few = last_m("gemv_i16_block_avx512") if not on_tiles else first_m("gemm_bf16_any_amx") - 1
     return 1 + tokens % ((4 if name == "Q6_K" else 2) if rounds else few)
 
 
@@ -253,8 +262,8 @@ def test_the_bits_of_a_token_in_integers_are_its_own_whatever_stands_beside_it(
     call = partial(kernel, weight=weight, blocks=blocks)
     with threads(2):
         together = call(x)
-    max_few = MAX_I16_BLOCK_TOKENS_AVX2
-    least = max_few + 1 if multiplies_all_in_integers(isa) and tokens > max_few else 1
+    max_few = last_m("gemv_i16_block_avx2")
+    least = max_few + 1 if has_driver(isa, "LARGE_M_I16_AVX2") and tokens > max_few else 1
     chosen = data.draw(st.permutations(range(tokens)))[: data.draw(st.integers(least, tokens))]
     with threads(1):
         assert same_bits(call(x[chosen]), together[chosen])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.quant.quantize import quantize_int8
-from ostinato.ops.sizes import MIN_AMX_QUERIES
+from ostinato.ops.ukernels import MIN_AMX_QUERIES
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, record, threads
 

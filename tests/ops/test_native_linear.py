@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.operations import GATED
-from ostinato.ops.sizes import I16_SCALE_SPAN, MAX_I16_INT8_TOKENS
-from ostinato.plan.device.kernel_support import multiplies_all_in_integers
+from ostinato.ops.sizes import I16_SCALE_SPAN
+from ostinato.ops.ukernels import ROWS
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, native_kernel, threads
+from tests.support.native_sets import PRODUCT_SETS, has_driver, last_m, native_kernel, threads
 
 pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 
@@ -44,7 +44,7 @@ def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
 
 def lost_in_integers(isa: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | float:
     """What products of 16-bit integers may lose: of each element, 2^-15 of the largest of those that have one scale."""
-    if not multiplies_all_in_integers(isa) or x.dtype == torch.float32:
+    if not has_driver(isa, "LARGE_M_I16_AVX2") or x.dtype == torch.float32:
         return 0.0
     parts = zip(x.double().abs().split(I16_SCALE_SPAN, 1), weight.double().abs().split(I16_SCALE_SPAN, 1), strict=True)
     return sum(part.amax(1, keepdim=True) * of.sum(1) for part, of in parts) / 2**15
@@ -167,7 +167,7 @@ def test_weights_of_8_bits_have_a_scale_per_output_or_per_group(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 3, MAX_I16_INT8_TOKENS, 33])
+@pytest.mark.parametrize("tokens", [1, 3, last_m("gemv_i16_s8_avx2"), 33])
 def test_numbers_beside_a_huge_one_lose_together_no_more_than_its_own_rounding_to_bfloat16(
     isa: str, tokens: int, dtype: torch.dtype
 ) -> None:
@@ -224,7 +224,8 @@ def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_
     few, many = (torch.cat([call(some) for some in x.split(size)]) for size in (1, 10))
     # From 8 or 10 tokens on there are panels, by the length of a row; panels of integers, from one number on.
     in_integers = group == 0 and dtype != torch.float32
-    last_few, first_many = (MAX_I16_INT8_TOKENS, MAX_I16_INT8_TOKENS + 1) if in_integers else (7, 10)
+    panels = [row.min_m for row in ROWS if row.name == ("gemm_i16_s8_avx2" if in_integers else "gemm_f32_any_avx2")]
+    last_few, first_many = min(panels) - 1, max(panels)
     for tokens in (*range(2, 15), 17, 24, 32, 40, 51, 60):
         orders = [few] if tokens <= last_few else [many] if tokens >= first_many else [few, many]
         given = [call(x[:tokens]), call(x[len(x) - tokens :])]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ostinato.ops.dispatch import load_extension
 from ostinato.ops.reference import matmul
-from ostinato.ops.sizes import AMX_PANEL_K, MIN_AMX_TOKENS, TILE_GROUP_BYTES
+from ostinato.ops.sizes import AMX_PANEL_K, TILE_GROUP_BYTES
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
-from tests.support.native_sets import TILED_SETS, native_kernel, record, threads
+from tests.support.native_sets import TILED_SETS, first_m, native_kernel, record, threads
 from tests.support.tiles import DEPTH, SIDE, pairs, tile_product
 
 pytestmark = pytest.mark.parametrize("isa", TILED_SETS)
@@ -95,7 +95,7 @@ def test_a_token_has_the_same_bits_among_few_and_many(isa: str, in_size: int, ou
             native_kernel(isa, "linear"), weight=whole, weight_scale=scales, group_size=128, out_dtype=torch.float32
         )
     together = call(x)
-    for tokens in (MIN_AMX_TOKENS, 17, 32, 33, 48, 130, 599):
+    for tokens in (first_m("gemm_bf16_any_amx"), 17, 32, 33, 48, 130, 599):
         assert same_bits(call(x[:tokens]), together[:tokens])
         assert same_bits(call(x[-tokens:]), together[-tokens:])
 
@@ -114,7 +114,7 @@ def test_an_integer_of_8_bits_is_multiplied_as_itself(isa: str, in_size: int, sc
 
 
 @some
-@given(st.integers(MIN_AMX_TOKENS, 90), st.integers(1, 120), st.integers(1, 90), st.booleans(), seeds)
+@given(st.integers(first_m("gemm_bf16_any_amx"), 90), st.integers(1, 120), st.integers(1, 90), st.booleans(), seeds)
 def test_infinity_and_nan_reach_their_own_outputs_alone(
     isa: str, tokens: int, in_size: int, out_size: int, is_quantized: bool, seed: int
 ) -> None:

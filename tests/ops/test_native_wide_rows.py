@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.ops.sizes import MIN_DEQUANT_TOKENS, MIN_PANEL_TOKENS
 from ostinato.plan.device.kernel_support import CPU_FLAGS
 from tests.support.block_weights import block_rows, expanded
 from tests.support.examples import examples
 from tests.support.guarded import guarded
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, uses_tiles
+from tests.support.native_sets import PRODUCT_SETS, first_m, last_m, uses_tiles
 
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
@@ -25,12 +24,13 @@ pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 
 some = examples(40)
 INT8 = "int8"
+ROW = "gemm_bf16_dequant_avx512bf16"
 kinds = st.sampled_from([INT8, *sorted(BLOCK_FORMATS)])
-token_counts = st.integers(MIN_DEQUANT_TOKENS, MIN_PANEL_TOKENS - 1)
+token_counts = st.integers(first_m(ROW), last_m(ROW))
 in_counts = st.sampled_from([1, 2, 5, 8, 9, 16, 17, 33, 41])
 """Blocks of a row: groups of 256 inputs that are whole and that are not, and one span or several."""
 out_sizes = st.sampled_from([1, 2, 3, 17, 34, 70])
-AS_FEWER = MIN_DEQUANT_TOKENS - 1
+AS_FEWER = first_m(ROW) - 1
 """Tokens that are multiplied with the same rounded weights, but as these lie."""
 
 

@@ -81,7 +81,8 @@ def check(engine: EngineCore, most_times: float) -> None:
     native = [op for op, choice in engine.plan.kernels.items() if choice.implementation == "native"]
     tokens = settings.max_num_batched_tokens
     positions = sampled_positions(tokens, settings.max_num_seqs, engine.plan.memory.slots_per_request)
-    kept = scratch_bytes(engine.spec, tokens, positions, settings.max_model_len, native, 1)
+    rows = {op: choice.ukernels for op, choice in engine.plan.kernels.items()}
+    kept = scratch_bytes(engine.spec, tokens, positions, settings.max_model_len, native, 1, rows)
     taken = taken_bytes(engine)
     assert {name: size for name, size in taken.items() if size > planned - kept} == {}
     assert planned - kept <= most_times * max(taken.values())

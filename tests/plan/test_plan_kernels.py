@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.models.checkpoint import load_spec
 from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.ukernels import ROWS, Problem, candidates, select
 from ostinato.plan.device.gpu_catalogue import CATALOGUE, DeviceSpec
-from ostinato.plan.device.kernel_support import NativeFacts, TritonFacts
+from ostinato.plan.device.kernel_support import NativeFacts, TritonFacts, features
 from ostinato.plan.kernels import choose_kernels
+from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
+from ostinato.plan.ukernels import products_of
 from tests.support.plan_cases import hybrid
 
 CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))
@@ -40,30 +45,77 @@ def test_native_kernels_that_are_asked_for_and_absent_are_an_error_that_names_th
     assert {remedy.value for remedy in caught.value.remedies} == {"auto", "reference"}
 
 
-def test_the_plan_says_what_runs_on_matrix_units() -> None:
-    with_units = replace(CPU, native=NativeFacts("x86_64_v4_amx", "it is the best", "granted"))
-    reasons = {op: choice.reason for op, choice in choose_kernels(hybrid(), with_units).items()}
-    facts = OPERATIONS["linear"].native
-    units = f"it is the best; on matrix units: {facts.matrix_units}"
-    assert reasons["linear"] == f"{units}; in 16-bit integers: {facts.few_in_integers}"
-    assert reasons["rms_norm"] == "it is the best"
-    in_order = choose_kernels(hybrid(), with_units, deterministic=True)["linear"].reason
-    without_either = "in a fixed order, without matrix units and 16-bit integers"
-    assert in_order == f"it is the best; {without_either}"
-    without = choose_kernels(hybrid(), replace(CPU, native=NativeFacts("x86_64_v4", "it is the best")))
-    assert without["linear"].reason == f"it is the best; in 16-bit integers: {facts.few_in_integers}"
+SCANS = replace(hybrid(), ops=("linear", "rms_norm", "ssd_scan"))
 
 
-@pytest.mark.parametrize("isa", ["x86_64_v3", "x86_64_v4", "x86_64_v4_bf16"])
-def test_the_plan_says_what_is_multiplied_in_integers(isa: str) -> None:
-    device = replace(CPU, native=NativeFacts(isa, "it is the best"))
-    facts = OPERATIONS["linear"].native
-    what = facts.in_integers if isa == "x86_64_v3" else facts.few_in_integers
-    reasons = {op: choice.reason for op, choice in choose_kernels(hybrid(), device).items()}
-    assert reasons["linear"] == f"it is the best; in 16-bit integers: {what}"
-    assert reasons["rms_norm"] == "it is the best"
-    in_order = choose_kernels(hybrid(), device, deterministic=True)["linear"].reason
-    assert in_order == "it is the best; in a fixed order, without 16-bit integers"
+def on_module(isa: str) -> DeviceSpec:
+    return replace(CPU, native=NativeFacts(isa, "it is the best"))
+
+
+def test_the_plan_names_the_micro_kernels_that_a_model_may_take() -> None:
+    choices = choose_kernels(SCANS, on_module("x86_64_v4_amx"), dtype="bfloat16")
+    assert choices["linear"].ukernels == ("gemm_bf16_any_amx", "gemv_bf16_any_avx512bf16")
+    assert choices["linear"].reason == "it is the best; by gemm_bf16_any_amx, gemv_bf16_any_avx512bf16"
+    assert choices["ssd_scan"].ukernels == ("ssd_scan_bf16_amx",)
+    assert (choices["rms_norm"].ukernels, choices["rms_norm"].reason) == ((), "it is the best")
+    fixed = choose_kernels(SCANS, on_module("x86_64_v4_amx"), deterministic=True, dtype="bfloat16")
+    assert fixed["linear"].reason == "it is the best; in a fixed order by gemv_bf16_any_avx512bf16"
+    floats = choose_kernels(SCANS, on_module("x86_64_v4_amx"), dtype="float32")
+    assert floats["linear"].ukernels == ("gemm_f32_plain_avx512", "gemv_f32_any_avx512")
+    assert choose_kernels(hybrid(), BARE)["linear"].ukernels == ()
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "quantization", "rows"),
+    [
+        ("x86_64_v3", "bfloat16", Quantization(), ("gemv_i16_s8_avx2", "gemm_i16_s8_avx2")),
+        ("x86_64_v3", "float32", Quantization(), ("gemm_f32_any_avx2", "gemv_f32_any_avx2")),
+        ("x86_64_v4", "bfloat16", Quantization(64), ("gemm_f32_s8_avx512", "gemv_f32_any_avx512")),
+        (
+            "x86_64_v4_bf16",
+            "bfloat16",
+            BlockQuantization(format="int4_g32"),
+            (
+                "gemv_i16_block_vnni",
+                "gemm_bf16_dequant_avx512bf16",
+                "gemm_bf16_block_avx512bf16",
+                "gemv_bf16_rounded_avx512bf16",
+            ),
+        ),
+    ],
+)
+def test_types_of_tokens_and_weights_decide_which_rows_a_product_may_take(
+    isa: str, dtype: str, quantization: AnyQuantization, rows: tuple[str, ...]
+) -> None:
+    model = replace(load_spec(EngineConfig(model="demo")), quantization=quantization)
+    products = [each for each in products_of(model) if each.op == "linear" and each.weights != ("same",)]
+    assert products
+    for product in products:
+        problem = Problem("linear", dtype, product.weights, product.k)
+        assert tuple(dict.fromkeys(row.name for row in candidates(problem, features(isa)))) == rows
+
+
+def test_a_choice_says_why_each_row_before_it_declines() -> None:
+    problem = Problem("linear", "bfloat16", ("Q4_K",), 512)
+    choice = select(problem, features("x86_64_v4_bf16"), lambda _: 4)
+    assert choice.row.name == "gemv_bf16_rounded_avx512bf16"
+    reasons = {(row.name, row.max_m): reason for row, reason in choice.declined}
+    assert reasons["gemm_bf16_any_amx", None] == "this CPU's kernels lack amx"
+    assert reasons["gemv_i16_block_vnni", 2] == "it takes 1 to 2 tokens, not 4"
+    assert reasons["gemv_i16_block_vnni", 8] == "tokens are bfloat16"
+    assert reasons["gemm_bf16_plain_avx512bf16", None] == "weights are Q4_K"
+    fixed = select(replace(problem, fixed_order=True), features("x86_64_v4_bf16"), lambda _: 4)
+    assert fixed.row.name == "gemv_bf16_any_avx512bf16"
+    assert {row.name: reason for row, reason in fixed.declined}["gemv_bf16_rounded_avx512bf16"] == (
+        "its order of sums depends on m"
+    )
+
+
+def test_names_of_rows_are_of_one_operation_and_fallbacks_exist() -> None:
+    names = {row.name: row.op for row in ROWS}
+    assert all(row.op == names[row.name] for row in ROWS)
+    assert all(row.fallback in names for row in ROWS if row.fallback is not None)
+    assert all(row.inside in names for row in ROWS if row.inside is not None)
 
 
 GPU = CATALOGUE["h100-80gb"]

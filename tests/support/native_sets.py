@@ -11,12 +11,13 @@ import torch
 
 from ostinato.ops import dispatch
 from ostinato.ops.dispatch import NativeKernel, load_extension
+from ostinato.ops.ukernels import ROWS
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.kernel_support import (
     CPU_FLAGS,
+    features,
     has_matrix_units,
     installed_modules,
-    multiplies_integers,
     runnable_here,
 )
 
@@ -26,6 +27,21 @@ CHOSEN = {isa for isas in CPU_FLAGS.values() for isa in isas}
 def uses_tiles(isa: str) -> bool:
     """Whether its products run on matrix units, or on what stands in for them."""
     return isa not in CHOSEN or has_matrix_units(isa)
+
+
+def has_driver(isa: str, driver: str) -> bool:
+    """Whether the table of micro-kernels has a row with this driver for the module."""
+    return any(row.driver == driver and row.runs_on(features(isa)) for row in ROWS)
+
+
+def last_m(name: str) -> int:
+    """The largest m that all rows of this name take."""
+    return min(row.max_m for row in ROWS if row.name == name and row.max_m is not None)
+
+
+def first_m(name: str) -> int:
+    """The smallest m that all rows of this name take."""
+    return max(row.min_m for row in ROWS if row.name == name)
 
 
 def _parameters(built: list[str], lacking: str) -> list[Any]:
@@ -55,7 +71,7 @@ TILED_SETS = _parameters(
 """Those that multiply on matrix units, or on what stands in for them."""
 
 INTEGER_SETS = _parameters(
-    [isa for isa in _BUILT if multiplies_integers(isa)], "no module is built that multiplies tokens in 16-bit integers"
+    [isa for isa in _BUILT if has_driver(isa, "GEMV_I16")], "no module is built that multiplies in 16-bit integers"
 )
 """Those of PRODUCT_SETS in which tokens of bfloat16 and float16 become integers for weights of 4 to 8 bits."""
 

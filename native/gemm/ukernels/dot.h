@@ -256,7 +256,7 @@ template <typename W>
 constexpr int MAX_DOT_TOKENS = std::is_same_v<W, BlockByte> && LANES < 16 ? 2 : NR;
 
 // Most i16 tokens multiplied with rows in blocks at a time.
-constexpr int MAX_I16_TOKENS = LANES == 8 ? std::min(I16_NR, MAX_I16_BLOCK_TOKENS_AVX2) : I16_NR;
+constexpr int MAX_I16_TOKENS = LANES == 8 ? I16_BLOCK_NR_AVX2 : I16_NR;
 
 // Call `body` with the number of tokens, up to TOKENS, as a constant.
 template <int TOKENS = I16_NR, typename Body>

@@ -211,7 +211,7 @@ void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockB
 // Tokens from which on rounding a format's weights costs less than scaling its sums token by token. Results depend on
 // it; all formats of the same bits share a value, as docs/architecture/integer-products.md says.
 template <typename F>
-constexpr int MIN_BF16_TOKENS = F::BITS == 6 ? 5 : 3;
+constexpr int MIN_BF16_TOKENS = F::BITS == 6 ? MIN_ROUNDED_TOKENS_6_BITS : MIN_ROUNDED_TOKENS;
 
 template <typename F>
 void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* rows, const BlockByte* const* next,

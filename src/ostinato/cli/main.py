@@ -34,6 +34,7 @@ COMMANDS = {
     "chat": "ostinato.cli.chat:chat",
     "serve": "ostinato.cli.serve:serve",
     "plan": "ostinato.cli.plan:plan",
+    "kernels": "ostinato.cli.kernels:kernels",
     "inspect": "ostinato.cli.checkpoints:inspect",
     "batch": "ostinato.cli.serve:batch",
     "fetch": "ostinato.cli.checkpoints:fetch",

@@ -43,6 +43,7 @@ from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import RequestLengths, Traffic
+from ostinato.plan.ukernels import explain_rows
 from ostinato.runner.model_runner import ProgressFn
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
@@ -101,6 +102,12 @@ class EngineCore:
         self.plan = plan
         for name, choice in plan.kernels.items():
             kernel_log.debug("%s: %s (%s)", name, choice.implementation, choice.reason)
+        settings, isa = plan.settings, plan.device.native.isa
+        if kernel_log.isEnabledFor(logging.DEBUG) and isa is not None:
+            model = replace(self.spec, quantization=settings.quantization)
+            for rows in explain_rows(model, settings.dtype, isa, settings.deterministic, settings.kv_cache_dtype):
+                chosen = "; ".join(f"m = {m}: {choice.row.name}" for m, choice in rows.spans)
+                kernel_log.debug("%s: %s", rows.product, chosen)
         self.speculation: SpeculationMonitor | None = None
         if plan.speculative is not None:
             self.speculation = SpeculationMonitor(plan.speculative, self.runner)

@@ -22,11 +22,6 @@ from ostinato.ops.launch_tables import pointwise as sample_launches
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, formats_of
 from ostinato.ops.scratch import Scratch
-from ostinato.ops.sizes import (
-    MIN_AMX_EXPERT_TOKENS,
-    MIN_AMX_QUERIES,
-    MIN_AMX_TOKENS,
-)
 
 HAS_GATES = {
     "relu2": False,
@@ -189,18 +184,6 @@ class Implementation:
     An implementation without such options has that property always.
     """
 
-    matrix_units: str | None = None
-    """Cases that run on matrix units, on processors with such units and with no option of `deterministic` on."""
-
-    in_integers: str | None = None
-    """Cases multiplied in 16-bit fixed-point (i16), if no option of `deterministic` is on.
-
-    This holds for processors that have AVX2 but not AVX-512.
-    """
-
-    few_in_integers: str | None = None
-    """Cases multiplied in 16-bit fixed-point (i16) on processors with AVX-512."""
-
     block_formats: frozenset[str] = frozenset()
     """Block formats of weights that it reads."""
 
@@ -284,7 +267,6 @@ class Operations:
         Implementation(
             scratch=scratch.native_attention,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 rows of {MIN_AMX_QUERIES} queries or more for each key head",
         ),
         Implementation(
             launches=attention_launches.attention_launches,
@@ -387,9 +369,6 @@ class Operations:
             block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 products of {MIN_AMX_TOKENS} tokens or more",
-            in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
-            few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
         ),
         triton=Implementation(
             block_formats=TRITON_BLOCKS, launches=matmul.linear_launches, scratch=scratch.triton_linear
@@ -407,9 +386,6 @@ class Operations:
             block_formats=NATIVE_BLOCKS,
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
-            matrix_units=f"bfloat16 tokens, {MIN_AMX_EXPERT_TOKENS} or more for each expert",
-            in_integers="bfloat16 or float16 with blocks that are not float8",
-            few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
         ),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches, scratch=scratch.triton_moe),
         part="moe",
@@ -465,9 +441,7 @@ class Operations:
         like_first,
         "ssd",
         Implementation(reads_on_host=True, scratch=scratch.reference_ssd_scan),
-        Implementation(
-            scratch=scratch.native_ssd_scan, deterministic=("recurrent",), matrix_units="products of bfloat16 inputs"
-        ),
+        Implementation(scratch=scratch.native_ssd_scan, deterministic=("recurrent",)),
         Implementation(launches=state.ssd_scan_launches),
         part="state",
         callers=("prefill",),

@@ -7,6 +7,7 @@ latter is counted as the most that a launch table may choose.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ostinato.ops.launch_tables.attention import MAX_SEGMENTS, PROGRAMS
@@ -31,12 +32,8 @@ from ostinato.ops.sizes import (
     I16_TOKEN_PADDING,
     L2_TOKEN_BYTES,
     MAX_GROUP_TOKENS,
-    MAX_I16_BLOCK_TOKENS_AVX2,
-    MAX_I16_BLOCK_TOKENS_AVX512,
-    MAX_I16_INT8_TOKENS,
     MAX_SPLIT_ROWS,
     MIN_GROUP_TOKENS,
-    MIN_PANEL_TOKENS,
     PANEL_BYTES,
     SAMPLE_BLOCK,
     SCAN_HEADS,
@@ -44,6 +41,7 @@ from ostinato.ops.sizes import (
     TILED_SCAN_CHUNK,
     VECTOR,
 )
+from ostinato.ops.ukernels import ROWS_OF, Ukernel
 
 FLOAT_BYTES = DTYPE_BYTES["float32"]
 """Bytes of a float."""
@@ -62,65 +60,140 @@ class Scratch(NamedTuple):
     own: int = 0
 
 
-def native_linear(*, tokens: int, in_size: int, in_order: bool) -> Scratch:
-    """Return the scratch of the native `linear`, counted as if every processor used all of its variants.
+def native_linear(
+    *,
+    tokens: int,
+    in_size: int,
+    in_order: bool,
+    linear_rows: Collection[Ukernel] = ROWS_OF["linear"],
+    group_size: int = 0,
+) -> Scratch:
+    """Return the scratch of the native `linear`: the most of the rows that may compute it.
 
-    Shared: the tokens that are packed, or copied, at a time. Per thread: their sums with a panel of each of four
-    streams, and a dequantized row of each, or a panel of rows; or, below MIN_PANEL_TOKENS, also the vectors that
-    become such sums, and a span of eight rows; and with `in_order` tokens in the order of the weights' inputs.
-
-    With AVX2 alone: tokens in whole spans, and per thread their sums with a panel, and that panel; or the same in
-    16-bit fixed-point (i16) pairs, with a scale and a sum for each 32 in tokens, and two scales and a minimum in
-    panels. For small m, each thread has its own tokens.
-
-    On matrix units: tokens packed as bfloat16 in whole tiles, and per thread their sums with 32 rows.
+    `linear_rows` are the rows of the table (`ops/ukernels.py`) for the module, types and weights, all by default. Each
+    counts with as many tokens as it takes. `group_size` inputs share a scale of 8-bit weights; 0: a row. A
+    thread keeps memory for floats, for vectors and for integers apart; with `in_order` also tokens in the order of the
+    weights' inputs.
     """
-    at_once = min(tokens, max(_grouped_tokens(in_size), MAX_GROUP_TOKENS))
-    inputs = padded(in_size, TILE_INPUTS)
-    packed = min(padded(tokens), _tiled_tokens(in_size))
-    span = max(AVX2_PANEL_K, I16_TOKEN_PADDING // 2 + 3 * I16_TOKEN_PADDING // 32)
-    panel = AVX2_PANEL_VECTORS * AVX2_LANES * (at_once + span)
-    wide = 4 * (2 * VECTOR * min(tokens, MIN_PANEL_TOKENS) + DEQUANT_SPAN + 2 * VECTOR)
-    own = max(
-        4 * (at_once * EPILOGUE_ROWS + max(padded(in_size), PANEL_BYTES // 16)),
-        wide,
-        panel,
-        packed * 2 * EPILOGUE_ROWS + TILE_WORK,
-    )
-    own += min(
-        tokens, max(MAX_I16_INT8_TOKENS, MAX_I16_BLOCK_TOKENS_AVX2, MAX_I16_BLOCK_TOKENS_AVX512)
-    ) * _fixed_floats(in_size)
+    reached = [row for row in linear_rows if row.min_m <= tokens]
+    needed = [
+        _LINEAR_SCRATCH[row.driver](tokens if row.max_m is None else min(tokens, row.max_m), in_size, group_size)
+        for row in reached
+    ]
+    own = sum(max((getattr(each, kind) for each in needed), default=0) for kind in ("floats", "vectors", "integers"))
     own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0
-    spans = max(padded(in_size, AVX2_PANEL_K), _fixed_floats(in_size))
-    return Scratch(max(FLOAT_BYTES * at_once * spans, 2 * packed * inputs), FLOAT_BYTES * own)
+    return Scratch(max((each.shared for each in needed), default=0), FLOAT_BYTES * own)
 
 
-def native_moe(*, tokens: int, size: int, intermediate_size: int, num_experts: int, top_k: int) -> Scratch:
-    """Return the scratch of the native `moe`.
+class _DriverScratch(NamedTuple):
+    """Scratch of a driver: bytes that threads share, and floats of a thread by the type of the memory."""
+
+    shared: int = 0
+    floats: int = 0
+    vectors: int = 0
+    integers: int = 0
+
+
+def _amx_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count tokens packed as bfloat16 in whole tiles; a thread has their sums with 32 rows, and a panel of these."""
+    packed = min(padded(tokens), _tiled_tokens(in_size))
+    return _DriverScratch(2 * packed * padded(in_size, TILE_INPUTS), packed * 2 * EPILOGUE_ROWS + TILE_WORK)
+
+
+def _gemv_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count each thread's own tokens as integers, and their sums with a panel of each of four streams.
+
+    One token that is not finite is packed as floats.
+    """
+    return _DriverScratch(
+        FLOAT_BYTES * padded(in_size), tokens * 4 * EPILOGUE_ROWS, integers=tokens * _fixed_floats(in_size)
+    )
+
+
+def _avx2_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count tokens in whole spans; a thread has their sums with a panel, and that panel."""
+    tokens = min(tokens, MAX_GROUP_TOKENS)
+    outputs = AVX2_PANEL_VECTORS * AVX2_LANES
+    return _DriverScratch(FLOAT_BYTES * tokens * padded(in_size, AVX2_PANEL_K), 0, outputs * (tokens + AVX2_PANEL_K))
+
+
+def _avx2_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count the same in pairs of integers, with two scales and a minimum for each 32; or as floats, if not finite."""
+    at_once = min(tokens, MAX_GROUP_TOKENS)
+    span = I16_TOKEN_PADDING // 2 + 3 * I16_TOKEN_PADDING // 32
+    floats = _avx2_scratch(tokens, in_size, 0)
+    shared = max(FLOAT_BYTES * at_once * _fixed_floats(in_size), floats.shared)
+    outputs = AVX2_PANEL_VECTORS * AVX2_LANES
+    return _DriverScratch(shared, 0, max(outputs * (at_once + span), floats.vectors))
+
+
+def _dequant_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count packed tokens; a thread has vectors that become sums, the sums, and a span of eight rows as bfloat16."""
+    at_once = min(tokens, _grouped_tokens(in_size))
+    own = 4 * (2 * VECTOR * at_once + DEQUANT_SPAN + 2 * VECTOR)
+    return _DriverScratch(2 * at_once * padded(in_size, TILE_INPUTS), own)
+
+
+def _large_m_scratch(tokens: int, in_size: int, group_size: int) -> _DriverScratch:
+    """Count copied tokens; a thread has their sums with a panel of rows, and that panel."""
+    tokens = min(tokens, MAX_GROUP_TOKENS)
+    panel = 4 * VECTOR * max(PANEL_BYTES // (4 * VECTOR * FLOAT_BYTES), padded(min(in_size, group_size)))
+    return _DriverScratch(FLOAT_BYTES * tokens * padded(in_size, TILE_INPUTS), 0, panel + tokens * 4 * VECTOR)
+
+
+def _small_m_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count packed tokens; a thread has their sums with a panel of four streams each, and four dequantized rows."""
+    at_once = min(tokens, _grouped_tokens(in_size))
+    row = padded(in_size, TILE_INPUTS)
+    return _DriverScratch(FLOAT_BYTES * at_once * row, 4 * (at_once * EPILOGUE_ROWS + row))
+
+
+_LINEAR_SCRATCH: dict[str, Callable[[int, int, int], _DriverScratch]] = {
+    "LARGE_M_AMX": _amx_scratch,
+    "GEMV_I16": _gemv_i16_scratch,
+    "LARGE_M_AVX2": _avx2_scratch,
+    "LARGE_M_I16_AVX2": _avx2_i16_scratch,
+    "MID_M_DEQUANT_BF16": _dequant_scratch,
+    "LARGE_M": _large_m_scratch,
+    "SMALL_M_ROUNDED": _small_m_scratch,
+    "SMALL_M_DEQUANT": _small_m_scratch,
+    "SMALL_M": _small_m_scratch,
+}
+
+
+def native_moe(
+    *,
+    tokens: int,
+    size: int,
+    intermediate_size: int,
+    num_experts: int,
+    top_k: int,
+    moe_rows: Collection[Ukernel] = ROWS_OF["moe"],
+) -> Scratch:
+    """Return the scratch of the native `moe`: the most of the rows that may compute it (and of the router).
 
     Shared: the tokens, once for every choice; the values between the two matmuls, and in 16-bit fixed-point (i16) both
-    these and the values that they are made from; the sums of each token. (The router needs less.) Per thread: the order
-    of all choices, the sums of those that it multiplies at a time, and four dequantized rows.
+    these and the values that they are made from; the sums of each token. Per thread: the order of all choices, the sums
+    of those that it multiplies at a time, and four dequantized rows.
 
     Matrix units take no more shared memory: they run if there are 16 choices or more for each expert, so that whole
     tiles contain at most twice the choices, and each choice takes half the bytes.
     """
+    drivers = {row.driver for row in moe_rows}
     places = tokens * top_k
     apart = 3 * VECTOR * 2  # Whole vectors, and an odd number of cache lines.
-    as_integers = _fixed_floats(size) + (intermediate_size + apart) // 2 + _fixed_floats(intermediate_size)
-    shared = tokens * (size + apart) + places * max(size + intermediate_size + 2 * apart, as_integers)
-    scores = tokens * padded(num_experts)
-    at_once = max(
-        min(places, max(_grouped_tokens(size), _grouped_tokens(intermediate_size))),
-        min(padded(places), _tiled_tokens(max(size, intermediate_size))),
-    )
-    own = (
-        at_once * 2 * EPILOGUE_ROWS
-        + padded(places + num_experts + 1)
-        + TILE_WORK
-        + 4 * (max(size, intermediate_size) + apart)
-    )
-    return Scratch(FLOAT_BYTES * max(shared, scores), FLOAT_BYTES * own)
+    of_choice = size + intermediate_size + 2 * apart
+    if "MOE_I16" in drivers:
+        as_integers = _fixed_floats(size) + intermediate_size + apart + _fixed_floats(intermediate_size)
+        of_choice = max(of_choice, as_integers)
+    shared = max(tokens * (size + apart) + places * of_choice, tokens * padded(num_experts + VECTOR))
+    at_once = min(places, max(_grouped_tokens(size), _grouped_tokens(intermediate_size)))
+    own = at_once * 2 * EPILOGUE_ROWS + 4 * (max(size, intermediate_size) + apart)
+    if "MOE_AMX" in drivers:
+        tiled = min(padded(places), _tiled_tokens(max(size, intermediate_size)))
+        own = max(own, tiled * 2 * EPILOGUE_ROWS + TILE_WORK)
+    own += padded(places + num_experts + 1) + num_experts
+    return Scratch(FLOAT_BYTES * shared, FLOAT_BYTES * own)
 
 
 def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.launch_tables.launch import Launch
-from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Backend, Implementation, Limited, ops_called_by, parts
+from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Backend, Limited, ops_called_by, parts
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
-from ostinato.plan.device.kernel_support import has_matrix_units, multiplies_all_in_integers, multiplies_integers
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
+from ostinato.plan.ukernels import rows_of_model
 
 KernelSetting = Literal["auto", "native", "triton", "reference"]
 
@@ -28,6 +28,8 @@ class KernelChoice:
     """Launches of a Triton kernel in the plan's steps, each distinct launch once."""
     launches_per_call: int = 1
     """Launches in a decode step of one row. A reference counts as one, although it is several operations of torch."""
+    ukernels: tuple[str, ...] = ()
+    """Micro-kernels that a native implementation may choose for this model, in the order of `ops/ukernels.py`."""
 
 
 def backend_of(device_kind: str) -> Backend:
@@ -36,13 +38,20 @@ def backend_of(device_kind: str) -> Backend:
 
 
 def choose_kernels(
-    model: ModelSpec, device: DeviceSpec, setting: KernelSetting = "auto", deterministic: bool = False
+    model: ModelSpec,
+    device: DeviceSpec,
+    setting: KernelSetting = "auto",
+    deterministic: bool = False,
+    *,
+    dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> dict[str, KernelChoice]:
     """Return the implementation of each operation that the model or its drafter calls, and of sampling.
 
     Sampling is in no graph. ConfigError if `setting` is `native` or `triton` and an operation has no such kernel here;
     or if `deterministic` is set and an operation has no native kernel, since others may add in another order for other
-    numbers of tokens. Communication between ranks is no kernel and never required to be one; with `deterministic` ranks
+    numbers of tokens. `dtype` is that of activations, None: the model's; `kv_cache_dtype` that of keys and values,
+    None: the same. Communication between ranks is no kernel and never required to be one; with `deterministic` ranks
     add in their order.
     """
     ops = dict.fromkeys((*model.ops, *(model.drafter.ops if model.drafter is not None else ()), "sample"))
@@ -50,7 +59,15 @@ def choose_kernels(
         ops["gather_act_order"] = None
     formats = _block_formats(model)
     sizes = _limited_sizes(model)
-    choices = {op: _choose(op, device, setting, deterministic, formats, sizes) for op in ops}
+    choices = {op: _choose(op, device, setting, formats, sizes) for op in ops}
+    if device.native.isa is not None:
+        rows = rows_of_model(model, dtype or model.dtype, device.native.isa, deterministic, kv_cache_dtype)
+        for op in choices.keys() & rows.keys():
+            if choices[op].implementation == "native":
+                names = tuple(dict.fromkeys(row.name for row in rows[op]))
+                order = "in a fixed order by" if deterministic else "by"
+                reason = f"{choices[op].reason}; {order} {', '.join(names)}"
+                choices[op] = replace(choices[op], reason=reason, ukernels=names)
     if setting in ("native", "triton"):
         lacking = [
             op for op, choice in choices.items() if choice.implementation != setting and op not in COLLECTIVE_OPS
@@ -90,7 +107,6 @@ def _choose(
     op: str,
     device: DeviceSpec,
     setting: KernelSetting,
-    deterministic: bool,
     formats: frozenset[str],
     sizes: Mapping[Limited, int],
 ) -> KernelChoice:
@@ -121,22 +137,7 @@ def _choose(
         if sizes[name] > most:
             why = f"its {implementation} kernel takes {most} {name}, and the model has {sizes[name]}"
             implementation, facts, reason = "reference", OPERATIONS[op].reference, why
-    if device.native.isa is not None:
-        reason = "; ".join([reason, *_instructions(facts, device.native.isa, deterministic)])
     return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
-
-
-def _instructions(facts: Implementation, isa: str, deterministic: bool) -> list[str]:
-    """Describe the instructions of the matmuls beyond float vectors, or those that a fixed order leaves out."""
-    used = {}
-    if facts.matrix_units is not None and has_matrix_units(isa):
-        used["matrix units"] = f"on matrix units: {facts.matrix_units}"
-    if facts.in_integers is not None and multiplies_integers(isa):
-        few_or_all = facts.in_integers if multiplies_all_in_integers(isa) else facts.few_in_integers
-        used["16-bit integers"] = f"in 16-bit integers: {few_or_all}"
-    if used and deterministic and facts.deterministic:
-        return [f"in a fixed order, without {' and '.join(used)}"]
-    return list(used.values())
 
 
 def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:

@@ -76,16 +76,6 @@ def has_matrix_units(isa: str) -> bool:
     return "amx" in features(isa)
 
 
-def multiplies_integers(isa: str) -> bool:
-    """Return whether matmuls may use 16-bit fixed-point (i16)."""
-    return "avx2" in features(isa)
-
-
-def multiplies_all_in_integers(isa: str) -> bool:
-    """Return whether matmuls of any m use i16, as with AVX2 only; else only small m with weights in blocks do."""
-    return multiplies_integers(isa) and "avx512" not in features(isa)
-
-
 def features(isa: str) -> frozenset[Feature]:
     """Return the features of an instruction set; none if it is unknown."""
     return next((row.features for isas in TABLE.values() for row in isas if row.name == isa), frozenset())

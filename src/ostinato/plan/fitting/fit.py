@@ -73,6 +73,7 @@ def costs_of(
         threads=settled.threads or 1,
         triton=ops_of(settled.kernels, "triton"),
         kv_cache_dtype=settled.kv_cache_dtype,
+        ukernels={op: choice.ukernels for op, choice in settled.kernels.items()},
     )
     if settled.device.kind == "cuda":
         activations += workspace_bytes(settled.device.capability, streams=2)

@@ -87,7 +87,9 @@ def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -
     per_request = slots_per_request(config.num_speculative_tokens)
     wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
     backend = backend_of(device.kind)
-    kernels = choose_kernels(model, device, config.kernels, config.deterministic)
+    kernels = choose_kernels(
+        model, device, config.kernels, config.deterministic, dtype=dtype, kv_cache_dtype=kv_cache_dtype
+    )
     graph_mode, of_mode = choose_graph_mode(config, kernels, backend)
     graph_mode, of_mode = without_graphs_of_ranks(config, backend) or (graph_mode, of_mode)
     encoder = choose_encoder(config, model, dtype, kernels, backend, choose_threads(config, device) or 1)

@@ -6,7 +6,7 @@ in addition to its tensors. The functions are pure and take plain numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ostinato.ops.operations import ops_called_by
@@ -98,6 +98,7 @@ def activation_bytes(
     threads: int = 1,
     triton: Collection[str] = (),
     kv_cache_dtype: str | None = None,
+    ukernels: Mapping[str, Collection[str]] | None = None,
 ) -> int:
     """Return the peak bytes of one step of `tokens` tokens in `rows` rows, besides weights and cache.
 
@@ -113,7 +114,8 @@ def activation_bytes(
     residual stream, and of the largest layer all intermediate results, each with a float32 copy, and the allocations of
     its kernels, every token in one expert; or the same of the drafter.
 
-    `kv_cache_dtype` is that of keys and values, None: the model's. `gathers_states` is true if a decode step gathers
+    `ukernels` are the micro-kernels that each operation may choose, None: all of the table. `kv_cache_dtype` is that of
+    keys and values, None: the model's. `gathers_states` is true if a decode step gathers
     all rows' states into one tensor, as the references do on a GPU.
     """
     with_kernel = {*native, *triton}
@@ -169,7 +171,7 @@ def activation_bytes(
         element_bytes=width,
         in_order=model.is_in_order,
     )
-    return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads)
+    return peak + peak // 4 + scratch_bytes(model, tokens, positions, max_model_len, native, threads, ukernels)
 
 
 def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
@@ -185,16 +187,34 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
 
 
 def scratch_bytes(
-    model: ModelSpec, tokens: int, positions: int, max_model_len: int, native: Collection[str], threads: int
+    model: ModelSpec,
+    tokens: int,
+    positions: int,
+    max_model_len: int,
+    native: Collection[str],
+    threads: int,
+    ukernels: Mapping[str, Collection[str]] | None = None,
 ) -> int:
     """Return the bytes that native kernels keep from step to step.
 
-    The steps have `tokens` tokens and sample `positions`.
+    The steps have `tokens` tokens and sample `positions`. `ukernels` is as for `activation_bytes`.
     """
     drafter = drafter_pass(model)
     layers = model_pass(model).layers + (() if drafter is None else drafter.layers)
     head = (model.hidden_size, model.vocab_size)
-    return native_scratch(layers, head, native, tokens, positions, max_model_len, threads, model.is_in_order)
+    group_size = None if model.quantization is None else model.quantization.group_size
+    return native_scratch(
+        layers,
+        head,
+        native,
+        tokens,
+        positions,
+        max_model_len,
+        threads,
+        model.is_in_order,
+        group_size=group_size or 0,
+        ukernels=ukernels or {},
+    )
 
 
 def sampled_positions(tokens: int, rows: int, tokens_per_row: int) -> int:

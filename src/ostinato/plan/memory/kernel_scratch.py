@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
+from ostinato.ops.ukernels import ROWS_OF
 from ostinato.plan.layer_specs import LayerSpec, layer_sizes
 
 
@@ -18,13 +20,19 @@ def native_scratch(
     max_model_len: int,
     threads: int,
     in_order: bool = False,
+    *,
+    group_size: int = 0,
+    ukernels: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> int:
     """Return an upper bound of the bytes that the kernels of `native` keep: shared by all threads, and per thread.
 
     `head` are the input and output sizes of the LM head; `positions` are sampled. With `in_order`, inputs of
-    matmuls may have another order in their weights (act-order).
+    matmuls may have another order in their weights (act-order); `group_size` inputs of 8-bit weights share a scale, 0:
+    a row. `ukernels` are the micro-kernels that an operation may choose; all of the table for one without any.
     """
-    step = {"tokens": tokens, "max_model_len": max_model_len, "threads": threads, "in_order": in_order}
+    step: dict[str, object] = {"tokens": tokens, "max_model_len": max_model_len, "threads": threads, "in_order": in_order}
+    step |= {"group_size": group_size}
+    step |= {f"{op}_rows": [row for row in ROWS_OF[op] if row.name in names] for op, names in ukernels.items() if names}
     needed = [Scratch(0)]
     for op in native:
         needed += _in_layers("native", op, layers, step)

@@ -1,0 +1,375 @@
+"""Table of the native micro-kernels: which types, instructions and sizes each takes, and the choice among them.
+
+Plain data without torch. The build writes the rows of `linear` and `moe` for C++ (`cmake/write_constants.py`), where
+`native/gemm/select.h` chooses by the same rules. Rows are tried in their order: the first that accepts a product and
+takes its m computes it.
+
+Rows of `attention` and `ssd_scan` describe what their kernels do. C++ reads their constants, and does not choose by
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS, formats_of
+from ostinato.ops.sizes import I16_BLOCK_NR_AVX2
+
+Op = Literal["linear", "moe", "attention", "ssd_scan"]
+
+Unit = Literal["tokens", "mean per expert", "max per expert", "queries per key head", "query rows"]
+"""Unit of a row's m: tokens of the product, of an expert (the mean, or the most of one), or queries."""
+
+MIN_ROUNDED_TOKENS, MIN_ROUNDED_TOKENS_6_BITS = 3, 5
+"""Smallest m for which rounding weights in blocks to bfloat16 costs less than scaling sums, also among experts."""
+
+MIN_AMX_QUERIES = 5
+"""Smallest number of a row's queries per key head for which bfloat16 attention runs on matrix units."""
+
+SMALL_Q_ROWS_AVX512, SMALL_Q_ROWS_OTHERS = 12, 4
+"""Largest number of query rows whose keys are read in place, with vectors of 512 bits and with shorter ones."""
+
+BF16, F16, F32 = (frozenset({name}) for name in ("bfloat16", "float16", "float32"))
+HALVES = BF16 | F16
+ALL_TYPES = HALVES | F32
+PLAIN = frozenset({"same"})
+"""Weights in the type of the tokens."""
+INT8 = frozenset({"s8_row", "s8_group"})
+"""8-bit weights with a scale per row, or per group of a row."""
+BLOCKS = frozenset(BLOCK_FORMATS)
+INTEGER_BLOCKS = BLOCKS - frozenset((*formats_of("float8"), *formats_of("mxfp4")))
+SIX_BITS = frozenset({"Q6_K"})
+ALL_WEIGHTS = PLAIN | INT8 | BLOCKS
+
+
+class Modules(NamedTuple):
+    """Modules that have a row, by their features (`plan/device/isa_table.py`): those needed, and those not allowed."""
+
+    needs: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+
+
+AVX2, AVX512, AVX512_BF16, AMX = (frozenset({name}) for name in ("avx2", "avx512", "avx512_bf16", "amx"))
+EVERYWHERE, GENERIC = Modules(), Modules(without=AVX2)
+V3, V4, V4_BF16 = Modules(AVX2, AVX512), Modules(AVX512, AVX512_BF16), Modules(AVX512_BF16)
+V4_BF16_VECTORS, WITH_AMX = Modules(AVX512_BF16, AMX), Modules(AMX)
+
+
+@dataclass(frozen=True)
+class Ukernel:
+    """One row: a driver with the types, instructions and sizes that it is used for."""
+
+    name: str
+    """Driver, type of the tokens as they are multiplied, weights, and instruction set."""
+    op: Op
+    driver: str
+    """Name of its function in `native/gemm/table_*.cpp`, or file of a kernel that does not choose by the table."""
+    lhs: frozenset[str]
+    """Types of tokens in memory."""
+    rhs: frozenset[str]
+    """Kinds of weights: `same`, `s8_row`, `s8_group`, or names of block formats."""
+    modules: Modules
+    min_m: int = 1
+    max_m: int | None = None
+    unit: Unit = "tokens"
+    min_k: int = 0
+    max_k: int | None = None
+    k_multiple: int = 1
+    fixed_order: bool = False
+    """True if a token's bits do not depend on m, so that `deterministic` may use the row."""
+    fallback: str | None = None
+    """Row that computes tokens with NaN or infinity."""
+    inside: str | None = None
+    """Row whose driver uses this one for some experts of a call; then it is not chosen by itself."""
+    why: str = ""
+    """Measurement behind the range, or what is not measured."""
+
+    def runs_on(self, features: Collection[str]) -> bool:
+        """Return whether a module with these features has the row. Emulated matrix units count as matrix units."""
+        present = {*features, *(("amx",) if "emulated_amx" in features else ())}
+        return self.modules.needs <= present and not self.modules.without & present
+
+    def takes(self, m: int) -> bool:
+        return self.min_m <= m and (self.max_m is None or m <= self.max_m)
+
+    @property
+    def m_range(self) -> str:
+        """The range of m in words."""
+        if self.max_m is None:
+            return f"{self.min_m} or more"
+        return f"{self.min_m} to {self.max_m}" if self.max_m > self.min_m else str(self.min_m)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product before its m is known: types of tokens and of each matrix (a `moe` has two), and inputs of a row."""
+
+    op: Op
+    lhs: str
+    rhs: tuple[str, ...]
+    k: int = 256
+    fixed_order: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Row that computes a product at some m, and why each row before it does not."""
+
+    row: Ukernel
+    declined: tuple[tuple[Ukernel, str], ...]
+
+
+_NOT_MEASURED = "no measurement"
+
+
+def _by_type(name: str, op: Op, driver: str, rhs: frozenset[str], **others: Any) -> Iterator[Ukernel]:
+    """Yield a row of products in float32 with vectors of 512 bits: with bfloat16 instructions others take bfloat16."""
+    yield Ukernel(name, op, driver, ALL_TYPES, rhs, V4, **others)
+    yield Ukernel(name, op, driver, F32 | F16, rhs, V4_BF16, **others)
+
+
+_LARGE_M_WHY = "fewer tokens: packing weights costs as much as the sums across vectors that it saves"
+
+ROWS: tuple[Ukernel, ...] = (
+    # linear, with matrix units
+    Ukernel(
+        "gemm_bf16_any_amx", "linear", "LARGE_M_AMX", BF16, ALL_WEIGHTS, WITH_AMX, min_m=6,
+        why="Xeon with AMX, 4096 x 4096, GFLOP/s on vectors and tiles: 144 and 110 with 3 tokens, 182 and 184 with 5, "
+        "195 and 221 with 6, 165 and 307 with 8; 8-bit weights in groups of 128 are even at 4, and share the minimum",
+    ),
+    # linear, in 16-bit integers
+    Ukernel(
+        "gemv_i16_s8_avx2", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), V3, max_m=8,
+        fallback="gemv_f32_any_avx2",
+        why="Zen 3, GFLOP/s in rows and in panels: 70 and 51 with 4 tokens, 68 and 66 with 8, 69 and 74 with 12. One "
+        "token was measured slower than float32 (2.49 and 2.23 ms); to be measured again on AVX2 before it leaves",
+    ),
+    Ukernel(
+        "gemv_i16_block_avx2", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, V3, max_m=I16_BLOCK_NR_AVX2,
+        fallback="gemv_f32_any_avx2",
+        why="Zen 3, GFLOP/s in rows and in panels with 4 tokens: Q4_0 43 and 49, Q6_K 32 and 37. Two tokens of Q4_0 "
+        "gain nothing (3.86 and 3.85 ms); to be measured again on AVX2 before it leaves",
+    ),
+    Ukernel(
+        "gemm_i16_s8_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, frozenset({"s8_row"}), V3, min_m=9,
+        fallback="gemm_f32_any_avx2", why="as gemv_i16_s8_avx2",
+    ),
+    Ukernel(
+        "gemm_i16_block_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, INTEGER_BLOCKS, V3, min_m=4,
+        fallback="gemm_f32_block_avx2", why="as gemv_i16_block_avx2; with 12 tokens Q4_0 42 and 72, Q6_K 32 and 56",
+    ),
+    Ukernel(
+        "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, V4, max_m=8,
+        fallback="gemv_f32_any_avx512",
+        why="Zen 4 without its bfloat16, cycles for 32 weights in float32 and i16: Q4_K 11.7 and 4.4 with one token, "
+        "37 and 23 with 8; Q5_0 13 and 6, 30 and 27, but 36 and 40 with 12. int8 has no such row: not measured",
+    ),
+    Ukernel(
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", F16, INTEGER_BLOCKS, V4_BF16, max_m=8,
+        fallback="gemv_f32_any_avx512", why="as gemv_i16_block_avx512",
+    ),
+    Ukernel(
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, SIX_BITS, V4_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
+        fallback="gemv_bf16_any_avx512bf16", why="Zen 4: one token 2.25 ns in bfloat16 and 1.70, two 2.65 and 2.39",
+    ),
+    Ukernel(
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, INTEGER_BLOCKS - SIX_BITS, V4_BF16,
+        max_m=MIN_ROUNDED_TOKENS - 1, fallback="gemv_bf16_any_avx512bf16",
+        why="Zen 4, one token, ns for 32 weights in bfloat16 and i16: Q4_0 1.41 and 1.38, Q4_K 1.79 and 1.43, Q8_0 "
+        "1.93 and 1.52. Q5_0 (1.83 and 1.90) and IQ4_NL (1.41 and 1.56) gain nothing; to be measured again on Zen 4",
+    ),
+    # linear, weights made bfloat16
+    Ukernel(
+        "gemm_bf16_dequant_avx512bf16", "linear", "MID_M_DEQUANT_BF16", BF16, frozenset({"s8_row"}) | BLOCKS,
+        V4_BF16_VECTORS, min_m=6, max_m=71, min_k=32, k_multiple=32,
+        why="Zen 4, ns for 32 weights, converted for each block of tokens and once: int8 2.0 and 2.3 with 3 tokens, "
+        "2.9 and 2.6 with 6, 12.6 and 10.7 with 32; Q4_K 2.4 and 2.4, 3.1 and 3.0, 14 and 11.2",
+    ),
+    # linear, blocked
+    Ukernel(
+        "gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, V3, min_m=8, max_k=511,
+        why="short rows have more sums across vectors",
+    ),
+    Ukernel("gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, V3, min_m=10, why=_LARGE_M_WHY),
+    Ukernel(
+        "gemm_f32_block_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, BLOCKS, V3, min_m=3,
+        why="blocks are dequantized once, and once per two tokens elsewhere",
+    ),
+    *_by_type("gemm_f32_plain_avx512", "linear", "LARGE_M", PLAIN, min_m=48, why=_LARGE_M_WHY),
+    *_by_type("gemm_f32_s8_avx512", "linear", "LARGE_M", INT8, min_m=24, why=f"{_LARGE_M_WHY}; int8 converts once"),
+    *_by_type("gemm_f32_block_avx512", "linear", "LARGE_M", BLOCKS, min_m=20, why=_LARGE_M_WHY),
+    Ukernel(
+        "gemm_bf16_plain_avx512bf16", "linear", "LARGE_M", BF16, PLAIN, V4_BF16_VECTORS, min_m=72,
+        why="higher than in float32, as pairs are multiplied in less time",
+    ),
+    Ukernel(
+        "gemm_bf16_s8_avx512bf16", "linear", "LARGE_M", BF16, INT8, V4_BF16_VECTORS, min_m=24, why="converts once"
+    ),
+    Ukernel(
+        "gemm_bf16_block_avx512bf16", "linear", "LARGE_M", BF16, BLOCKS, V4_BF16_VECTORS, min_m=72,
+        why="as gemm_bf16_plain_avx512bf16",
+    ),
+    Ukernel("gemm_f32_plain_generic", "linear", "LARGE_M", ALL_TYPES, PLAIN, GENERIC, min_m=48, why=_NOT_MEASURED),
+    Ukernel("gemm_f32_s8_generic", "linear", "LARGE_M", ALL_TYPES, INT8, GENERIC, min_m=24, why=_NOT_MEASURED),
+    Ukernel("gemm_f32_block_generic", "linear", "LARGE_M", ALL_TYPES, BLOCKS, GENERIC, min_m=20, why=_NOT_MEASURED),
+    # linear, rows of weights in streams
+    Ukernel(
+        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, SIX_BITS, V4_BF16,
+        min_m=MIN_ROUNDED_TOKENS_6_BITS, max_m=5, why="fewer tokens: scaling sums costs less than rounding weights",
+    ),
+    Ukernel(
+        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, BLOCKS - SIX_BITS, V4_BF16,
+        min_m=MIN_ROUNDED_TOKENS, max_m=5, why="fewer tokens: scaling sums costs less than rounding weights",
+    ),
+    *_by_type(
+        "gemv_f32_dequant_avx512", "linear", "SMALL_M_DEQUANT", BLOCKS, min_m=7,
+        why="rows are dequantized once for several blocks of 6 tokens",
+    ),
+    Ukernel(
+        "gemv_f32_dequant_generic", "linear", "SMALL_M_DEQUANT", ALL_TYPES, BLOCKS, GENERIC, min_m=3,
+        why=_NOT_MEASURED,
+    ),
+    Ukernel("gemv_f32_any_avx2", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, V3, fixed_order=True),
+    *_by_type("gemv_f32_any_avx512", "linear", "SMALL_M", ALL_WEIGHTS, fixed_order=True),
+    Ukernel("gemv_bf16_any_avx512bf16", "linear", "SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True),
+    Ukernel("gemv_f32_any_generic", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
+    # moe: both matrices must be accepted
+    Ukernel(
+        "moe_bf16_any_amx", "moe", "MOE_AMX", BF16, ALL_WEIGHTS, WITH_AMX, min_m=16, unit="mean per expert",
+        why="an expert's tokens fill tiles of their own; this bounds the number of tiles that stay half empty",
+    ),
+    Ukernel(
+        "moe_i16_block_avx2", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, V3, unit="max per expert",
+        why="Zen 3, 48 experts of 1024 x 512, us in float32 and i16: one token Q4_K 255 and 137, Q8_0 207 and 144; 32 "
+        "tokens 7171 and 3357, 5390 and 4344. int8 experts have no such row: not measured",
+    ),
+    Ukernel(
+        "moe_i16_block_avx512", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, V4, max_m=8, unit="max per expert",
+        why="as gemv_i16_block_avx512",
+    ),
+    Ukernel(
+        "moe_i16_block_vnni", "moe", "MOE_I16", F16, INTEGER_BLOCKS, V4_BF16, max_m=8, unit="max per expert",
+        why="as gemv_i16_block_avx512",
+    ),
+    Ukernel(
+        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, SIX_BITS, V4_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
+        unit="max per expert", why="Zen 4, one token: 208 us in bfloat16 and 169",
+    ),
+    Ukernel(
+        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, INTEGER_BLOCKS, V4_BF16, max_m=MIN_ROUNDED_TOKENS - 1,
+        unit="max per expert",
+        why="Zen 4, one token, us in bfloat16 and i16: Q4_K 175 and 131, Q8_0 230 and 147. One expert with more tokens "
+        "takes a whole layer to the next row",
+    ),
+    Ukernel(
+        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, SIX_BITS, V4_BF16,
+        min_m=MIN_ROUNDED_TOKENS_6_BITS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
+        why="as gemv_bf16_rounded_avx512bf16",
+    ),
+    Ukernel(
+        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, BLOCKS - SIX_BITS, V4_BF16,
+        min_m=MIN_ROUNDED_TOKENS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
+        why="as gemv_bf16_rounded_avx512bf16",
+    ),
+    Ukernel("moe_f32_any_avx2", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, V3, fixed_order=True),
+    *_by_type(
+        "moe_f32_any_avx512", "moe", "MOE_SMALL_M", ALL_WEIGHTS, fixed_order=True,
+        why="there is no row for many tokens per expert without matrix units: not written",
+    ),
+    Ukernel(
+        "moe_bf16_any_avx512bf16", "moe", "MOE_SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True,
+        why="there is no row for many tokens per expert without matrix units: not written",
+    ),
+    Ukernel("moe_f32_any_generic", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
+    # attention: weights are keys and values, in the type of the queries or in 8 bits
+    Ukernel(
+        "attention_bf16_amx", "attention", "attention_amx.h", BF16, PLAIN | {"s8_row"}, Modules(AMX | AVX512_BF16),
+        min_m=MIN_AMX_QUERIES, unit="queries per key head",
+        why="Xeon with AMX, 8 rows of 128 tokens, 8 key heads of 128, ms on vectors and tiles: 3.6 and 5.0 with 2 "
+        "queries, 5.2 and 5.2 with 4, 6.9 and 5.2 with 6, 8.9 and 5.6 with 8",
+    ),
+    Ukernel(
+        "attention_f32_in_place_avx512", "attention", "small_q.h", ALL_TYPES, PLAIN | {"s8_row"}, Modules(AVX512),
+        max_m=SMALL_Q_ROWS_AVX512, unit="query rows", fixed_order=True, why="bounded by registers",
+    ),
+    Ukernel(
+        "attention_f32_in_place", "attention", "small_q.h", ALL_TYPES, PLAIN | {"s8_row"}, Modules(without=AVX512),
+        max_m=SMALL_Q_ROWS_OTHERS, unit="query rows", fixed_order=True, why="bounded by registers",
+    ),
+    Ukernel(
+        "attention_f32_packed", "attention", "packed.h", ALL_TYPES, PLAIN | {"s8_row"}, EVERYWHERE, unit="query rows",
+        fixed_order=True,
+    ),
+    # ssd_scan
+    Ukernel("ssd_scan_bf16_amx", "ssd_scan", "ssd_chunk_scan_amx.h", BF16, PLAIN, WITH_AMX),
+    Ukernel("ssd_scan_f32_chunks", "ssd_scan", "ssd_chunk_scan.h", ALL_TYPES, PLAIN, EVERYWHERE),
+    Ukernel("ssd_scan_f32_recurrent", "ssd_scan", "ssd_recurrence.h", ALL_TYPES, PLAIN, EVERYWHERE, fixed_order=True),
+)  # fmt: skip
+
+
+ROWS_OF: dict[str, tuple[Ukernel, ...]] = {
+    op: tuple(row for row in ROWS if row.op == op) for op in dict.fromkeys(row.op for row in ROWS)
+}
+"""Rows by operation, in their order."""
+
+
+def why_not(row: Ukernel, problem: Problem, features: Collection[str]) -> str | None:
+    """Return why a row cannot compute a problem at any m in a module with `features`; None if it can."""
+    if not row.runs_on(features):
+        lacking = sorted(row.modules.needs - {*features})
+        return f"this CPU's kernels lack {', '.join(lacking)}" if lacking else "this CPU's kernels have better ones"
+    if row.inside is not None:
+        return f"it is chosen inside {row.inside}, expert by expert"
+    if problem.fixed_order and not row.fixed_order:
+        return "its order of sums depends on m"
+    if problem.lhs not in row.lhs:
+        return f"tokens are {problem.lhs}"
+    other = next((kind for kind in problem.rhs if kind not in row.rhs), None)
+    if other is not None:
+        return f"weights are {KIND_TEXT.get(other, other)}"
+    if problem.k < row.min_k or (row.max_k is not None and problem.k > row.max_k):
+        return f"rows have {problem.k} inputs"
+    if problem.k % row.k_multiple:
+        return f"{problem.k} inputs are no multiple of {row.k_multiple}"
+    return None
+
+
+KIND_TEXT = {
+    "same": "in the type of the tokens",
+    "s8_row": "int8 with a scale per row",
+    "s8_group": "int8 with a scale per group",
+}
+"""Kinds of weights that are no block formats, in words."""
+
+
+def candidates(problem: Problem, features: Collection[str]) -> tuple[Ukernel, ...]:
+    """Return the rows that compute a problem for some m, in their order."""
+    found: list[Ukernel] = []
+    for row in ROWS_OF[problem.op]:
+        used_inside = row.inside is not None and why_not(replace(row, inside=None), problem, features) is None
+        if used_inside or (why_not(row, problem, features) is None and _is_reached(row, found)):
+            found.append(row)
+    return tuple(found)
+
+
+def _is_reached(row: Ukernel, before: Sequence[Ukernel]) -> bool:
+    """Return whether some m of a row is taken by none of the rows `before` it that count m in the same unit."""
+    same_unit = [other for other in before if other.unit == row.unit or (other.min_m, other.max_m) == (1, None)]
+    starts = {row.min_m, *(other.max_m + 1 for other in same_unit if other.max_m is not None)}
+    return any(row.takes(m) and not any(other.takes(m) for other in same_unit) for m in starts)
+
+
+def select(problem: Problem, features: Collection[str], m_of: Callable[[Unit], int]) -> Choice:
+    """Return the first row that accepts a problem and takes its m, which `m_of` counts in the row's unit."""
+    declined: list[tuple[Ukernel, str]] = []
+    for row in ROWS_OF[problem.op]:
+        reason = why_not(row, problem, features)
+        m = m_of(row.unit)
+        if reason is None and not row.takes(m):
+            reason = f"it takes {row.m_range} {row.unit}, not {m}"
+        if reason is None:
+            return Choice(row, tuple(declined))
+        declined.append((row, reason))
+    raise AssertionError("a row without bounds is last for each pair of types")

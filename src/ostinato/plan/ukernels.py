@@ -1,0 +1,141 @@
+"""The matmuls of a model, and the micro-kernel (`ops/ukernels.py`) that computes each for a number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ostinato.ops.ukernels import KIND_TEXT, ROWS_OF, Choice, Op, Problem, Ukernel, Unit, candidates, select
+from ostinato.plan.device.kernel_support import features
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.mixers import operations_of
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.quantization import Quantization
+from ostinato.plan.weights import Weight
+
+SHOWN_TOKENS = (1, 8, 32, 512)
+"""Numbers of tokens for which a report names the micro-kernels."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A computation of a model that has micro-kernels: a matmul, the experts, the attention or the scan of a layer.
+
+    `k` and `n` are the inputs and outputs of a matmul, 0 where there are none. A matmul of rows in several formats is
+    one product for each. `experts` is their number and how many a token chooses; `group` the queries per key head.
+    """
+
+    name: str
+    op: Op
+    weights: tuple[str, ...]
+    k: int = 0
+    n: int = 0
+    experts: tuple[int, int] = (1, 1)
+    group: int = 1
+
+    def __str__(self) -> str:
+        size = f"{self.k} x {self.n}, " if self.k else ""
+        weights = " and ".join(dict.fromkeys(KIND_TEXT.get(kind, kind) for kind in self.weights))
+        return f"{self.name} ({size}{weights})"
+
+    def m(self, unit: Unit, tokens: int) -> int:
+        """Return the row's m at `tokens` tokens: of one row of a batch for attention, spread evenly over experts."""
+        num_experts, top_k = self.experts
+        if unit == "tokens":
+            return tokens
+        if unit in ("queries per key head", "query rows"):
+            return tokens * self.group
+        return tokens * top_k // num_experts if unit == "mean per expert" else -(-tokens * top_k // num_experts)
+
+
+def products_of(model: ModelSpec, kv_cache_dtype: str | None = None) -> tuple[Product, ...]:
+    """Return the distinct products of a model, its drafter and its image encoder, in the order of the layers."""
+    found = [product for layer in model.cached_layers for product in _of_layer(model, layer, kv_cache_dtype)]
+    drafter = () if model.drafter is None else model.drafter.weights
+    vision = () if model.vision is None else model.vision.weights
+    for weight in (*model.weights, *drafter, *vision):
+        if weight.is_lm_head or weight.role == "linear":
+            found += _of_matrix(model, weight)
+    return tuple(dict.fromkeys(found))
+
+
+def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) -> Iterator[Product]:
+    for weight in (*layer.weights, *layer.shared_weights):
+        if weight.role == "linear":
+            yield from _of_matrix(model, weight)
+    if layer.experts is not None and layer.expert_weights:
+        kinds = tuple(kind for weight in layer.expert_weights for kind, _ in _kinds(model, weight))
+        sizes = {"k": layer.experts.size, "n": layer.experts.inner_size}
+        yield Product("experts", "moe", kinds, **sizes, experts=(layer.experts.num_experts, layer.experts.top_k))
+    if layer.attention is not None:
+        keys = "s8_row" if kv_cache_dtype == "int8" else "same"
+        group = layer.attention.num_heads // layer.attention.num_kv_heads
+        yield Product("attention", "attention", (keys,), group=group)
+    if "ssd_scan" in operations_of(layer.mixer):
+        yield Product("scan of prompts", "ssd_scan", ("same",))
+
+
+def _of_matrix(model: ModelSpec, weight: Weight) -> Iterator[Product]:
+    name = "LM head" if weight.is_lm_head else " + ".join(_last_words(name) for name in weight.names)
+    for kind, rows in _kinds(model, weight):
+        yield Product(name, "linear", (kind,), weight.in_size, rows)
+
+
+def _last_words(name: str) -> str:
+    return ".".join(name.removesuffix(".weight").split(".")[-2:])
+
+
+def _kinds(model: ModelSpec, weight: Weight) -> tuple[tuple[str, int], ...]:
+    """Return the kinds of a weight's rows (`ops/ukernels.py`), and how many there are of each."""
+    quantization = model.quantization
+    if quantization is None or not quantization.quantises(weight):
+        return (("same", weight.shape[-2]),)
+    if isinstance(quantization, Quantization):
+        return (("s8_row" if quantization.group_size is None else "s8_group", weight.shape[-2]),)
+    return quantization.blocks_of(weight) or ()
+
+
+def rows_of_model(
+    model: ModelSpec, dtype: str, isa: str, deterministic: bool = False, kv_cache_dtype: str | None = None
+) -> dict[str, tuple[Ukernel, ...]]:
+    """Return the rows that may compute the model's products in a module, by operation, in the table's order."""
+    used = {
+        row
+        for product in products_of(model, kv_cache_dtype)
+        for row in candidates(_problem(product, dtype, deterministic), features(isa))
+    }
+    return {op: tuple(row for row in rows if row in used) for op, rows in ROWS_OF.items() if used.intersection(rows)}
+
+
+def choose_row(product: Product, dtype: str, isa: str, deterministic: bool, tokens: int) -> Choice:
+    """Return the row that computes a product at `tokens` tokens, and why the rows before it do not."""
+    return select(_problem(product, dtype, deterministic), features(isa), lambda unit: product.m(unit, tokens))
+
+
+@dataclass(frozen=True)
+class ProductRows:
+    """A product with the row that computes it, for each of `SHOWN_TOKENS`."""
+
+    product: Product
+    tokens: dict[int, Choice]
+
+    @property
+    def spans(self) -> tuple[tuple[str, Choice], ...]:
+        """Choices with the numbers of tokens that share one, such as `8, 32`."""
+        rows = dict.fromkeys(choice.row for choice in self.tokens.values())
+        shared = [[tokens for tokens, choice in self.tokens.items() if choice.row == row] for row in rows]
+        return tuple((", ".join(map(str, tokens)), self.tokens[tokens[0]]) for tokens in shared)
+
+
+def explain_rows(
+    model: ModelSpec, dtype: str, isa: str, deterministic: bool, kv_cache_dtype: str | None = None
+) -> tuple[ProductRows, ...]:
+    """Return all products of a model with their rows."""
+    return tuple(
+        ProductRows(each, {n: choose_row(each, dtype, isa, deterministic, n) for n in SHOWN_TOKENS})
+        for each in products_of(model, kv_cache_dtype)
+    )
+
+
+def _problem(product: Product, dtype: str, deterministic: bool) -> Problem:
+    return Problem(product.op, dtype, product.weights, product.k, deterministic)

@@ -1,0 +1,207 @@
+"""Every row of the table of micro-kernels: where it is chosen, what it computes, and the memory that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.ops import ukernels
+from ostinato.ops.dispatch import load_extension
+from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.ops.reference import matmul
+from ostinato.ops.scratch import native_linear, native_moe
+from ostinato.ops.ukernels import ROWS_OF, Problem, Ukernel, Unit, select
+from ostinato.plan.device.kernel_support import features
+from tests.support.block_weights import block_rows, expanded
+from tests.support.native_kernels import checked_kernel, rounding, spaced
+from tests.support.native_sets import PRODUCT_SETS, native_kernel
+
+pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
+
+TYPES = ("float32", "bfloat16", "float16")
+UNITS: tuple[Unit, ...] = ("tokens", "mean per expert", "max per expert")
+GROUP = 64
+
+
+def rows_of_modules(op: str) -> list[Any]:
+    """Each row of each built module; a module without rows of its own is skipped with it."""
+    cases = []
+    for of_isa in PRODUCT_SETS:
+        isa = of_isa.values[0]
+        rows = [row for row in ROWS_OF[op] if isa and row.runs_on(features(isa)) and row.inside is None]
+        for number, row in enumerate(rows or ROWS_OF[op][:1]):
+            cases.append(pytest.param(isa, row, id=f"{of_isa.id}-{number}-{row.name}", marks=of_isa.marks))
+    return cases
+
+
+def edges_of_m(row: Ukernel) -> list[int]:
+    """Both ends of a row's range and their neighbours; one beyond a group of tokens where there is no last one."""
+    ends = {row.min_m, row.max_m or 515}
+    return sorted({m for end in ends for m in (end - 1, end, end + 1)})
+
+
+def native_choice(isa: str, problem: Problem, *m: int) -> str:
+    """The row that C++ chooses at m in each of UNITS."""
+    arguments = (problem.op, TYPES.index(problem.lhs), list(problem.rhs), problem.k, problem.fixed_order, m)
+    return load_extension(isa).ukernel_name(*arguments)
+
+
+def problems(op: str) -> Iterator[Problem]:
+    kinds = [("same",), ("s8_row",), ("s8_group",), *((name,) for name in BLOCK_FORMATS)]
+    if op == "moe":
+        kinds = [(each, each) for (each,) in kinds] + [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("fp8_g32", "Q4_0")]
+    for rhs in kinds:
+        for lhs in TYPES:
+            for k in (31, 256, 511, 512):
+                for fixed_order in (False, True):
+                    yield Problem(op, lhs, rhs, k, fixed_order)
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+@pytest.mark.parametrize("op", ["linear", "moe"])
+def test_python_and_cpp_choose_the_same_rows(isa: str, op: str) -> None:
+    counts = sorted({m for row in ROWS_OF[op] for m in edges_of_m(row) if m > 0})
+    for problem in problems(op):
+        for m in counts:
+            for of_expert in [(m, m)] if op == "linear" else [(m, m + 3), (m // 4, m)]:
+                at = dict(zip(UNITS, (m, *of_expert), strict=True))
+                chosen = select(problem, features(isa), at.__getitem__)
+                assert native_choice(isa, problem, m, *of_expert) == chosen.row.name
+                assert chosen.row in ukernels.candidates(problem, features(isa))
+
+
+def weights(kind: str, rows: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[dict[str, Any], Any]:
+    """Arguments of `linear` for weights of a kind, and these as float64."""
+    if kind == "same":
+        weight = (torch.randn(rows, k, generator=generator) / k**0.5).to(dtype)
+        return {"weight": weight}, weight.double()
+    if kind in BLOCK_FORMATS:
+        weight, blocks = block_rows(kind, rows, k, generator), ((kind, rows),)
+        return {"weight": weight, "blocks": blocks}, expanded(weight, blocks, k)
+    group = GROUP if kind == "s8_group" else k
+    weight = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator)
+    scale = (torch.rand(rows, -(-k // group), generator=generator) + 0.5) / (128 * k**0.5)
+    wide = weight.double() * scale.double().repeat_interleave(group, 1)[:, :k]
+    grouped = {"weight_scale": scale, "group_size": group} if kind == "s8_group" else {"weight_scale": scale.flatten()}
+    return {"weight": weight, **grouped}, wide
+
+
+def cases_of(row: Ukernel) -> Iterator[tuple[str, str, int]]:
+    """A type of tokens, a kind of weights and inputs: each kind once, each type once, and tails where rows may end."""
+    types = [name for name in TYPES if name in row.lhs]
+    for number, kind in enumerate(sorted(row.rhs)):
+        unit = BLOCK_FORMATS[kind].elements if kind in BLOCK_FORMATS else row.k_multiple
+        sizes = (unit, 5 * unit) if kind in BLOCK_FORMATS else (9 * unit, 333 * unit, 512 * unit)
+        longest = row.max_k or 10**6
+        for k in sizes:
+            if row.min_k <= k <= longest:
+                yield types[(number + k) % len(types)], kind, k
+    yield from ((name, sorted(row.rhs)[0], max(256, row.min_k)) for name in types)
+
+
+@pytest.mark.parametrize(("isa", "row"), rows_of_modules("linear"))
+def test_each_row_of_linear_computes_its_products(isa: str, row: Ukernel) -> None:
+    """From one token that lies apart from others, and outputs that fill no vector, at both ends of the row's range."""
+    reached = set()
+    generator = torch.Generator().manual_seed(1)
+    for number, (lhs, kind, k) in enumerate(cases_of(row)):
+        dtype, out_size = getattr(torch, lhs), (1, 17, 67)[number % 3]
+        arguments, wide = weights(kind, out_size, k, dtype, generator)
+        for fixed_order in {False, row.fixed_order}:
+            problem = Problem("linear", lhs, (kind,), k, fixed_order)
+            kernel = (checked_kernel if number == 0 else native_kernel)(isa, "linear", deterministic=fixed_order)
+            for m in edges_of_m(row):
+                x = spaced(torch.randn(m, k, generator=generator).to(dtype), 3)
+                out = kernel(x, **arguments)
+                largest = x.double().abs() @ wide.abs().T + 1
+                assert out.shape == (m, out_size)
+                assert ((out.double() - x.double() @ wide.T).abs() <= 4 * rounding(dtype) * largest).all(), (kind, m)
+                if m:
+                    reached.add(select(problem, features(isa), lambda _, m=m: m).row)
+    assert row in reached, "no product takes this row"
+
+
+def run_alone(isa: str, kernel: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, int]:
+    """The result of a call in a new thread, and the bytes of scratch memory that this thread has made for it."""
+    results = []
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        results.append((kernel(*args, **kwargs), load_extension(isa).scratch_bytes()))
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+@pytest.mark.parametrize(("isa", "row"), rows_of_modules("linear"))
+def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
+    """Never more, and for the greediest type of tokens not much less."""
+    generator = torch.Generator().manual_seed(2)
+    for kind in {min(row.rhs), max(row.rhs)}:
+        k = 256 if row.max_k else 1024
+        for m in {row.min_m, row.max_m or 700}:
+            greediest = 0
+            for lhs in row.lhs:
+                problem = Problem("linear", lhs, (kind,), k, row.fixed_order)
+                if select(problem, features(isa), lambda _, m=m: m).row == row:
+                    arguments, _ = weights(kind, 70, k, getattr(torch, lhs), generator)
+                    x = torch.randn(m, k, generator=generator).to(getattr(torch, lhs))
+                    x[-1, 0] = torch.nan if row.fallback else 0
+                    kernel = native_kernel(isa, "linear", deterministic=row.fixed_order)
+                    greediest = max(greediest, run_alone(isa, kernel, x, **arguments)[1])
+            planned = sum(native_linear(tokens=m, in_size=k, in_order=False, linear_rows=[row], group_size=GROUP))
+            assert greediest <= planned, (kind, m)
+            assert not greediest or planned <= 4 * greediest + 2**16, (kind, m)
+
+
+def choices_with(tokens: int, experts: int, top_k: int, most: int) -> torch.Tensor:
+    """`most` tokens choose expert 0, the others as evenly as can be: [tokens, 2, top_k]."""
+    ids = (torch.arange(tokens)[:, None] * top_k + torch.arange(top_k)) % (experts - 1) + 1
+    ids[:most, 0] = 0
+    return torch.stack((ids.float(), torch.full(ids.shape, 0.5)), dim=1)
+
+
+@pytest.mark.parametrize(("isa", "row"), rows_of_modules("moe"))
+def test_each_row_of_moe_computes_its_experts_within_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
+    reached = set()
+    generator = torch.Generator().manual_seed(3)
+    for lhs, kind, k in cases_of(row):
+        if kind == "s8_group" or k > 512 or (kind in BLOCK_FORMATS and k > BLOCK_FORMATS[kind].elements):
+            continue
+        dtype, experts = getattr(torch, lhs), 3
+        parts = [[weights(kind, k, k, dtype, generator) for _ in range(experts)] for _ in range(2)]
+        stacks = [torch.stack([arguments["weight"] for arguments, _ in part]) for part in parts]
+        wide = [torch.stack([each for _, each in part]) for part in parts]
+        given: dict[str, Any] = {}
+        if kind == "s8_row":
+            up, down = (torch.stack([arguments["weight_scale"] for arguments, _ in part]) for part in parts)
+            given = {"up_scale": up, "down_scale": down}
+        elif kind in BLOCK_FORMATS:
+            given = {"up_blocks": ((kind, k),), "down_blocks": ((kind, k),)}
+        kernel = native_kernel(isa, "moe", deterministic=row.fixed_order)
+        for m in edges_of_m(row):
+            tokens = min(m * experts, 48) if row.unit == "mean per expert" else min(m, 48)
+            choices = choices_with(tokens, experts, 1, tokens if row.unit == "max per expert" else 0)
+            x = spaced(torch.randn(tokens, k, generator=generator).to(dtype), 3)
+            out, held = run_alone(isa, kernel, x, choices, *stacks, "silu", **given)
+            expected = matmul.moe(x.double(), choices, *wide, "silu")
+            tolerance = rounding(dtype)
+            torch.testing.assert_close(out.double(), expected, rtol=6 * tolerance, atol=16 * tolerance)
+            if tokens == 0:
+                continue
+            counts = choices[:, 0].flatten().int().bincount(minlength=experts)
+            at = dict(zip(UNITS, (tokens, tokens // experts, int(counts.max())), strict=True))
+            problem = Problem("moe", lhs, (kind, kind), k, row.fixed_order)
+            chosen = select(problem, features(isa), at.__getitem__).row
+            reached.add(chosen)
+            planned = native_moe(
+                tokens=tokens, size=k, intermediate_size=k, num_experts=experts, top_k=1, moe_rows=[chosen]
+            )
+            assert held <= planned.shared + planned.own, (kind, m)
+    assert row in reached, "no layer takes this row"
