@@ -292,6 +292,7 @@ class ModelRunner:
             self.plan.device.native.isa,
             deterministic=settings.deterministic,
             ranks=group,
+            threads=settings.threads or 0,
         )
         # A draft model that cannot be sharded is whole on each rank.
         rank = SINGLE_RANK if group is None or spec.ranks == 1 else group.rank
