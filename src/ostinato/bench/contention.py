@@ -51,7 +51,7 @@ class ContentionBench:
 
     @property
     def workloads(self) -> dict[str, Workload]:
-        """What is measured, by its name."""
+        """Measured work by its name."""
         decode = {
             f"decode, {many(size, 'row')}": Workload(CONTEXT, self.output_len, (size,), self.rounds)
             for size in self.batch_sizes

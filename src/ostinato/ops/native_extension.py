@@ -54,7 +54,7 @@ class NativeExtension(Protocol):
         ...
 
     def set_spin_turns(self, turns: int) -> None:
-        """Have threads spin for so many turns before they sleep, always; negative: as long as fits the machine."""
+        """Have threads spin for `turns` before they sleep; if negative, as long as fits the machine."""
         ...
 
     def explain_bus_error(self, message: str) -> None:
