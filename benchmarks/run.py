@@ -32,6 +32,7 @@ from benchmarks.peers.report import FLOOR, make_report
 from benchmarks.peers.table import markdown
 from benchmarks.peers.workload import Workload
 from benchmarks.records import PAGE, RESULTS, write_page
+from ostinato.bench.contention import busy_processes
 from ostinato.models.named_models import NAMED
 
 SHAPES = Path(__file__).resolve().parent / "models"
@@ -51,6 +52,8 @@ def main() -> None:
     folder = options.output / processor.folder
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
     setup["processor"] = asdict(processor)
+    if options.busy:
+        setup["busy_processes"] = options.busy
     path = folder / "measurements.jsonl"
     if options.anew:
         path.unlink(missing_ok=True)
@@ -77,7 +80,8 @@ def main() -> None:
                     work = partial(_floors, one, [name for name in here if (model, name) not in refused])
                 else:
                     work = partial(_figures, one, name, refused.get((model, name)))
-                record.add(_measure(one, name, work))
+                with busy_processes(0 if name == FLOOR else options.busy):
+                    record.add(_measure(one, name, work))
     _say(f"all measured, {time.monotonic() - began:.0f} s")
     report = make_report(setup, record.measurements.values(), skipped)
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -179,8 +183,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every process")
     parser.add_argument("--batch-sizes", default="1,8,32", help="of decode")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside every engine (%(default)s)")
     parser.add_argument("--timeout", type=float, default=400, help="seconds that one process may take")
     options = parser.parse_args()
+    if options.busy and options.output.resolve() == RESULTS:
+        parser.error("--busy N needs an --output of its own: the records are of machines that do nothing else")
     unknown = [name for name in options.engines.split(",") if name not in ENGINES]
     if unknown:
         parser.error(f"there is no engine {unknown[0]}; there are {known}")

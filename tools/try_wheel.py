@@ -45,7 +45,7 @@ def check_files() -> None:
         wanted == found, f"missing: {sorted(map(str, wanted - found))}; too many: {sorted(map(str, found - wanted))}"
     )
     others = {path.parts[0] for path in installed} - {"ostinato", f"ostinato-{version('ostinato')}.dist-info", ".."}
-    # Libraries that the wheel's repair copies into it would be a second OpenMP runtime.
+    # The kernels need no library that the wheel's repair would copy into it.
     expect(not others, f"the wheel also holds {sorted(others)}")
     expect("Apache License" in license_text(), "the wheel lacks its licence")
 

@@ -11,7 +11,7 @@ namespace {
 struct Torch {
     PyTypeObject* tensor;
     std::array<PyObject*, 8> dtypes;  // by DType
-    PyObject *data_ptr, *stride, *shape, *dtype;
+    PyObject *data_ptr, *stride, *shape, *dtype, *get_num_threads;
 
     Torch() {
         const nb::module_ torch = nb::module_::import_("torch");
@@ -19,6 +19,7 @@ struct Torch {
         tensor = reinterpret_cast<PyTypeObject*>(get("Tensor"));
         dtypes = {get("float32"), get("bfloat16"), get("float16"), get("int8"),
                   get("int32"),   get("int64"),    get("float64"), get("uint8")};
+        get_num_threads = get("get_num_threads");
         data_ptr = PyUnicode_InternFromString("data_ptr");
         stride = PyUnicode_InternFromString("stride");
         shape = PyUnicode_InternFromString("shape");
@@ -65,6 +66,11 @@ bool read_tensor(PyObject* value, Tensor& to) {
     }
     to.dtype = static_cast<DType>(found - known.dtypes.begin());
     return true;
+}
+
+int thread_count(int named) {
+    if (named < 0) throw nb::value_error("threads are 1 or more, or 0 for torch's number");
+    return named > 0 ? named : static_cast<int>(PyLong_AsLong(checked(PyObject_CallNoArgs(torch().get_num_threads)).ptr()));
 }
 
 PyObject* Reader::take_object(PyObject* name) {

@@ -87,6 +87,9 @@ struct IsOptionalTensor<OptionalTensor<T>> : std::true_type {};
 
 bool read_tensor(PyObject* value, Tensor& to);
 
+// Return the number of threads that a call named; torch's if it named 0.
+int thread_count(int named);
+
 // Read a Python object into `to`. -> false if it has another type
 template <typename T>
 bool from_python(PyObject* value, T& to) {

@@ -30,8 +30,8 @@ struct Bound<kernel> {
         return args;
     }
 
-    static void run(std::int64_t tokens, const Args& args) {
-        const auto call = [&] { parallel_region([&](const ThreadGroup& threads) { kernel(threads, tokens, args); }); };
+    static void run(std::int64_t tokens, int threads, const Args& args) {
+        const auto call = [&] { on_team(threads, [&](const ThreadGroup& group) { kernel(group, tokens, args); }); };
         // Re-acquiring the GIL is slow under contention, so short calls keep it.
         if (tokens < GIL_RELEASE_TOKENS) {
             call();
@@ -43,7 +43,11 @@ struct Bound<kernel> {
 
     static void define(Module& module, const char* name) {
         module.functions.def(
-            name, [name](std::int64_t tokens, const nb::dict& given) { run(tokens, read(name, given)); });
+            name,
+            [name](std::int64_t tokens, const nb::dict& given, int threads) {
+                run(tokens, thread_count(threads), read(name, given));
+            },
+            nb::arg("tokens"), nb::arg("arguments"), nb::arg("threads") = 0);
         module.program.def(name, [name](Program& program, std::int64_t tokens, const nb::dict& given) {
             program.add(name, tokens, [args = read(name, given)](const ThreadGroup& threads, std::int64_t real) {
                 kernel(threads, real, args);

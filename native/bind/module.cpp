@@ -7,6 +7,7 @@
 #include "bind/kernel_binding.h"
 #include "bind/sigbus.h"
 #include "core/amx.h"
+#include "core/team.h"
 
 #ifndef OSTINATO_MODULE
 #error "define OSTINATO_MODULE as the module's name, _native_ and the instruction set"
@@ -26,13 +27,27 @@ NB_MODULE(OSTINATO_MODULE, m) {
 #endif
     m.def("explain_bus_error", &explain_bus_error, nb::arg("message"),
           "Have a SIGBUS of this process write `message` to stderr before it ends the process as it would have.");
+    m.def("set_spin_turns", &set_spin_turns, nb::arg("turns"),
+          "Have threads spin for so many turns before they sleep, always; negative: as long as fits the machine.");
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())
         .def("__len__", &Program::size)
-        .def("run", &Program::run, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
-             "Run all calls, each for at most `tokens` tokens.")
-        .def("profile", &Program::profile, nb::arg("tokens"), nb::call_guard<nb::gil_scoped_release>(),
-             "Run all calls and return [(name, seconds)], one entry per call.");
+        .def(
+            "run",
+            [](const Program& program, std::int64_t tokens, int threads) {
+                const int count = thread_count(threads);
+                nb::gil_scoped_release released;
+                program.run(tokens, count);
+            },
+            nb::arg("tokens"), nb::arg("threads") = 0, "Run all calls, each for at most `tokens` tokens.")
+        .def(
+            "profile",
+            [](const Program& program, std::int64_t tokens, int threads) {
+                const int count = thread_count(threads);
+                nb::gil_scoped_release released;
+                return program.profile(tokens, count);
+            },
+            nb::arg("tokens"), nb::arg("threads") = 0, "Run all calls and return [(name, seconds)], one entry per call.");
     Module module{m, program};
     for (const auto bind : bindings()) bind(module);
 }

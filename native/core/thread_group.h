@@ -46,12 +46,15 @@ class Scratch {
     std::size_t size_ = 0;
 };
 
+class Claims;
+class Team;
+
 // One thread's view of the threads that run a kernel together: all of them call it with the same arguments.
 class ThreadGroup {
   public:
     const int rank, size;
 
-    ThreadGroup(int rank, int size, Scratch& shared) : rank(rank), size(size), shared_(shared) {}
+    ThreadGroup(int rank, int size, Team& team, Scratch& shared) : rank(rank), size(size), team_(team), shared_(shared) {}
 
     // Return this thread's part of n items; parts begin at multiples of `grain`.
     Range split(std::int64_t n, std::int64_t grain = 1) const {
@@ -59,11 +62,13 @@ class ThreadGroup {
         return {std::min(n, grains * rank / size * grain), std::min(n, grains * (rank + 1) / size * grain)};
     }
 
+    // Return the numbers below n that this thread claims, in order, for a loop over them; the threads together get each
+    // once. A thread that lost its core leaves its rest to others.
+    Claims claims(std::int64_t n) const;
+
     // Wait until all threads are here. Afterwards each can read what the others wrote before.
     void barrier() const {
-        if (size > 1) {
-#pragma omp barrier
-        }
+        if (size > 1) wait_for_all();
     }
 
     // Return scratch memory of this thread alone. Another call with the same T reuses it, and no kernel keeps it.
@@ -84,7 +89,42 @@ class ThreadGroup {
     }
 
   private:
+    friend class Claims;
+    void wait_for_all() const;
+    Range next_claim(std::uint64_t loop, std::int64_t n) const;
+
+    Team& team_;
     Scratch& shared_;
+    mutable std::uint64_t loops_ = 0;  // in which this thread claimed; all threads enter the same
 };
+
+// A loop over the numbers that a thread claims. It claims ranges, which get shorter towards the end.
+class Claims {
+  public:
+    struct End {};
+    struct Iterator {
+        const Claims& of;
+        Range range;
+
+        std::int64_t operator*() const { return range.begin; }
+        bool operator!=(End) const { return range.begin < range.end; }
+        void operator++() {
+            if (++range.begin == range.end) range = of.next();
+        }
+    };
+
+    Claims(const ThreadGroup& threads, std::int64_t n) : threads_(threads), loop_(++threads.loops_), n_(n) {}
+    Iterator begin() const { return {*this, next()}; }
+    End end() const { return {}; }
+
+  private:
+    Range next() const { return threads_.next_claim(loop_, n_); }
+
+    const ThreadGroup& threads_;
+    const std::uint64_t loop_;
+    const std::int64_t n_;
+};
+
+inline Claims ThreadGroup::claims(std::int64_t n) const { return {*this, n}; }
 
 }  // namespace ostinato

@@ -1,11 +1,14 @@
-// Kernels for benchmarks and tests: a kernel that only reads memory, and single instructions on tiles; and what tests ask
-// of the others: the row of ops/ukernels.py that computes a product, and the scratch memory of a thread.
+// Kernels for benchmarks and tests: a kernel that only reads memory, threads that meet, and single instructions on tiles;
+// and what tests ask of the others: the row of ops/ukernels.py that computes a product, and the scratch memory of a
+// thread.
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <time.h>
 
 #include "bind/kernel_binding.h"
 #include "core/amx.h"
@@ -67,6 +70,62 @@ const char* ukernel_name(const std::string& op, int lhs, const std::vector<std::
     });
     return true;
 }();
+struct MeetOften : Arguments {
+    FIELD(Array<INT32>, rounds);  // [threads], the round in which each is
+    FIELD(Array<INT32>, wrong);  // [threads], rounds in which a thread saw another elsewhere
+    FIELD(std::int64_t, seed);
+};
+
+// Meet `count` times at two barriers, after delays of no time, of some turns, or rarely asleep.
+void meet_often(const ThreadGroup& threads, std::int64_t count, const MeetOften& in) {
+    auto* rounds = in.rounds.at<std::int32_t>();
+    std::uint64_t random = in.seed * 2654435761u + threads.rank + 1;
+    for (std::int64_t round = 1; round <= count; ++round) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        const auto delay = static_cast<unsigned>(random >> 40);
+        if (delay % 2 == 0) {
+            for (volatile unsigned turn = 0; turn < delay % 1024; turn = turn + 1) {}
+        }
+        if (delay % 4096 == 1) {
+            const timespec asleep{0, static_cast<long>(delay % 100'000)};
+            nanosleep(&asleep, nullptr);
+        }
+        rounds[threads.rank] = static_cast<std::int32_t>(round);
+        threads.barrier();
+        const bool together = std::all_of(rounds, rounds + threads.size, [&](auto each) { return each == round; });
+        in.wrong.at<std::int32_t>()[threads.rank] += !together;
+        threads.barrier();
+    }
+}
+
+KERNEL(meet_often);
+
+struct ClaimItems : Arguments {
+    FIELD(Array<INT32>, claimed);  // [items], how often each was
+};
+
+// Claim all items `count` times, without a barrier between.
+void claim_items(const ThreadGroup& threads, std::int64_t count, const ClaimItems& in) {
+    for (std::int64_t loop = 0; loop < count; ++loop) {
+        for (const std::int64_t i : threads.claims(in.claimed.shape[0])) {
+            __atomic_fetch_add(in.claimed.at<std::int32_t>() + i, 1, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+KERNEL(claim_items);
+
+struct FailInThread : Arguments {
+    FIELD(std::int64_t, rank);
+};
+
+// Throw in one thread while the others wait for it.
+void fail_in_thread(const ThreadGroup& threads, std::int64_t, const FailInThread& in) {
+    if (threads.rank == in.rank) throw std::runtime_error("thread " + std::to_string(in.rank) + " fails as asked");
+    threads.barrier();
+}
+
+KERNEL(fail_in_thread);
 
 #if defined(OSTINATO_TILES)
 struct TileProduct : Arguments {

@@ -137,12 +137,11 @@ void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t
     const std::int64_t span = w.scales ? w.group : PANEL_BYTES / sizeof(Float) / PANEL_VECTORS * K_UNIT<X, W>;
     const std::int64_t groups = w.scales ? (w.k + w.group - 1) / w.group : 0;
     const int width = panel_width(o);
-    const Range panels = threads.split((o.size + width - 1) / width);
     const EvenBlocks blocks(tokens, PANEL_TOKENS);  // 5 and 6 tokens, if there are 20 or more
     const std::int64_t panel_size = (span + STEP - 1) / STEP * LANES * PANEL_VECTORS;
     Float* panel = threads.thread_scratch<Float>(panel_size + tokens * PANEL_VECTORS);
     float* sums = reinterpret_cast<float*>(panel + panel_size);
-    for (std::int64_t number = panels.begin; number < panels.end; ++number) {
+    for (const std::int64_t number : threads.claims((o.size + width - 1) / width)) {
         const PanelRowPointers<W> rows(w, o, number), next_rows(w, o, number + 1);
         for (std::int64_t begin = 0; begin < w.k; begin += span) {
             const std::int64_t end = std::min(w.k, begin + span);

@@ -335,19 +335,15 @@ template <typename Y, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const Packed& packed, const WeightView<W>& w,
                     const Epilogue& o, Y* y) {
     const std::int64_t width = has_gates(o.activation) ? SIDE : ROWS;
-    const Range mine = threads.split((o.size + width - 1) / width);
-    if (mine.begin == mine.end) return;
     const Work work(threads.thread_scratch<float>(Work::size(packed.blocks)));
     const Scope scope;
-    OutputRows<W> rows(w, o, mine.begin);
-    for (std::int64_t number = mine.begin; number < mine.end; ++number) {
-        const OutputRows<W> next(w, o, number + 1);
+    for (const std::int64_t number : threads.claims((o.size + width - 1) / width)) {
+        const OutputRows<W> rows(w, o, number), next(w, o, number + 1);
         multiply_rows(rows, next, packed, work);
         const TileEpilogue<Y> output(o, rows.first, static_cast<int>(rows.count));
         for (std::int64_t block = 0; block < packed.blocks; ++block) {
             output.put(work.row(block, 0), first + block * SIDE, std::min<std::int64_t>(SIDE, tokens - block * SIDE), y);
         }
-        rows = next;
     }
 }
 

@@ -274,12 +274,11 @@ template <typename Panel, typename T, typename Y, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
                     std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
     const int width = has_gates(o.activation) ? OUTPUTS / 2 : OUTPUTS;
-    const Range panels = threads.split((o.size + width - 1) / width);
     const EvenBlocks blocks(tokens, MAX_PANEL_TOKENS);
     Float* memory = threads.thread_scratch<Float>(Panel::SIZE + tokens * VECTORS);
     float* sums = reinterpret_cast<float*>(memory + Panel::SIZE);
     Panel panel(w, x, all, memory);
-    for (std::int64_t number = panels.begin; number < panels.end; ++number) {
+    for (const std::int64_t number : threads.claims((o.size + width - 1) / width)) {
         const PanelRowPointers<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
         for (std::int64_t begin = 0, end; begin < w.k; begin = end) {
             end = panel.end_of(begin);

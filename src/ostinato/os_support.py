@@ -7,8 +7,8 @@ Linux gives the processor's matrix units (AMX) to each process that asks. The ti
 state of a thread, so a process may use them only after it has asked (Linux's Documentation/arch/x86/xstate.rst). The
 permission holds for all its threads. A process that it starts must ask anew.
 
-Kernel threads spin for a set time while they wait for each other. The limit of open files is `ulimit -n`
-(RLIMIT_NOFILE).
+Threads of the kernels spin while they wait for each other, as long as fits the machine or as a user says. The limit of
+open files is `ulimit -n` (RLIMIT_NOFILE).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import errno
 import os
 import platform
 import resource
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 
-from ostinato.errors import CapacityError
+from ostinato.errors import CapacityError, ConfigError
 from ostinato.units import format_bytes
 
 _SAID = (
@@ -94,24 +94,35 @@ def request_matrix_units() -> str | None:
     return f"arch_prctl(ARCH_REQ_XCOMP_PERM): {os.strerror(ctypes.get_errno())}"
 
 
-SPIN_TURNS = 10_000
-"""Spins of a fraction of a millisecond, for a process that may have to share the machine.
-
-libgomp's own count is 300,000. If another process has taken one of the cores, the threads on the other cores spin until
-it comes back, at every kernel, and a step takes up to 60 times as long.
-"""
-TURNS_BESIDE_SERVER = 1000
-"""Spins of some microseconds, for a server's engine process, which needs a core between any two steps."""
+WAIT_POLICIES = {"active": 2**62, "passive": 0}
+"""Turns for each value of `OMP_WAIT_POLICY`."""
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+"""Units of `GOMP_SPINCOUNT`, as libgomp reads them."""
 
 
-def limit_spin_wait(environment: MutableMapping[str, str], turns: int = SPIN_TURNS) -> None:
-    """Set the OpenMP spin count in `environment`, for a process that has not loaded libgomp yet.
+def spin_turns(environment: Mapping[str, str]) -> int:
+    """Return how many turns the kernels' threads spin before they sleep, if a user says so; else -1: it adapts.
 
-    libgomp comes with torch. A thread spins `turns` times before it gives its core to others. The user's own
-    `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` takes precedence.
+    The variables are those of libgomp, which torch's own threads read. ConfigError for a value that it would ignore.
     """
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", str(turns))
+    count = environment.get("GOMP_SPINCOUNT", "").strip().lower()
+    policy = environment.get("OMP_WAIT_POLICY", "").strip().lower()
+    if count in ("infinite", "infinity"):
+        return WAIT_POLICIES["active"]
+    if count:
+        number, unit = (count, "") if count[-1].isdigit() else (count[:-1].rstrip(), count[-1])
+        if not (number.isascii() and number.isdigit() and unit in _UNITS):
+            raise ConfigError(
+                f"GOMP_SPINCOUNT={count!r} should be a number, such as 10000 or 30k, or infinity; without it, threads "
+                "spin as long as fits the machine"
+            )
+        return min(int(number) * _UNITS[unit], WAIT_POLICIES["active"])
+    if policy and policy not in WAIT_POLICIES:
+        raise ConfigError(
+            f"OMP_WAIT_POLICY={policy!r} should be active or passive; without it, threads spin as long as fits the "
+            "machine"
+        )
+    return WAIT_POLICIES.get(policy, -1)
 
 
 def max_open_files() -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from ostinato import ConfigError, EngineConfig
+from ostinato.bench.contention import BUSY_CODE, ContentionBench, busy_processes, contention
 from ostinato.bench.engine_driver import Workload, bench_config, run_in_process
 from ostinato.bench.peers import check_peer, compare
 from ostinato.bench.roofline import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
@@ -162,6 +164,31 @@ def test_latency_reports_each_batch_size() -> None:
             assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
 
 
+def test_contention_reports_each_workload_quiet_and_beside_each_number_of_busy_processes() -> None:
+    bench = ContentionBench(batch_sizes=(1, 2), prompt_len=12, output_len=3, busy=(1,), rounds=2)
+    report = contention({**TINY, "model": str(checkpoint("llama"))}, bench, quiet).data
+    work = ("decode, 1 row", "decode, 2 rows", "prompt of 12")
+    cells = [(result["work"], result["busy"]) for result in report["results"]]
+    assert cells == [(name, busy) for name in work for busy in (0, 1)]
+    cores = report["machine"]["cores"]
+    for result in report["results"]:
+        assert 0 < result["tokens_per_second"]["min"] <= result["tokens_per_second"]["max"]
+        assert result["fair_share"] == cores / (cores + result["busy"])
+        assert result["of_fair_share"] == pytest.approx(result["of_quiet"]["median"] / result["fair_share"])
+        if result["busy"] == 0:
+            assert result["of_quiet"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+
+
+def test_busy_processes_end_with_what_they_were_started_for() -> None:
+    def running() -> int:
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        return sum(BUSY_CODE.splitlines()[0] in Path(f"/proc/{child}/cmdline").read_text() for child in children)
+
+    with busy_processes(2):
+        assert running() == 2
+    assert running() == 0
+
+
 def test_startup_times_a_whole_process() -> None:
     workload = Workload(prompt_len=12, output_len=1, batch_sizes=(1,), rounds=1)
     report = startup({**TINY, "model": str(checkpoint("llama"))}, workload, quiet).data
@@ -202,7 +229,7 @@ def test_a_peer_that_is_unknown_or_not_installed_is_refused(monkeypatch: pytest.
         check_peer("transformers")
 
 
-@pytest.mark.parametrize("command", ["throughput", "latency"])
+@pytest.mark.parametrize("command", ["throughput", "latency", "contention"])
 def test_the_command_prints_tables_or_json(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +245,9 @@ def test_the_command_prints_tables_or_json(
         assert not end.value.code
         printed.append(capsys.readouterr().out)
     tables, report = printed
-    assert "tokens/s" in tables or "first token p50" in tables
-    assert [result["batch_size"] for result in json.loads(report)["results"]] == [1, 2]
+    assert any(each in tables for each in ("tokens/s", "first token p50", "of the share"))
+    sizes = [1, 2] if command != "contention" else [None] * 9
+    assert [result.get("batch_size") for result in json.loads(report)["results"]] == sizes
 
 
 @pytest.mark.parametrize("sizes", ["", "0", "1,,2", "many"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -103,31 +102,6 @@ def test_help_shows_a_flag_for_the_sampling_settings(run: Callable[..., Outcome]
 def test_the_command_line_imports_torch_only_when_a_command_runs() -> None:
     code = "import sys, ostinato.cli.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said", "turns"),
-    [
-        (["generate", "--help"], {}, "10000"),
-        (["generate", "--help"], {"GOMP_SPINCOUNT": "7"}, "7"),
-        (["generate", "--help"], {"OMP_WAIT_POLICY": "active"}, None),
-        (["bench", "--help"], {}, None),
-        (["serve", "--help"], {}, None),
-    ],
-)
-def test_threads_of_a_command_that_does_not_measure_wait_briefly_unless_the_user_says_how(
-    run: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: dict[str, str],
-    turns: str | None,
-) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
-    monkeypatch.setattr(os, "environ", environment | said)
-    run(*arguments)
-    assert os.environ.get("GOMP_SPINCOUNT") == turns
 
 
 # generate

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato import LLM, ForkError, RequestError, SamplingParams
 from ostinato.engine.shared_engine import FairLock
@@ -81,6 +82,26 @@ def test_calls_from_many_threads_give_what_each_gives_alone(overlap: str) -> Non
 
     assert in_threads(8, work) == [[text] * 6 for text in expected]
     assert_empty(llm)
+
+
+def test_torch_has_one_thread_during_a_step_of_native_kernels_and_as_many_as_before_after_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = llm.engine.runner.graphs.run, set()
+
+    def noted(inputs: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return run(inputs)
+
+    monkeypatch.setattr(llm.engine.runner.graphs, "run", noted)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone(llm, 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
+    assert seen == {1 if {each.implementation for each in llm.plan.kernels.values()} == {"native"} else 2}
 
 
 def test_requests_of_several_threads_run_in_the_same_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from ostinato.cli.main import main
 from ostinato.engine.process.engine_errors import EngineError
 from ostinato.engine.process.engine_process import process_death_error
 from ostinato.observe.logs import CONFIGURED
-from ostinato.os_support import TURNS_BESIDE_SERVER
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
 from tests.support.server_process import ENGINE, RUN, Process
@@ -312,16 +311,6 @@ def test_signals_that_reach_the_engine_too_are_the_servers(start):
     assert reader.events[-1] == "[DONE]"
     assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
     assert server.status() == 0
-
-
-def test_threads_that_wait_leave_their_cores_to_others_unless_the_user_says_how_they_wait(start):
-    servers = {f"GOMP_SPINCOUNT={TURNS_BESIDE_SERVER}": start(), "GOMP_SPINCOUNT=5": start(GOMP_SPINCOUNT="5")}
-    servers["OMP_WAIT_POLICY=active"] = start(OMP_WAIT_POLICY="active")
-    for expected, server in servers.items():
-        assert server.url
-        variables = Path(f"/proc/{server.engine_pid()}/environ").read_text().split("\0")
-        assert expected in variables
-        assert sum(each.startswith(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")) for each in variables) == 1
 
 
 def test_the_server_itself_imports_no_torch(start):

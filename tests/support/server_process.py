@@ -22,9 +22,7 @@ class Process:
     def __init__(self, *flags, code=RUN, port="0", **environment):
         where = [] if port is None else ["--port", port]
         command = [sys.executable, "-c", code, "serve", *ENGINE, *where, *flags]
-        unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-        env = {name: value for name, value in os.environ.items() if name not in unset}
-        env |= {"OMP_NUM_THREADS": "1", **environment}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         self.lines = []
         self.reading = threading.Thread(target=self._read, daemon=True)

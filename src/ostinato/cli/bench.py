@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from ostinato.bench.contention import ContentionBench, contention
 from ostinato.bench.engine_driver import Workload
 from ostinato.bench.peers import PEERS, compare
 from ostinato.bench.prefix_cache import MODES, PrefixBench, prefix
@@ -22,8 +23,8 @@ from ostinato.errors import ConfigError
 
 app = typer.Typer(
     cls=HelpGroup,
-    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels or speculation, "
-    "on a checkpoint or on random weights; or a server.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation or "
+    "the speed beside busy processes, on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,
@@ -197,6 +198,32 @@ def speculative_command(
     return lambda say: speculative(settings, bench, say)
 
 
+def contention_command(
+    settings: dict[str, Any],
+    busy: Annotated[
+        str,
+        typer.Option("--busy", metavar="N[,N...]", help="Busy processes beside the engine; quiet is always measured."),
+    ] = "1,2",
+    batch_sizes: BatchSizes = "1,8,32",
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that is computed alone.")] = 512,
+    output_len: Annotated[int, typer.Option(min=2, help="Tokens generated for each row that decodes.")] = 32,
+    rounds: Rounds = 3,
+) -> Measure:
+    """Measure the speed beside busy processes over the speed alone.
+
+    One engine decodes batches and computes a prompt: alone, and beside processes that compute without pause, in turns.
+    The fair share is what each would have if all were given the same time: cores over cores and busy processes, for an
+    engine with as many threads as cores. On a machine that others use too, even "quiet" is not.
+
+    Example: ostinato bench contention demo --batch-sizes 1 --busy 1 --rounds 1
+
+    Example: ostinato bench contention benchmarks/models/nemotron-h-300m --random-weights
+    """
+    numbers = tuple(sorted(set(sizes(busy, "--busy", "1,2"))))
+    bench = ContentionBench(sizes(batch_sizes), prompt_len, output_len, numbers, rounds)
+    return lambda say: contention(settings, bench, say)
+
+
 add_command(app, "throughput", throughput_command)
 add_command(app, "latency", latency_command)
 add_command(app, "startup", startup_command)
@@ -205,6 +232,7 @@ add_command(app, "graphs", graphs_command)
 add_command(app, "encoder", encoder_command)
 add_command(app, "profile", profile_command)
 add_command(app, "speculative", speculative_command)
+add_command(app, "contention", contention_command)
 add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from ostinato._version import __version__
 from ostinato.cli.help import HELP_NAMES, HelpCommand, HelpGroup, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy, os_error_text
-from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space, limit_spin_wait
+from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space
 from ostinato.units import GiB
 
 EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
@@ -129,9 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     as_json = "--json" in arguments
     # All memory goes back at the exit; to search it for cycles first takes half a second with torch.
     atexit.register(gc.freeze)
-    # Some commands have the engine in a separate process; the others measure.
-    if arguments[:1] not in (["serve"], ["batch"], ["bench"], ["gpu-check"]):
-        limit_spin_wait(os.environ)  # commands import torch when they run
     if arguments and arguments[0] in COMPUTING and (address_space_limit() or GiB) < GiB:
         print(f"note: {address_space_hint()}", file=sys.stderr)  # torch may end the process without a word of it
     try:

@@ -92,15 +92,15 @@ class Tape:
             tokens, arguments = call.function.prepare_call(writes[0], args, kwargs)
             if program is None or tokens != of_program:
                 program, of_program = call.function.extension.Program(), tokens
-                self._add_program(program, tokens)
+                self._add_program(program, tokens, call.function.threads)
             getattr(program, call.name)(tokens, arguments)
 
-    def _add_program(self, program: Program, tokens: int) -> None:
-        """Add a program; `tokens` is the number of tokens of its kernels, padding included."""
+    def _add_program(self, program: Program, tokens: int, threads: int) -> None:
+        """Add a program that runs on `threads`; `tokens` is the number of its kernels' tokens, padding included."""
         self.programs.append(program)
         real = _real_tokens(tokens, self._length)
-        self._plays.append(lambda step: program.run(tokens if self.computes_padding else real(step)))
-        self._profiles.append(lambda step: program.profile(real(step)))
+        self._plays.append(lambda step: program.run(tokens if self.computes_padding else real(step), threads))
+        self._profiles.append(lambda step: program.profile(real(step), threads))
 
     def _play(self, call: RecordedCall, memory: torch.Tensor) -> ReplayFn:
         function = call.function

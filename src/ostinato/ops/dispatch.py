@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
@@ -20,7 +21,7 @@ import torch
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
 from ostinato.ops.reference.collectives import Collectives, rms_norm_gathered
-from ostinato.os_support import request_matrix_units
+from ostinato.os_support import request_matrix_units, spin_turns
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -77,13 +78,15 @@ class NativeKernel:
         reference: Callable[..., torch.Tensor],
         result: Result,
         options: Mapping[str, object],
+        threads: int = 0,
     ) -> None:
         """Make the kernel `name` of `extension` callable.
 
         `result` is the rule for the tensor that the kernel writes (`ops/operations.py`); `options` are arguments passed
-        in each call.
+        in each call. It runs on `threads` threads, or with 0 on as many as torch's.
         """
         self.extension = extension
+        self.threads = threads
         self.name = name
         self._run = getattr(extension, name)
         self._result = result
@@ -94,7 +97,7 @@ class NativeKernel:
 
     def __call__(self, *args: object, out: torch.Tensor | None = None, **kwargs: object) -> torch.Tensor:
         tokens, arguments = self.prepare_call(out, args, kwargs)
-        self._run(tokens, arguments)
+        self._run(tokens, arguments, self.threads)
         written: torch.Tensor = arguments["out"]
         return written
 
@@ -146,13 +149,14 @@ def select_ops(
     *,
     deterministic: bool = False,
     ranks: Collectives | None = None,
+    threads: int = 0,
 ) -> Ops:
     """Return the kernels that the plan chose.
 
     `choices` maps an operation's name to `reference`, `native` or `triton`. An operation without an entry (the model
     does not use it) is its reference. `isa` is the instruction set of the extension with the native kernels. With
     `deterministic`, all kernels are native except those between `ranks`. `ranks` are those that share the model; None
-    for one rank.
+    for one rank. Native kernels run on `threads` threads, or with 0 on as many as torch's.
     """
     extension = load_extension(isa) if isa is not None else None
     tap = CallHook()
@@ -165,8 +169,8 @@ def select_ops(
         return partial(
             rms_norm_gathered,
             ranks=ranks,
-            rms_norm=native_kernel(extension, "rms_norm", deterministic=True),
-            gated_rms_norm=native_kernel(extension, "gated_rms_norm", deterministic=True),
+            rms_norm=native_kernel(extension, "rms_norm", deterministic=True, threads=threads),
+            gated_rms_norm=native_kernel(extension, "gated_rms_norm", deterministic=True, threads=threads),
         )
 
     def make_kernel(name: str) -> Kernel:
@@ -174,7 +178,7 @@ def select_ops(
             return between(name)
         if choices.get(name) == "native":
             assert extension is not None, "native kernels are chosen for an instruction set"
-            return native_kernel(extension, name, deterministic=deterministic)
+            return native_kernel(extension, name, deterministic=deterministic, threads=threads)
         if choices.get(name) == "triton":
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
@@ -183,12 +187,14 @@ def select_ops(
     return Ops({name: tap.wrap(name, make_kernel(name)) for name in OPERATIONS}, tap)
 
 
-def native_kernel(extension: NativeExtension, name: str, *, deterministic: bool = False) -> NativeKernel:
+def native_kernel(
+    extension: NativeExtension, name: str, *, deterministic: bool = False, threads: int = 0
+) -> NativeKernel:
     """Return the operation's kernel in `extension`, which is called like its reference."""
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
-    return NativeKernel(extension, name, reference_kernel(name), row.result, options)
+    return NativeKernel(extension, name, reference_kernel(name), row.result, options, threads)
 
 
 def triton_kernel(name: str) -> Kernel:
@@ -214,10 +220,11 @@ def _function(module: str, name: str) -> Kernel:
 def load_extension(isa: str) -> NativeExtension:
     """Import and return the module of kernels for an instruction set.
 
-    torch, imported above, loads the OpenMP runtime that both use. ImportError if the module uses matrix units, which
-    each process must request, and the operating system refuses them.
+    Its threads wait as the environment says, if it does. ImportError if the module uses matrix units, which each
+    process must request, and the operating system refuses them.
     """
     extension = cast(NativeExtension, importlib.import_module(f"ostinato._native_{isa}"))
     if extension.tiles == "amx" and (refusal := request_matrix_units()) is not None:
         raise ImportError(f"{isa} needs matrix units, which the operating system refuses ({refusal})")
+    extension.set_spin_turns(spin_turns(os.environ))
     return extension

@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-KernelCall = Callable[[int, Mapping[str, object]], None]
-"""A kernel's function: the number of tokens, and the other arguments by name, with `out` for the result.
 
-TypeError for a missing or unknown name, AssertionError for another dtype or layout.
-"""
+class KernelCall(Protocol):
+    """A kernel's function: the number of tokens, and the other arguments by name, with `out` for the result.
+
+    TypeError for a missing or unknown name, AssertionError for another dtype or layout. With 0 `threads` it runs on as
+    many as torch does.
+    """
+
+    def __call__(self, tokens: int, arguments: Mapping[str, object], threads: int = 0, /) -> None: ...
+
+
+RecordCall = Callable[[int, Mapping[str, object]], None]
+"""A program's method that adds a call: as `KernelCall`, without the threads, which each run names."""
 
 
 class Program(Protocol):
@@ -22,13 +30,13 @@ class Program(Protocol):
     It has a method for each kernel, of the kernel's name, which adds a call and notes the addresses of its tensors.
     """
 
-    def __getattr__(self, kernel: str) -> KernelCall: ...
+    def __getattr__(self, kernel: str) -> RecordCall: ...
 
-    def run(self, tokens: int) -> None:
-        """Repeat the calls on the first `tokens` tokens."""
+    def run(self, tokens: int, threads: int = 0) -> None:
+        """Repeat the calls on the first `tokens` tokens, on `threads` threads, or with 0 on as many as torch's."""
         ...
 
-    def profile(self, tokens: int) -> list[tuple[str, float]]:
+    def profile(self, tokens: int, threads: int = 0) -> list[tuple[str, float]]:
         """Repeat the calls; return the name of each and the seconds that it took."""
         ...
 
@@ -43,6 +51,10 @@ class NativeExtension(Protocol):
 
     def Program(self) -> Program:
         """Return a program without calls."""
+        ...
+
+    def set_spin_turns(self, turns: int) -> None:
+        """Have threads spin for `turns` before they sleep; if negative, as long as fits the machine."""
         ...
 
     def explain_bus_error(self, message: str) -> None:

@@ -5,8 +5,8 @@ In a tensor-parallel group, the first rank and its follower ranks execute each s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,13 +173,14 @@ class ModelRunner:
 
         Writes the batch's keys, values and states.
         """
-        output = self.execute_model(batch, self._lookup_drafts(batch))
-        try:
-            pool_rows(output.hidden, batch, output.drafts)
-            rows = sample_rows(output.logits, batch.rows, output.drafts, kernel=self.model.build.ops.sample)
-        finally:
-            output.logits.finish()  # other ranks compute every chunk, so this one must too, also after an error
-        return StepResult(tuple(rows))
+        with self._torch_beside_kernels():
+            output = self.execute_model(batch, self._lookup_drafts(batch))
+            try:
+                pool_rows(output.hidden, batch, output.drafts)
+                rows = sample_rows(output.logits, batch.rows, output.drafts, kernel=self.model.build.ops.sample)
+            finally:
+                output.logits.finish()  # other ranks compute every chunk, so this one must too, also after an error
+            return StepResult(tuple(rows))
 
     @torch.inference_mode()
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
@@ -192,9 +193,10 @@ class ModelRunner:
         if any(row.previous_row is not None for row in batch.rows):
             assert previous is not None, "a step ahead has one before it"
             incoming = _gather_incoming(previous.tokens, [row.previous_row for row in batch.rows])
-        output = self.execute_model(batch, incoming=incoming)
-        pool_rows(output.hidden, batch)
-        return sample_rows_async(output.logits, batch.rows, kernel=self.model.build.ops.sample, device=self.device)
+        with self._torch_beside_kernels():
+            output = self.execute_model(batch, incoming=incoming)
+            pool_rows(output.hidden, batch)
+            return sample_rows_async(output.logits, batch.rows, kernel=self.model.build.ops.sample, device=self.device)
 
     def execute_model(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> ModelOutput:
         """Compute this rank's part of a step: drafts that need weights, new images, and the layers.
@@ -203,7 +205,7 @@ class ModelRunner:
         overlapped step, in place of those that its rows do not know. With several ranks, every chunk of the output's
         logits must be computed before the next step.
         """
-        with self.tensor_parallel.step(batch, drafts):
+        with self._torch_beside_kernels(), self.tensor_parallel.step(batch, drafts):
             if self.drafter is not None and self.drafter.runs_layers:
                 drafts = self.drafter.proposer.propose(batch)
             if batch.images_to_encode:
@@ -278,6 +280,22 @@ class ModelRunner:
         of_drafts = None if self.drafter is None else self.drafter.graphs
         return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
 
+    @contextmanager
+    def _torch_beside_kernels(self) -> Iterator[None]:
+        """Have torch compute with one thread meanwhile, if all kernels are native.
+
+        What is left to it is small. Its threads would go on spinning for milliseconds, on the cores of the kernels'.
+        """
+        if any(choice.implementation != "native" for choice in self.plan.kernels.values()):
+            yield
+            return
+        usual = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(usual)
+
     def _weights(self) -> list[torch.Tensor]:
         draft = None if self.drafter is None else self.drafter.model
         return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
@@ -292,6 +310,7 @@ class ModelRunner:
             self.plan.device.native.isa,
             deterministic=settings.deterministic,
             ranks=group,
+            threads=settings.threads or 0,
         )
         # A draft model that cannot be sharded is whole on each rank.
         rank = SINGLE_RANK if group is None or spec.ranks == 1 else group.rank

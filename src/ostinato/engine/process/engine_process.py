@@ -33,7 +33,7 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.errors import CapacityError, ModelError
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
-from ostinato.os_support import TURNS_BESIDE_SERVER, address_space_hint, limit_spin_wait
+from ostinato.os_support import address_space_hint
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
@@ -183,7 +183,6 @@ def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process at the end of `connection`."""
     command = [sys.executable, "-P", "-m", "ostinato.engine.process.child", str(connection.fileno())]
     environment = child_environment()
-    limit_spin_wait(environment, TURNS_BESIDE_SERVER)
     # The child inherits blocked signals, so none reaches it before it ignores them.
     saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

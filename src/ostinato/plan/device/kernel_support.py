@@ -30,7 +30,7 @@ TEST_ISAS: dict[str, dict[str, frozenset[str]]] = {
 """Machine -> the instruction sets that exist for tests only."""
 
 HOW_TO_GET = (
-    "install a C++17 compiler with OpenMP and Python's headers (Debian, Ubuntu: apt install g++ python3-dev), then "
+    "install a C++17 compiler and Python's headers (Debian, Ubuntu: apt install g++ python3-dev), then "
     "Ostinato again (make native in a checkout, else pip install --force-reinstall --no-deps ostinato)"
 )
 
