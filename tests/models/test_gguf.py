@@ -200,7 +200,7 @@ def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_p
         load_spec(EngineConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3moe", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "gemma2"])
 def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
     import gguf
 
@@ -208,10 +208,11 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    known = f"architecture '{architecture}'; GGUF files are read of llama, qwen2, qwen3, granite, granitehybrid, "
+    known = f"architecture '{architecture}'; GGUF files are read of llama, qwen2, qwen3, gemma3, granite, "
     with pytest.raises(
         ModelError,
-        match=known + "falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, lfm2moe, qwen35, qwen35moe, qwen3next",
+        match=known
+        + "granitehybrid, falcon-h1, nemotron_h, nemotron_h_moe, mamba2, lfm2, lfm2moe, qwen35, qwen35moe, qwen3next",
     ):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
@@ -277,7 +278,9 @@ def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str
     assert in_blocks == dict(spec.stored_blocks)[kind]
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0")])
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0"), ("gemma3", "Q8_0")]
+)
 def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
     folder: Path, architecture: str, kind: str
 ) -> None:
@@ -314,12 +317,28 @@ def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
         ({"llama.rope.scaling.type": "yarn"}, "no llama.rope.scaling.factor"),
         ({"llama.expert_count": 4}, "models without"),
         ({"llama.rope.scaling.type": "longrope"}, "supported: none, linear, yarn"),
-        ({"llama.attention.sliding_window": 128}, "supported: attention over the whole context of 512"),
+        ({"llama.attention.sliding_window": 128}, "supported for llama: attention over the whole context of 512"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "llama", **metadata))))
+
+
+def test_gemma3_has_its_windows_and_scales_by_what_llama_cpp_knows_of_it(tmp_path: Path) -> None:
+    def spec_of(**metadata: Any) -> Any:
+        return load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "gemma3", **metadata))))
+
+    spec = spec_of()
+    assert [layer.attention.window for layer in spec.layers] == [12] * 5 + [None] + [12]
+    assert (spec.rope.kind, spec.rope.theta) == ("linear", 20000.0)
+    assert (spec.hyperparameters.scale, spec.hyperparameters.local_rope.theta) == (32**-0.5, 10000.0)
+    assert spec.hyperparameters.local_rope.kind == "default"
+    of_27b = spec_of(**{"gemma3.block_count": 62, "gemma3.attention.sliding_window_pattern": 31})
+    assert of_27b.hyperparameters.scale == (64 // 4) ** -0.5
+    assert [i for i, layer in enumerate(of_27b.layers) if layer.attention.window is None] == [30, 61]
+    with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; supported: null"):
+        spec_of(**{"gemma3.final_logit_softcapping": 30.0})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
     attention,
     falcon_h1,
+    gemma3,
     granite,
     granite_hybrid,
     lfm2,
@@ -54,10 +55,10 @@ def config_of(header: Header) -> dict[str, Any]:
         )
     config = _shared(metadata) | _CONFIGS[architecture](metadata)
     window = metadata.optional("attention.sliding_window")
-    if window and window < metadata.integer("context_length"):
+    if window and window < metadata.integer("context_length") and "sliding_window" not in config:
         raise ModelError(
-            f"{header.path} has attention.sliding_window = {window}; supported: attention over the whole context of "
-            f"{metadata.integer('context_length')} tokens"
+            f"{header.path} has attention.sliding_window = {window}; supported for {architecture}: attention over "
+            f"the whole context of {metadata.integer('context_length')} tokens"
         )
     return config
 
@@ -136,6 +137,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,

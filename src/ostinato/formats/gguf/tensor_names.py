@@ -31,6 +31,11 @@ LLAMA = ATTENTION | {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+GEMMA3 = LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 def mamba2_names(mixer: str) -> dict[str, str]:
