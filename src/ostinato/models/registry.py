@@ -13,6 +13,7 @@ MODELS = {
     "bamba": "bamba.model:Bamba",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
+    "gemma3": "gemma3_text.model:Gemma3",
     "gemma3_text": "gemma3_text.model:Gemma3",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
     "jamba": "jamba.model:Jamba",
@@ -44,7 +45,6 @@ The `model_type` is also the folder of its `spec.py`.
 
 
 NOT_IMPLEMENTED = {
-    "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""

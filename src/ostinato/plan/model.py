@@ -131,6 +131,8 @@ class ModelSpec:
     """Number of token ids that have a text in the tokenizer given in place of the checkpoint's, if one was given."""
     backbone: str = "model."
     """Prefix of the names of the layers in the checkpoint."""
+    left_out: str | None = None
+    """The part of the checkpoint that is not run, with the reason; None if all of it is."""
 
     @property
     def num_layers(self) -> int:

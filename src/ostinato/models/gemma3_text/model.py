@@ -1,4 +1,4 @@
-"""Gemma 3, its text model (model_type `gemma3_text`).
+"""Gemma 3, its text model (model_type `gemma3_text`), also inside `gemma3`.
 
 Attention and MLP each have a norm before and after them, and layers are local or global.
 """
@@ -82,8 +82,12 @@ class Gemma3Backbone(Backbone):
         return self.norm(x)
 
 
+_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Prefixes of the tensors of a `gemma3` checkpoint that are not its text model's."""
+
+
 class Gemma3(CausalLM):
-    """The language model."""
+    """The language model, also that of a `gemma3` checkpoint."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
@@ -95,3 +99,11 @@ class Gemma3(CausalLM):
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         return self.model(step, memory)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        if self.spec.architecture == "gemma3":
+            if name.startswith(_BESIDE_TEXT):
+                return None
+            # transformers 5 writes the second spelling; the hub's checkpoints have the first.
+            name = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+        return super().checkpoint_name(name)
