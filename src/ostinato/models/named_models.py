@@ -58,7 +58,7 @@ class NamedModel:
     parts: tuple[PackagedPart, ...]
     """Parts of the file, in their order."""
     terms: Terms | None = None
-    """None if the licence lets anybody use the model who has it."""
+    """None if the model may be used without acceptance."""
 
     @property
     def packages(self) -> str:
