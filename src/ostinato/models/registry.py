@@ -16,6 +16,7 @@ MODELS = {
     "exaone4": "llama.model:Llama",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
+    "gemma3": "gemma3_text.model:Gemma3",
     "gemma3_text": "gemma3_text.model:Gemma3",
     "gpt_oss": "gpt_oss.model:GptOss",
     "granite": "llama.model:Llama",
@@ -61,7 +62,6 @@ The `model_type` is also the folder of its `spec.py`.
 
 
 NOT_IMPLEMENTED = {
-    "gemma3": "Gemma 3 with images is not implemented; its text models, whose model_type is gemma3_text, are",
     "lfm2_vl": "LFM2 with images is not implemented; its text models, whose model_type is lfm2, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }

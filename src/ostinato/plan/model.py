@@ -133,6 +133,8 @@ class ModelSpec:
     """Rotary embedding of attention that `is_local`, if it has one of its own."""
     backbone: str = "model."
     """Prefix of the names of the layers in the checkpoint."""
+    left_out: str | None = None
+    """The part of the checkpoint that is not run, with the reason; None if all of it is."""
 
     @property
     def num_layers(self) -> int:

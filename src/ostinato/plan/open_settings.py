@@ -50,7 +50,9 @@ def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["o
 
 
 def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
-    """Yield the decisions on a tokenizer or template that was given in place of the checkpoint's own."""
+    """Yield the decisions on a part that is not run, and on a given tokenizer or template."""
+    if model.left_out is not None:
+        yield Decision("model", config.model, "its text part", model.left_out)
     if config.tokenizer is not None:
         reason = "as given, in place of the checkpoint's, and its chat template too"
         if model.given_tokens is not None:

@@ -22,6 +22,7 @@ from ostinato.formats.gguf.model_configs import (
     ernie,
     exaone4,
     falcon_h1,
+    gemma3,
     gpt_oss,
     granite,
     granite_hybrid,
@@ -164,6 +165,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "gpt_oss": GgufArchitecture(
         {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
     ),
+    "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,

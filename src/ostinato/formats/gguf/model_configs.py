@@ -41,6 +41,30 @@ def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_part
     }
 
 
+def gemma3(metadata: Metadata) -> JsonObject:
+    """Return the config of Gemma 3's text model.
+
+    Files say neither which layers have a window, nor the theta of these, nor the scale of scores. llama.cpp has these
+    in its code, the scale by the number of layers: only the model of 27B, with 62, has another one.
+    """
+    heads, window = attention(metadata), metadata.optional("attention.sliding_window")
+    is_27b = metadata.num_layers == _GEMMA3_27B
+    scaled_by = metadata.integer("embedding_length") // max(heads["num_attention_heads"], 1)
+    return {
+        "model_type": "gemma3_text",
+        **heads,
+        "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": scaled_by if is_27b else heads["head_dim"],
+        "sliding_window": window,
+        "sliding_window_pattern": metadata.integer("attention.sliding_window_pattern", 6) if window else 1,
+        "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
+
+
+_GEMMA3_27B = 62
+"""Layers of Gemma 3 27B."""
+
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func` (gguf-py, gguf/constants.py)."""
 

@@ -54,6 +54,11 @@ MIXTRAL = _WITHOUT_MLP | {
     },
 }
 QWEN3_MOE = _WITHOUT_MLP | _ROUTED
+GEMMA3 = LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 def mamba2_names(mixer: str) -> dict[str, str]:

@@ -58,11 +58,15 @@ def sentencepiece_model(
 def _merges(tokens: Sequence[str], scores: Sequence[float], normal: Iterable[int]) -> Iterable[list[str]]:
     """Yield every pair of pieces that makes a piece, those of the highest score first."""
     pieces = {tokens[number]: number for number in normal}
+    find = pieces.get
     for number in sorted(pieces.values(), key=lambda number: (-scores[number], number)):
-        piece = tokens[number]
-        pairs = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
-        known = [pair for pair in pairs if pair[0] in pieces and pair[1] in pieces]
-        yield from (list(pair) for pair in sorted(known, key=lambda pair: (pieces[pair[0]], pieces[pair[1]])))
+        piece, pairs = tokens[number], []
+        for i in range(1, len(piece)):  # A plain loop, as a vocabulary of 262,144 has 1.7 million such pairs.
+            left = find(piece[:i])
+            if left is not None and (right := find(piece[i:])) is not None:
+                pairs.append((left, right))
+        for left, right in sorted(pairs):
+            yield [tokens[left], tokens[right]]
 
 
 def normalizer(adds_space: bool) -> JsonObject:

@@ -30,7 +30,12 @@ def native_scratch(
     matmuls may have another order in their weights (act-order); `group_size` inputs of 8-bit weights share a scale, 0:
     a row. `ukernels` are the micro-kernels that an operation may choose; all of the table for one without any.
     """
-    step: dict[str, object] = {"tokens": tokens, "max_model_len": max_model_len, "threads": threads, "in_order": in_order}
+    step: dict[str, object] = {
+        "tokens": tokens,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "in_order": in_order,
+    }
     step |= {"group_size": group_size}
     step |= {f"{op}_rows": [row for row in ROWS_OF[op] if row.name in names] for op, names in ukernels.items() if names}
     needed = [Scratch(0)]
