@@ -139,9 +139,6 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
-    "gpt_oss": GgufArchitecture(
-        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
-    ),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
@@ -176,6 +173,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "qwen3_5_text": GgufArchitecture({"qwen35": qwen35}, tensor_names.QWEN35, **_DELTA_NETS),
     "qwen3_5_moe_text": GgufArchitecture({"qwen35moe": qwen35_moe}, tensor_names.QWEN35_MOE, **_DELTA_NETS),
     "qwen3_next": GgufArchitecture({"qwen3next": qwen3_next}, tensor_names.QWEN3_NEXT, **_DELTA_NETS),
+    "gpt_oss": GgufArchitecture(
+        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
+    ),
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
