@@ -384,8 +384,8 @@ class Operations:
             scratch=scratch.native_linear,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 products of {MIN_AMX_TOKENS} tokens or more",
-            in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks that are not float8",
-            few_in_integers="a few tokens of bfloat16 or float16 with blocks that are not float8",
+            in_integers="bfloat16 or float16 with int8 of a scale per row, or with blocks but float8 and MXFP4",
+            few_in_integers="a few tokens of bfloat16 or float16 with blocks but float8 and MXFP4",
         ),
         triton=Implementation(
             block_formats=TRITON_BLOCKS, launches=matmul.linear_launches, scratch=scratch.triton_linear
@@ -404,8 +404,8 @@ class Operations:
             scratch=scratch.native_moe,
             deterministic=("fixed_order",),
             matrix_units=f"bfloat16 tokens, {MIN_AMX_EXPERT_TOKENS} or more for each expert",
-            in_integers="bfloat16 or float16 with blocks that are not float8",
-            few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks that are not float8",
+            in_integers="bfloat16 or float16 with blocks but float8 and MXFP4",
+            few_in_integers="a few tokens for each expert, of bfloat16 or float16, with blocks but float8 and MXFP4",
         ),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches, scratch=scratch.triton_moe),
         part="moe",
