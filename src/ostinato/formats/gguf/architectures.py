@@ -162,9 +162,6 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
-    "gpt_oss": GgufArchitecture(
-        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
-    ),
     "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
@@ -200,6 +197,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "qwen3_5_text": GgufArchitecture({"qwen35": qwen35}, tensor_names.QWEN35, **_DELTA_NETS),
     "qwen3_5_moe_text": GgufArchitecture({"qwen35moe": qwen35_moe}, tensor_names.QWEN35_MOE, **_DELTA_NETS),
     "qwen3_next": GgufArchitecture({"qwen3next": qwen3_next}, tensor_names.QWEN3_NEXT, **_DELTA_NETS),
+    "gpt_oss": GgufArchitecture(
+        {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
+    ),
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
