@@ -41,7 +41,7 @@ from ostinato.ops.sizes import (
     TILED_SCAN_CHUNK,
     VECTOR,
 )
-from ostinato.ops.ukernels import ROWS_OF, Ukernel
+from ostinato.ops.ukernels import BF16, ROWS_OF, Ukernel
 
 FLOAT_BYTES = DTYPE_BYTES["float32"]
 """Bytes of a float."""
@@ -75,11 +75,13 @@ def native_linear(
     thread keeps memory for floats, for vectors and for integers apart; with `in_order` also tokens in the order of the
     weights' inputs.
     """
-    reached = [row for row in linear_rows if row.min_m <= tokens]
-    needed = [
-        _LINEAR_SCRATCH[row.driver](tokens if row.max_m is None else min(tokens, row.max_m), in_size, group_size)
-        for row in reached
-    ]
+    needed = []
+    for row in linear_rows:
+        if row.min_m <= tokens:
+            m = tokens if row.max_m is None else min(tokens, row.max_m)
+            of_row = _LINEAR_SCRATCH[row.driver](m, in_size, group_size)
+            in_place = row.driver == "LARGE_M" and row.lhs == BF16 and in_size % 2 == 0  # whole pairs are not copied
+            needed.append(of_row._replace(shared=0) if in_place else of_row)
     own = sum(max((getattr(each, kind) for each in needed), default=0) for kind in ("floats", "vectors", "integers"))
     own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0
     return Scratch(max((each.shared for each in needed), default=0), FLOAT_BYTES * own)
