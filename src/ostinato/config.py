@@ -93,6 +93,12 @@ class EngineConfig(BaseModel):
     enable_chunked_prefill: bool = Field(
         True, description="Long prompts are computed in parts, beside requests that are decoding."
     )
+    scored_token_cost: int = Field(
+        4,
+        ge=1,
+        description="Tokens of a step that a prompt token counts for whose log-probability was asked for, while other "
+        "requests decode and prompts are computed in parts: scoring takes longer, and they wait for it.",
+    )
     memory_utilization: float | None = Field(
         None, gt=0.0, le=1.0, description="Part of the device's memory to use (0.9 of a GPU; 1.0 on a CPU)."
     )

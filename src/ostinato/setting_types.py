@@ -33,6 +33,7 @@ class LLMSettings(TypedDict, total=False):
     max_model_len: int | None
     block_size: int
     enable_chunked_prefill: bool
+    scored_token_cost: int
     memory_utilization: float | None
     cache_memory: int | str | None
     enable_prefix_caching: bool

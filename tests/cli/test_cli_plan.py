@@ -189,7 +189,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "bfloat16", "--max-num-seqs", "7", "--max-num-batched-tokens", "300", "--max-model-len", "500",
         "--block-size", "32", "--no-enable-chunked-prefill", "--memory-utilization", "0.5",
         "--cache-memory", "1GiB", "--scheduling-policy", "priority", "--seed", "9", "--threads", "3",
-        "--overlap", "off",
+        "--overlap", "off", "--scored-token-cost", "2",
         "--random-weights", "--no-enable-prefix-caching", "--state-cache-mode", "none", "--state-block-size",
         "320", "--checkpoint-policy", "boundaries", "--eviction-policy", "lru", "--expected-prefix-tokens", "100",
         "--graph-mode", "piecewise", "--capture-rows", "1,4", "--max-capture-size", "64",
@@ -215,7 +215,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "performance_mode": "interactivity", "speculative": "ngram:2", "speculative_adaptive": "off",
         "encoder_graph_mode": "auto", "encoder_token_budgets": None, "encoder_max_items_per_batch": None,
         "encoder_cache_tokens": None, "video_pruning_rate": 0.0, "allow_remote_images": False,
-        "tensor_parallel_size": 1, "overlap": "off", "cache_offload": None, "cache_dir": None,
+        "tensor_parallel_size": 1, "overlap": "off", "cache_offload": None, "cache_dir": None, "scored_token_cost": 2,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [*range(1, 33), 40, 48, 56, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)

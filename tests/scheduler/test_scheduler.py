@@ -189,6 +189,41 @@ def test_prompt_logprobs_given_before_a_preemption_are_not_given_again() -> None
     assert given == list(request.prompt_token_ids[1 + given_before :])
 
 
+def test_scored_tokens_count_for_more_while_another_request_decodes() -> None:
+    scheduler, runner = make_scheduler(max_num_batched_tokens=9, scored_token_cost=4), FakeRunner(BLOCK)
+    request = make_request("a", 14, max_tokens=1, wants_prompt_logprobs=True)
+    scheduler.add(request)
+    batch = scheduler.schedule()
+    assert shape(batch) == [("a", 0, 9)]  # nobody waits for its scores
+    updates = scheduler.update(runner.run(batch))
+    scheduler.add(make_request("b", 3, max_tokens=6))
+    batch = scheduler.schedule()
+    assert shape(batch) == [("a", 9, 5), ("b", 0, 3)]
+    updates += scheduler.update(runner.run(batch))
+    scheduler.add(second := make_request("c", 6, max_tokens=1, wants_prompt_logprobs=True))
+    # 8 tokens are left beside that of b: two scored ones, and then one more and the last, which has none.
+    shapes = []
+    while scheduler.queues.requests.keys() & {"c"}:
+        shapes.append(shape(batch := scheduler.schedule()))
+        updates += scheduler.update(runner.run(batch))
+    assert shapes == [[("b", 3, 1), ("c", 0, 2)], [("b", 4, 1), ("c", 2, 2)], [("b", 5, 1), ("c", 4, 2)]]
+    scored: dict[str, list[int]] = {name: [] for name in "abc"}
+    for update in updates:
+        scored[update.request_id] += [entry.token_id for entry in update.prompt_logprobs]
+    assert scored == {"a": [*request.prompt_token_ids[1:]], "b": [], "c": [*second.prompt_token_ids[1:]]}
+
+
+def test_what_was_scored_before_a_preemption_costs_no_more_than_other_tokens() -> None:
+    scheduler, runner = make_scheduler(max_num_batched_tokens=9, scored_token_cost=4), FakeRunner(BLOCK)
+    scheduler.add(make_request("a", 3, max_tokens=9))
+    scheduler.add(make_request("b", 12, max_tokens=2, wants_prompt_logprobs=True))
+    assert step(scheduler, runner) == [("a", 0, 3), ("b", 0, 6)]
+    scheduler.preempt("b")
+    assert step(scheduler, runner) == [("a", 3, 1), ("b", 0, 6)]
+    scheduler.add(make_request("c", 2))  # it begins when more is left than a scored token would cost
+    assert step(scheduler, runner) == [("a", 4, 1), ("b", 6, 2)]
+
+
 def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a", 1, wants_prompt_logprobs=True))

@@ -80,6 +80,7 @@ class Program(RuleBasedStateMachine):
             max_model_len=st.integers(4, 60),
             enable_chunked_prefill=st.booleans(),
             policy=st.sampled_from(["fcfs", "priority"]),
+            scored_token_cost=st.integers(1, 5),
         ),
         num_blocks=st.integers(3, 14),
         num_slots=st.integers(2, 9),

@@ -30,7 +30,10 @@ ENGINE_GROUPS = {
         "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",
         "expected_prefix_tokens", "cache_offload", "cache_dir",
     ),
-    "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
+    "steps": (
+        "enable_chunked_prefill", "scored_token_cost", "scheduling_policy", "overlap", "seed", "speculative",
+        "speculative_adaptive",
+    ),
     "kernels and graphs": (
         "kernels", "deterministic", "graph_mode", "capture_sizes", "capture_rows", "max_capture_size",
         "performance_mode", "capture", "prefer_graph_sizes", "strict", "check_replay",

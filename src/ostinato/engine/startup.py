@@ -132,6 +132,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         enable_chunked_prefill=settings.enable_chunked_prefill,
+        scored_token_cost=settings.scored_token_cost,
         policy=settings.scheduling_policy,
         max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
         graph_tokens=_graph_tokens(plan),

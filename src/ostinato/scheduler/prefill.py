@@ -6,6 +6,7 @@ images.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ostinato.kv_cache.cache_report import CacheReport, MissCause, explain_misses
@@ -282,7 +283,7 @@ class PrefillScheduler:
         self._media = media
 
     def next_row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> BatchRow | None:
-        """Return the next row of `request`, of at most `budget` tokens; None if it must wait for slots or image cells.
+        """Return the next row of `request` that `budget` allows; None if it must wait for slots or image cells.
 
         No checkpoint takes one of the last `spare_slots` slots.
         """
@@ -305,6 +306,30 @@ class PrefillScheduler:
             self._cache.allocate_window_blocks(request.request_id, end)
         return make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
 
+    def budget_after(self, request: Request, row: BatchRow, budget: int) -> int:
+        """Return what a prompt's row leaves of the step's budget.
+
+        Less than a scored token costs is nothing: no other prompt is begun with it, behind which the next client waits.
+        """
+        extra = self._extra_cost() if request.wants_prompt_logprobs else 0
+        left = budget - len(row.token_ids) - row.num_scored * extra
+        return left if left > extra else 0
+
+    def _extra_cost(self) -> int:
+        """Return how many more tokens one counts for whose log-probability is due. Requests that decode wait for it."""
+        limits = self._limits
+        extra = limits.scored_token_cost - 1 if limits.enable_chunked_prefill else 0
+        return extra if any(map(is_decoding, self._queues.running)) else 0
+
+    def _affordable_tokens(self, request: Request, budget: int) -> int:
+        """Return how many of the next tokens of `request`, at least one, cost at most `budget`."""
+        extra, start = self._extra_cost(), request.num_computed_tokens
+
+        def cost(count: int) -> int:
+            return count + extra * num_prompt_logprobs_due(request, start, start + count)
+
+        return max(1, bisect_right(range(1, budget + 1), budget, key=cost))
+
     def _chunk_tokens(self, request: Request, budget: int, num_drafts: int) -> int:
         """Return how many prompt tokens a step with room for `budget` more tokens should take at most.
 
@@ -313,6 +338,8 @@ class PrefillScheduler:
         one, and no other request has a prompt that could fill the step.
         """
         limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
+        if request.wants_prompt_logprobs:
+            budget = self._affordable_tokens(request, budget)
         if not limits.graph_tokens or remaining <= budget:
             return min(budget, remaining)
         room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)

@@ -186,7 +186,7 @@ class Scheduler:
             if budget > 0 and not is_decoding(request):
                 row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
                 if row is not None:
-                    budget -= len(row.token_ids)
+                    budget = self._chunks.budget_after(request, row, budget)
                     prompts.append((request, row))
         admitted = self._admit(budget, num_drafts) if self.queues.waiting else []
         # If all but a prompt's last token is cached, that one is computed as if it were decoding.
@@ -379,7 +379,7 @@ class Scheduler:
                 budget -= 1 + num_drafts
             else:
                 row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
-                budget -= len(row.token_ids) if row is not None else 0
+                budget = budget if row is None else self._chunks.budget_after(request, row, budget)
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))
         return admitted
