@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.bench.statistics import Calls
-from ostinato.errors import ConfigError, os_error_text
-from ostinato.files import is_directory
+from ostinato.errors import ConfigError
+from ostinato.files import is_directory, why_unwritable
 
 _PROCESS = 1
 
@@ -51,4 +51,4 @@ def write_trace(path: Path, trace: Mapping[str, Any]) -> None:
     try:
         path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the trace cannot be written to {path}: {os_error_text(error)}") from None
+        raise ConfigError(f"the trace cannot be written to {path}: {why_unwritable(path, error)}") from None
