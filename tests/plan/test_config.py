@@ -373,7 +373,7 @@ def test_sizes_are_written_to_be_read(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-def test_numbers_of_numpy_are_taken_where_python_s_own_are() -> None:
+def test_numbers_of_numpy_are_taken_where_python_s_own_are():
     config = EngineConfig(
         model="demo", max_num_seqs=np.int64(7), memory_utilization=np.float32(0.5), capture_sizes=[np.int32(2)],
         speculative={"method": "ngram", "num_speculative_tokens": np.int16(3)},
