@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ostinato.config_fields import Speculative, checked_sizes, speculative_fields
 from ostinato.errors import ConfigError
-from ostinato.setting_names import by_canonical_name, config_error, describe_fields
+from ostinato.setting_names import by_canonical_name, config_error, describe_fields, plain_numbers
 from ostinato.units import read_size
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class EngineConfig(BaseModel):
 
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         # None leaves a setting open, where it may be None: a plan prints so what was not given or does not exist.
-        named = by_canonical_name(settings)
+        named: dict[str, Any] = plain_numbers(by_canonical_name(settings))
         open_settings = {name for name, value in named.items() if value is None and _may_be_none(type(self), name)}
         try:
             super().__init__(**{name: value for name, value in named.items() if name not in open_settings})

@@ -47,6 +47,13 @@ def why_unreadable(path: Path | str) -> str:
     return ""
 
 
+def why_unwritable(path: Path, error: OSError) -> str:
+    """Return why a file could not be written, and what to do if its folder is not there."""
+    if isinstance(error, FileNotFoundError) and not is_directory(path.parent):
+        return f"{os_error_text(error)}; make its folder first: mkdir -p {path.parent}"
+    return os_error_text(error)
+
+
 def find_in_checkpoint(directory: Path, name: str, *, may_leave: bool = False) -> Path | None:
     """Return the file `name` of a checkpoint's directory; None if there is none.
 

@@ -24,7 +24,7 @@ from ostinato.formats.gguf.architectures import checkpoint_name, may_be_absent
 from ostinato.formats.gguf.reader import SUPPORTED
 from ostinato.formats.gguf.tensor_names import GATE, NO_WEIGHTS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
-from ostinato.formats.mapped_files import check_names, opened
+from ostinato.formats.mapped_files import check_names, opened, weight_files
 from ostinato.json_io import JsonObject
 from ostinato.layers.sketch import Sketch
 from ostinato.models.checkpoint import load_spec, read_config
@@ -50,15 +50,16 @@ class Stored:
         return math.prod(self.shape)
 
 
-def stored_tensors(checkpoint: Path) -> list[Stored]:
-    """Return the tensors of a GGUF file, or of all safetensors files of a directory.
+def stored_tensors(checkpoint: Path, files: list[Path] | None = None) -> list[Stored]:
+    """Return the tensors of a GGUF file, or of `files` of a directory: without them, of all its safetensors files.
 
     Raises ModelError for a file that is damaged.
     """
     if is_gguf(checkpoint):
         places = gguf_header(checkpoint).tensors.values()
         return [Stored(place.name, place.type.name, place.shape, place.num_bytes) for place in places]
-    return [tensor for file in matches(checkpoint, "*.safetensors") for tensor in _safetensors(checkpoint, file.name)]
+    names = [str(file.relative_to(checkpoint)) for file in files or matches(checkpoint, "*.safetensors")]
+    return [tensor for name in names for tensor in _safetensors(checkpoint, name)]
 
 
 def _safetensors(directory: Path, name: str) -> Iterator[Stored]:
@@ -164,10 +165,9 @@ class CheckpointReport:
 def inspect_checkpoint(path: Path, device: DeviceSpec) -> CheckpointReport:
     """Return the report of a GGUF file or a directory; what cannot be read or run is a sentence in it."""
     report = CheckpointReport(str(path), _files(path))
-    tensors = _told(report, lambda: stored_tensors(path)) or []
+    files = None if is_gguf(path) else _told(report, lambda: weight_files(path))
+    tensors = _told(report, lambda: stored_tensors(path, files)) or []
     report.tensors = _by_type(tensors)
-    if not tensors and not report.refused:
-        report.refused.append("it holds no weights: no GGUF file and no *.safetensors")
     config = _told(report, lambda: read_config(path)) or {}
     report.architecture = config.get("model_type") or _word(path)
     inner = config.get("text_config") or config

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -31,6 +32,24 @@ def describe_fields(model: type[Model]) -> type[Model]:
         lines += textwrap.wrap(field.description or "", 100, initial_indent="    ", subsequent_indent="    ")
     model.__doc__ = inspect.cleandoc(model.__doc__ or "") + "\n".join(lines)
     return model
+
+
+def plain_numbers(value: Any) -> Any:
+    """Return `value` with Python's own numbers in place of numpy's, also inside lists, tuples, sets and dictionaries.
+
+    Fields are strict, so that True is no number and 1.5 no whole one; this keeps it so.
+    """
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return float(value) if isinstance(value, float) else value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(plain_numbers, value))
+    if type(value) is dict:
+        return {plain_numbers(key): plain_numbers(entry) for key, entry in value.items()}
+    return value
 
 
 ALIASES = {

@@ -348,7 +348,7 @@ def test_more_device_memory_is_a_remedy_beside_those_of_settings(capsys, checkpo
         (["--speculative", "mtp:3"], "ConfigError", "methods that it can do: ngram, draft"),
         (["--speculative", "draft:/no/such/place:3"], "ModelError", "/no/such/place"),
         (["--speculative-adaptive", "sometimes"], "ConfigError", "'on' or 'off'"),
-        (["--output", "/no/such/place/plan.json"], "ConfigError", "cannot be saved"),
+        (["--output", "/no/such/place/plan.json"], "ConfigError", "make its folder first: mkdir -p /no/such/place"),
     ],
 )
 def test_bad_flags_end_with_2_and_say_what_is_possible(capsys, checkpoint, arguments, kind, word) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.cli.main import main
 from ostinato.errors import ModelError
-from ostinato.formats.mapped_files import check_names
+from ostinato.formats.mapped_files import INDEX, SINGLE, check_names
 from ostinato.inspection import inspect_checkpoint
 from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import checkpoint
@@ -119,6 +119,23 @@ def test_a_directory_with_nothing_in_it_and_a_damaged_file_are_reports_too(
     assert "header too large" in inspected(capsys, tmp_path, 1)["refused"][0]
 
 
+@pytest.mark.parametrize("index", ["{", '{"weight_map": {"a": "absent.safetensors"}}', "[]"])
+def test_an_index_that_the_loader_refuses_is_one_for_inspect_also_beside_a_whole_file(
+    index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), directory)
+    (directory / INDEX).write_text(index)
+    report = inspected(capsys, directory, 1)
+    assert INDEX in report["refused"][0]
+    assert report["tensors"][0]["parameters"] > 0
+    # A file that a whole index does not name is not loaded, and so not compared.
+    weights = load_file(directory / SINGLE)
+    (directory / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, SINGLE)}))
+    save_file({"old": next(iter(weights.values()))}, directory / "old.safetensors")
+    assert not inspected(capsys, directory, 0)["refused"]
+
+
 TENSOR = '{"dtype":"F32","shape":[4],"data_offsets":[0,16]}'
 HEADERS = {
     "nested 10,000 deep": '{"a":' + "[" * 10_000 + "]" * 10_000 + "}",
@@ -167,7 +184,7 @@ def test_a_gguf_file_is_described_without_torch(tmp_path: Path) -> None:
 import sys
 from ostinato.cli.main import main
 from ostinato.errors import ModelError
-from ostinato.formats.mapped_files import check_names
+from ostinato.formats.mapped_files import INDEX, SINGLE, check_names
 try:
     main(["inspect", {str(path)!r}, "--device", "cpu", "--json"])
 finally:

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ostinato import LLM, CapacityError, EngineConfig, ModelError, SamplingParams
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import BlockView, WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant.dequantize import dequantize
 from ostinato.plan.device.gpu_catalogue import CATALOGUE

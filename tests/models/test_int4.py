@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from ostinato import LLM, ConfigError, EngineConfig, SamplingParams
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import BlockView, checkpoint_views
 from ostinato.models import random_weights
 from ostinato.models.checkpoint import load_spec
-from ostinato.models.loader import SINGLE, load_weights
+from ostinato.models.loader import load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.quant.quantize import WeightQuantizers
 from ostinato.plan.device.gpu_catalogue import CATALOGUE

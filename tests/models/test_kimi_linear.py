@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import SINGLE, build_model, deinterleaved_index, load_weights, transpose_first
+from ostinato.models.loader import build_model, deinterleaved_index, load_weights, transpose_first
 from ostinato.models.weight_table import with_weight_table
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.gpu_catalogue import CATALOGUE

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.core import EngineCore
+from ostinato.formats.mapped_files import INDEX, SINGLE
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import INDEX, SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.dispatch import select_ops
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import PERIOD, randomize_weights
 from ostinato.ops.dispatch import select_ops
 

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.mixers import GatedDeltaSpec
 from tests.support.checkpoints import checkpoint

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import SINGLE, build_model, deinterleaved_index, load_weights
+from ostinato.models.loader import build_model, deinterleaved_index, load_weights
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.quantization import Quantization
 from tests.models.test_qwen3_5 import HUB

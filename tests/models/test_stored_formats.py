@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from ostinato import ModelError
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.inspection import mismatches, stored_tensors
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work, prefill_flops

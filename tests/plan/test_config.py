@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -370,3 +371,17 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 )
 def test_sizes_are_written_to_be_read(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+def test_numbers_of_numpy_are_taken_where_python_s_own_are():
+    config = EngineConfig(
+        model="demo", max_num_seqs=np.int64(7), memory_utilization=np.float32(0.5), capture_sizes=[np.int32(2)],
+        speculative={"method": "ngram", "num_speculative_tokens": np.int16(3)},
+    )  # fmt: skip
+    assert (type(config.max_num_seqs), config.max_num_seqs, config.memory_utilization) == (int, 7, 0.5)
+    assert config.capture_sizes == (2,)
+    assert config.speculative is not None
+    assert config.speculative.num_speculative_tokens == 3
+    for wrong in (True, np.True_, np.float64(7.5)):
+        with pytest.raises(ConfigError, match="max_num_seqs"):
+            EngineConfig(model="demo", max_num_seqs=wrong)

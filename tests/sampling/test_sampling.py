@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation import logits_process as oracle
@@ -521,3 +522,16 @@ def test_a_long_prompt_is_scored_in_parts() -> None:
     assert not table.chunks
     assert len(result.prompt_logprobs) == 199
     assert result.token_ids == (int(logits[-1].argmax()),)
+
+
+def test_numbers_of_numpy_are_taken_where_python_s_own_are():
+    params = SamplingParams(
+        top_k=np.int64(4), seed=np.uint64(2**64 - 1), temperature=np.float32(0.5), logprobs=np.int8(3),
+        stop_token_ids=[np.int32(7)], logit_bias={np.int64(5): np.float64(1.5)},
+    )  # fmt: skip
+    assert (params.top_k, params.seed, params.temperature, params.logprobs) == (4, 2**64 - 1, 0.5, 3)
+    assert (params.stop_token_ids, params.logit_bias) == ((7,), {5: 1.5})
+    assert {type(value) for value in (params.top_k, params.seed, *params.stop_token_ids, *params.logit_bias)} == {int}
+    for wrong in (True, np.True_, np.float64(1.5), 1.5):
+        with pytest.raises(RequestError, match="top_k"):
+            SamplingParams(top_k=wrong)

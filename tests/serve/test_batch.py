@@ -153,7 +153,7 @@ def test_answers_go_to_a_file_of_their_own(tmp_path, capsys):
     status, told = run(capsys, source, other)
     assert (status, "answers 'b', which" in told) == (2, True)
     status, told = run(capsys, source, tmp_path / "nowhere/out")
-    assert (status, "cannot be written" in told) == (2, True)
+    assert (status, f"make its folder first: mkdir -p {tmp_path}/nowhere" in told) == (2, True)
 
 
 def test_unknown_fields_can_be_ignored_with_a_log_line(tmp_path, capsys, caplog):

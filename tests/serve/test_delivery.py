@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.process.child import EngineLoop
 from ostinato.engine.process.engine_errors import BacklogExceeded
+from ostinato.engine.process.engine_messages import DeltasHandled
 from ostinato.engine.process.output_deltas import DeltaBuffer, OutputDelta, PackedLogprobs, SampleDelta, join_deltas
 from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
@@ -114,6 +116,42 @@ def test_a_request_that_is_given_whole_gives_nothing_before_its_end_and_leaves_n
     gains.hold_until_end("r")
     gains.drop("r")
     assert gains.num_kept == 0
+
+
+def test_a_long_step_delays_no_deltas_of_the_one_before_it():
+    """The server tells during a step that it has handled the last deltas. That is read before those of the step go."""
+    output, log = two_samples(), []
+
+    class Engine:
+        scheduler = SimpleNamespace(counters=SimpleNamespace(failed_steps=0))
+        has_unfinished = True
+
+        def step(self):
+            log.append("step")
+            output.outputs[0].token_ids.append(65)
+            return [output]
+
+        def check_files(self):
+            pass
+
+        def reset_prefix_cache(self):
+            raise AssertionError("nobody asks for it")
+
+        close = reset_prefix_cache
+
+    class Server:
+        def receive(self, _):
+            if log.count("step") == 4:
+                raise EOFError
+            return [DeltasHandled(0.0)] if log[-1] == "step" and "sent" in log else []  # it takes a moment
+
+        def send(self, *messages):
+            assert [len(delta.samples) for message in messages for delta in message.deltas] == [1]
+            log.append("sent")
+
+    with pytest.raises(EOFError):
+        EngineLoop(Engine(), Server()).run()
+    assert log == ["step", "sent"] * 3 + ["step"]
 
 
 def entry(token, num_top):

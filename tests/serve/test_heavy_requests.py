@@ -130,3 +130,9 @@ def test_texts_of_many_tokens_are_not_looked_up_on_the_loop():
     assert (
         len(json.loads(body.prepare(RequestContext(text, ServeSettings(), "m", None, on_loop=False)))["tokens"]) == 1000
     )
+    # A text that can have so many is not even encoded there.
+    del text.encode
+    with pytest.raises(NeedsWorker):
+        TokenizeRequest(prompt="x" * 300, return_token_strs=True).prepare(
+            RequestContext(text, ServeSettings(), "m", SamplingParams())
+        )

@@ -97,6 +97,17 @@ def test_the_prefix_cache_is_reset_where_a_setting_allows_it(served):
     assert post(served, **body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+@pytest.mark.usefixtures("resettable")
+def test_a_prefix_cache_in_use_is_not_reset_and_the_answer_says_when_to_try_again(served, monkeypatch):
+    async def some_are_in_use():
+        return False
+
+    monkeypatch.setattr(served.lifecycle.engine, "reset_prefix_cache", some_are_in_use)
+    answer = reset(served)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cache_in_use")
+    assert answer.headers["retry-after"] == "1"
+
+
 def test_the_prefix_cache_stays_unless_a_setting_allows_its_reset(served):
     answer = reset(served)
     assert answer.status_code == 403

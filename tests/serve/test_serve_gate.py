@@ -81,7 +81,11 @@ def test_a_preflight_passes_without_a_key_and_other_origins_are_not_allowed(guar
     allowed = preflight("http://page.example")
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "http://page.example"
-    assert preflight("http://other.example").status_code == 400
+    other = preflight("http://other.example")
+    assert (other.status_code, other.json()["error"]["code"]) == (400, "cors_origin")
+    assert "--cors-origin has http://page.example, for GET and POST" in other.json()["error"]["message"]
+    assert "origin" in other.headers["vary"].lower()
+    assert "access-control-allow-origin" not in other.headers
     refused = complete(guarded, {"Origin": "http://page.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "http://page.example"

@@ -252,6 +252,14 @@ def test_a_head_is_answered_as_a_get_without_its_body(served, path):
     assert int(head.headers["content-length"]) > 0
 
 
+@pytest.mark.parametrize("path", ["/v1/models", CHAT])
+def test_a_path_with_a_slash_too_many_is_told_the_right_one(served, path):
+    answer = httpx2.request("GET" if path != CHAT else "POST", f"{served.url}{path}/", json={}, timeout=PATIENCE)
+    assert answer.status_code == 404
+    assert f"there is no {path}/ here" in told(answer)
+    assert told(answer).endswith(f"did you mean {path}?")
+
+
 def test_a_preflight_without_cors_is_told_which_setting_allows_it(served):
     headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     answer = httpx2.options(f"{served.url}{CHAT}", headers=headers, timeout=PATIENCE)

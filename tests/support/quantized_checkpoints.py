@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from ostinato.models.loader import SINGLE
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.ops.quant import quantize
 from tests.support.checkpoints import checkpoint
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato.models.loader import SINGLE
+from ostinato.formats.mapped_files import SINGLE
 from tests.support.checkpoints import checkpoint
 from tests.support.quantized_checkpoints import LINEAR, STACK, quantization_config
 

@@ -15,12 +15,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ostinato.formats.mapped_files import SINGLE
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.lfm3_vl.model import Lfm3VL
-from ostinato.models.loader import SINGLE, build_model, load_weights
+from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS

@@ -19,8 +19,8 @@ from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, 
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
-from ostinato.errors import ConfigError, os_error_text
-from ostinato.files import is_directory
+from ostinato.errors import ConfigError
+from ostinato.files import is_directory, why_unwritable
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
@@ -360,4 +360,4 @@ def write_trace(path: Path, trace: Mapping[str, object]) -> None:
     try:
         path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the trace cannot be written to {path}: {os_error_text(error)}") from None
+        raise ConfigError(f"the trace cannot be written to {path}: {why_unwritable(path, error)}") from None

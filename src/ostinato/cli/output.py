@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ostinato.bench.report import Column, Table
-from ostinato.errors import RequestError, os_error_text
-from ostinato.files import exists, is_directory, is_file
+from ostinato.errors import RequestError
+from ostinato.files import exists, is_file, why_unwritable
 from ostinato.json_io import JsonMapping
 from ostinato.units import format_bytes
 
@@ -69,15 +69,13 @@ def check_room(path: Path, what: str) -> None:
             with path.open("r+b"):
                 pass
         if is_file(path) or not exists(path):
-            if not is_directory(path.parent):
-                raise NotADirectoryError(None, "there is no directory of that name")
             with TemporaryFile(dir=path.parent) as there:
                 there.write(bytes(_ROOM))
         else:  # a device, whose reader ignores an empty line
             with path.open("wb") as there:
                 there.write(b"\n")
     except OSError as error:
-        raise RequestError(f"{what} cannot be written to {path}: {os_error_text(error)}") from None
+        raise RequestError(f"{what} cannot be written to {path}: {why_unwritable(path, error)}") from None
 
 
 def piped_progress() -> Callable[[str, int, int], None]:

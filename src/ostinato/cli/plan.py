@@ -15,6 +15,7 @@ from rich.console import Console
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.files import why_unwritable
 from ostinato.json_io import to_json_data
 from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
 from ostinato.plan.device.detect import find_device
@@ -107,7 +108,7 @@ def plan(
         try:
             made.save(output)
         except OSError as error:
-            raise ConfigError(f"the plan cannot be saved to {output}: {error.strerror}") from None
+            raise ConfigError(f"the plan cannot be saved to {output}: {why_unwritable(output, error)}") from None
     sizing = layouts = None
     if counted is not None and counted.has_steps:
         limits = {name: getattr(made.settings, name) for name in ("max_num_seqs", "max_num_batched_tokens")}

@@ -33,6 +33,7 @@ from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
+from ostinato.files import why_unwritable
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.pooling import PoolingKind
@@ -220,7 +221,7 @@ class LLM:
             with self._shared.between_steps() as engine:
                 engine.traffic().save(Path(path))
         except OSError as error:
-            raise RequestError(f"the traffic cannot be written to {path}: {error.strerror}") from None
+            raise RequestError(f"the traffic cannot be written to {path}: {why_unwritable(path, error)}") from None
 
     def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""

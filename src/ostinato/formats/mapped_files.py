@@ -1,4 +1,4 @@
-"""Safetensors files, opened and checked; and checks that a model's mapped files keep their contents while in use.
+"""Safetensors files, found, opened and checked; and checks that a mapped file keeps its contents while in use.
 
 A process that reads a file that has become shorter gets SIGBUS; the message for that is made here too.
 """
@@ -15,8 +15,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError
-from ostinato.files import exists, is_directory, matches
+from ostinato.files import exists, find_in_checkpoint, is_directory, matches
+from ostinato.formats.checkpoint_json import folder_advice
 from ostinato.formats.gguf.reader import LFS_ADVICE, LFS_POINTER, all_parts
+from ostinato.json_io import read_json
 
 ADVICE = "replace files of models by others of the same name (mv), and never write into them"
 
@@ -54,6 +56,36 @@ def check_names(file: Path) -> None:
         if len(names) > len(set(names)):
             twice = next(name for name in names if names.count(name) > 1)
             raise ModelError(f"{file} has two tensors named {twice}; download it again.")
+
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint, by its index if it has several."""
+    if find_in_checkpoint(directory, INDEX) is not None:
+        names = _indexed_files(directory / INDEX)
+        absent = [name for name in names if find_in_checkpoint(directory, name, may_leave=True) is None]
+        if absent:
+            raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them.")
+        return [directory / name for name in names]
+    if find_in_checkpoint(directory, SINGLE, may_leave=True) is not None:
+        return [directory / SINGLE]
+    raise ModelError(
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}; {folder_advice(directory)}. "
+        "`ostinato plan` and `--random-weights` need none."
+    )
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        names = set(read_json(index)["weight_map"].values())
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a file's name is not a string")
+    except (ModelError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
+    return sorted(names)
 
 
 MAPS = Path("/proc/self/maps")

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 
 from ostinato.errors import ModelError
-from ostinato.files import find_in_checkpoint
-from ostinato.formats.checkpoint_json import folder_advice, is_gguf
-from ostinato.formats.mapped_files import check_names, opened
-from ostinato.json_io import read_json
+from ostinato.formats.checkpoint_json import is_gguf
+from ostinato.formats.mapped_files import check_names, opened, weight_files
 from ostinato.layers import huge_pages
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, WeightTarget, checkpoint_views
 from ostinato.layers.module import Module
@@ -75,9 +73,6 @@ def deinterleaved_index(rows: int, sizes: Sequence[int]) -> torch.Tensor:
     return torch.cat([part.flatten() for part in turns.split(list(sizes), dim=1)])
 
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
 COPIED_BYTES = 2**23
 """Bytes that are copied from a mapped file before their pages are dropped."""
 
@@ -112,7 +107,7 @@ def load_weights(
         load_gguf(model, directory, progress, quantizers)
         deinterleave(model, parts_neighbours=False)
         return
-    files = checkpoint_files(directory)
+    files = weight_files(directory)
     for file in files:
         check_names(file)
     names = names_in(model, files)
@@ -348,29 +343,3 @@ def _serves_as(tensor: torch.Tensor, place: torch.Tensor, parameter: torch.Tenso
         and (place.shape, place.stride()) == (parameter.shape, parameter.stride())
         and tensor.data_ptr() % huge_pages.CACHE_LINE == 0
     )
-
-
-def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint, by its index if it has several."""
-    if find_in_checkpoint(directory, INDEX) is not None:
-        names = _indexed_files(directory / INDEX)
-        absent = [name for name in names if find_in_checkpoint(directory, name, may_leave=True) is None]
-        if absent:
-            raise ModelError(f"{directory} lacks weight files named in {INDEX}: {', '.join(absent)}. Download them.")
-        return [directory / name for name in names]
-    if find_in_checkpoint(directory, SINGLE, may_leave=True) is not None:
-        return [directory / SINGLE]
-    raise ModelError(
-        f"{directory} holds no weights: neither {SINGLE} nor {INDEX}; {folder_advice(directory)}. "
-        "`ostinato plan` and `--random-weights` need none."
-    )
-
-
-def _indexed_files(index: Path) -> list[str]:
-    try:
-        names = set(read_json(index)["weight_map"].values())
-        if not all(isinstance(name, str) for name in names):
-            raise TypeError("a file's name is not a string")
-    except (ModelError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is not a safetensors index: {error}. Download the checkpoint again.") from error
-    return sorted(names)

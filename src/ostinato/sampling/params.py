@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ostinato.errors import Remedy, RequestError
 from ostinato.other_engines import SAMPLING_ADVICE
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields, validation_problem
+from ostinato.setting_names import describe_fields, plain_numbers, validation_problem
 
 if TYPE_CHECKING:
     from ostinato.setting_types import GuideSettings, SamplingSettings
@@ -82,7 +82,7 @@ class SamplingParams(BaseModel):
 
     def __init__(self, **settings: Unpack[_Settings]) -> None:
         try:
-            super().__init__(**settings)
+            super().__init__(**plain_numbers(settings))
         except ValidationError as error:
             raise _request_error(error, type(self).model_fields) from None
 

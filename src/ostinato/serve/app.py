@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount, Route
@@ -60,13 +61,26 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     if not settings.cors_origin:
         return gate
     # Outside the gate: a browser's preflight request comes without a key.
-    return CORSMiddleware(
+    return _CORSMiddleware(
         gate,
         allow_origins=settings.cors_origin,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after", HEADER],
     )
+
+
+class _CORSMiddleware(CORSMiddleware):
+    """Starlette's middleware, whose refusals are errors in the API's form."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        allowed = f"--cors-origin has {' and '.join(self.allow_origins)}, for {' and '.join(self.allow_methods)}"
+        message = f"{bytes(response.body).decode()}: {allowed}"
+        return ApiError(response.status_code, message, code="cors_origin", headers=kept).response()
 
 
 class Api(NamedTuple):

@@ -148,7 +148,8 @@ def _send_logs(channel: Channel, level: int) -> None:
 class EngineLoop:
     """Step loop of the engine's process. It runs steps while requests are unfinished, else it waits for messages.
 
-    Messages are read between two steps. Output deltas are sent when `DeltaPacer` allows.
+    Messages are read between two steps. Replies to them are sent before the next step, and so are output deltas when
+    `DeltaPacer` allows: a message that the server has handled the last ones counts at once, not a step later.
     """
 
     def __init__(self, engine: EngineCore, channel: Channel) -> None:
@@ -174,14 +175,14 @@ class EngineLoop:
     def run(self) -> None:
         """Run until the server is gone (EOFError, OSError), or until the engine fails, and raise the error."""
         while True:
-            for message in self._channel.receive(self._receive_timeout()):
-                self._handle(message)
-            self._handle_compiled()
-            self._look_at_files()
             if self._engine.has_unfinished:
                 self._step()
             else:
                 self._engine.check_ranks()
+            for message in self._channel.receive(self._receive_timeout()):
+                self._handle(message)
+            self._handle_compiled()
+            self._look_at_files()
             messages: list[EngineReply | RequestExported | OutputDeltas] = [*self._replies]
             self._replies.clear()
             if deltas := self._due_deltas():

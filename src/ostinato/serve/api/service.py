@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.core import Metric
+from starlette.exceptions import HTTPException
 
 from ostinato._version import __version__
 from ostinato.demo.introduction import INTRODUCTIONS, Introduction
@@ -166,6 +167,8 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """Describe the model."""
+        if not name:
+            raise HTTPException(404)  # as any path with a slash too many
         check_model(name, lifecycle.model_name, lifecycle.settings)
         return _model(lifecycle, name)
 

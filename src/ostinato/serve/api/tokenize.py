@@ -46,6 +46,8 @@ class TokenizeRequest(ConversationBody):
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either a prompt or messages", param="prompt")
         text, adds = work.text, self.add_special_tokens
+        if self.return_token_strs and len(self.prompt or "") > _MAX_LOOP_STRINGS:
+            work.require_worker()  # before the text is encoded in vain
         if self.prompt is not None:
             token_ids = work.encode(self.prompt, adds is not False, "prompt")
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ostinato.errors import RequestError, os_error_text
+from ostinato.files import why_unwritable
 from ostinato.json_io import parse_json
 
 _BEGIN = b'{"id":"batch_req_'
@@ -113,7 +114,7 @@ class AnswerFile:
         try:
             self._file = os.fdopen(_nowait(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
         except OSError as error:  # also raised for a pipe
-            raise RequestError(f"answers cannot be written to {path}: {os_error_text(error)}") from None
+            raise RequestError(f"answers cannot be written to {path}: {why_unwritable(path, error)}") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 raise RequestError(f"{path} is no file that could be read to go on; name one for the answers")

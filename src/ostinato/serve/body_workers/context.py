@@ -38,7 +38,7 @@ FORK_SECONDS, FORK_MEMORY = 0.3, 100 * 2**20
 """Seconds of the processor, and bytes, that a template may take in a worker for a short conversation."""
 _SECONDS_PER_CHARACTER, _BYTES_PER_CHARACTER = 1e-6, 32
 """Seconds and bytes that a template may take on top, for each character of the conversation."""
-MAX_LOOP_CHARACTERS = 2**15
+MAX_LOOP_CHARACTERS = 2**13
 """Longest text that is tokenised on the event loop, which takes some milliseconds."""
 
 
