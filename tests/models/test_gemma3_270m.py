@@ -63,7 +63,7 @@ def oracle() -> transformers.PreTrainedModel:
         stem, _, part = name.removeprefix("model.layers.").rpartition(".")
         layer, _, inner = stem.partition(".")
         value = values[f"blk.{layer}.{names[inner]}.{part}" if inner in names else f"{names[stem]}.{part}"]
-        theirs[name] = torch.from_numpy(value.reshape(parameter.shape).copy()) - ("norm" in name)
+        theirs[name] = torch.from_numpy(value.reshape(parameter.shape).copy()) - int("norm" in name)
     model.load_state_dict(theirs, strict=False)
     model.tie_weights()
     return model.eval()
