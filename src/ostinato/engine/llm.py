@@ -221,7 +221,7 @@ class LLM:
             with self._shared.between_steps() as engine:
                 engine.traffic().save(Path(path))
         except OSError as error:
-            raise RequestError(f"the traffic cannot be written to {path}: {why_unwritable(path, error)}") from None
+            raise RequestError(f"the traffic cannot be written to {path}: {why_unwritable(Path(path), error)}") from None
 
     def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""
