@@ -217,11 +217,12 @@ class LLM:
 
         RequestError if the file cannot be written.
         """
+        target = Path(path)
         try:
             with self._shared.between_steps() as engine:
-                engine.traffic().save(Path(path))
+                engine.traffic().save(target)
         except OSError as error:
-            raise RequestError(f"the traffic cannot be written to {path}: {why_unwritable(Path(path), error)}") from None
+            raise RequestError(f"the traffic cannot be written to {path}: {why_unwritable(target, error)}") from None
 
     def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""
