@@ -229,6 +229,11 @@ struct TakenTeam {
 
 }  // namespace
 
+void free_idle_scratch() {
+    const std::lock_guard lock(idle->mutex);
+    for (Team* team : idle->teams) team->scratch = Scratch();
+}
+
 void set_spin_turns(std::int64_t turns) { fixed_turns = turns; }
 
 void run_on_team(int threads, void (*invoke)(void* body, const ThreadGroup&), void* body) {

@@ -14,6 +14,9 @@ void set_spin_turns(std::int64_t turns);
 // Call invoke(body, group) on `threads` threads. std::runtime_error if the system refuses a thread.
 void run_on_team(int threads, void (*invoke)(void* body, const ThreadGroup&), void* body);
 
+// Free the scratch memory of the teams that compute nothing now.
+void free_idle_scratch();
+
 // Call `body(group)` on `threads` threads, of which the caller's is the first. Several callers may do so at once, each
 // with threads of its own. What one thread throws ends the others at their next barrier, and is thrown here.
 template <typename Body>

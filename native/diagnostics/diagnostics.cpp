@@ -12,6 +12,7 @@
 
 #include "bind/kernel_binding.h"
 #include "core/amx.h"
+#include "core/team.h"
 #include "core/simd.h"
 #include "gemm/select.h"
 
@@ -67,6 +68,7 @@ const char* ukernel_name(const std::string& op, int lhs, const std::vector<std::
     bindings().push_back([](Module& module) {
         module.functions.def("ukernel_name", &ukernel_name);
         module.functions.def("scratch_bytes", [] { return Scratch::held(); });
+        module.functions.def("free_idle_scratch", &free_idle_scratch);
     });
     return true;
 }();

@@ -131,6 +131,7 @@ def run_alone(isa: str, kernel: Any, *args: Any, **kwargs: Any) -> tuple[torch.T
 
     def run() -> None:
         torch.set_num_threads(1)
+        load_extension(isa).free_idle_scratch()
         results.append((kernel(*args, **kwargs), load_extension(isa).scratch_bytes()))
 
     thread = Thread(target=run)
