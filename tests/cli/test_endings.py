@@ -46,7 +46,7 @@ def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_gener
     kept.write_text("{}")
     for path, why in (
         (FULL, "No space left"),
-        (tmp_path / "no" / "file", "no directory"),
+        (tmp_path / "no" / "file", "make its folder first: mkdir -p"),
         (tmp_path, "Is a directory"),
     ):
         ended = run(*GENERATE, "--save-traffic", str(path), stdout=subprocess.PIPE)

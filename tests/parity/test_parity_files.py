@@ -166,7 +166,7 @@ def test_an_engine_of_another_version_finds_nothing(tmp_path: Path, monkeypatch:
     first = filing_engine("nemotron_h", tmp_path)
     complete(first, case)
     first.close()
-    monkeypatch.setattr("ostinato.plan.cache_files.__version__", "another")
+    monkeypatch.setattr("ostinato.engine.cache_files.__version__", "another")
     other = filing_engine("nemotron_h", tmp_path)
     assert other.stats()["cache_files"]["files"] == 0
     other.close()
