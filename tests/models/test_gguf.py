@@ -212,7 +212,7 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, qwen3moe, granite, "
+    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, qwen3moe, gemma3, granite, "
     with pytest.raises(ModelError, match=f"architecture '{architecture}'; {known}.*, qwen35, qwen35moe, qwen3next"):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
