@@ -98,7 +98,7 @@ def _print_rows(module: str, rows: list[Ukernel], why: bool) -> None:
 
 
 def _kinds_text(kinds: frozenset[str]) -> str:
-    groups = {"all": ALL_WEIGHTS, "blocks": BLOCKS, "blocks but float8": INTEGER_BLOCKS}
+    groups = {"all": ALL_WEIGHTS, "blocks": BLOCKS, "blocks but float8 and MXFP4": INTEGER_BLOCKS}
     named = next((name for name, group in groups.items() if kinds == group), None)
     if named is not None:
         return named
