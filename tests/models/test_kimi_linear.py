@@ -161,7 +161,7 @@ def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
     )
     convolution = kernels["causal_conv1d"]
     assert convolution.implementation == "reference"
-    assert convolution.reason == "its triton kernel takes 5 taps of a convolution, and the model has 8"
+    assert convolution.reason == "its triton kernel takes 7 taps of a convolution, and the model has 8"
     assert {choice.implementation for op, choice in kernels.items() if op != "causal_conv1d"} == {"triton"}
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ostinato.ops import dispatch, sizes
+from ostinato.ops import dispatch, sizes, ukernels
 from ostinato.ops.dispatch import load_extension
 from ostinato.ops.operations import HAS_GATES
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
@@ -62,7 +62,8 @@ def written(tmp_path: Path) -> dict[str, str]:
 
 def test_cpp_gets_every_size_under_its_own_name(written: dict[str, str]) -> None:
     constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", written["sizes"]))
-    assert constants == {name: str(value) for name, value in vars(sizes).items() if type(value) is int}
+    values = vars(sizes) | vars(ukernels)
+    assert constants == {name: str(value) for name, value in values.items() if type(value) is int}
 
 
 def test_cpp_gets_the_hash_and_the_middle_of_the_noise(written: dict[str, str]) -> None:

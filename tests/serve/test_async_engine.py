@@ -233,6 +233,20 @@ def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
     asyncio.run(run())
 
 
+def test_an_engine_that_fails_right_after_it_took_a_request_ends_it(probe):
+    async def run():
+        engine = await AsyncEngine.start(CONFIG, make=probe)
+        handle = engine._handle_message
+        # Both come in one turn of the loop, before the call that waits for the first goes on.
+        engine._process.on_message = lambda message: (handle(message), engine.fail(RuntimeError("made up")))
+        with pytest.raises(EngineFailed):
+            await engine.submit(PROMPT, MANY)
+        assert engine.num_unfinished == engine.admission.num_unfinished == 0
+        await engine.stop()
+
+    asyncio.run(run())
+
+
 def test_one_expensive_round_does_not_hold_the_next_ones_up():
     now = 100.0
     pace = DeltaPacer(clock=lambda: now)

@@ -105,5 +105,5 @@ def test_paths_and_methods_that_are_not_served_make_one_label():
 def test_every_endpoint_has_its_name():
     counts = ResponseCounts()
     document = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), counts).app.openapi()
-    served = {path.replace(":path", "") for path in document["paths"]} | {"/", "/page", "/openapi.json"}
+    served = {path.replace(":path", "") for path in document["paths"]} | {"/", "/page", "/docs", "/openapi.json"}
     assert served == counts.paths | set(counts.families.values())

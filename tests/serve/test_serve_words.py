@@ -172,7 +172,7 @@ def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant
     assert told(answer).endswith("describes all" if meant is None else f"; did you mean {meant}?")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/docs", "/v1/", "/model"])
+@pytest.mark.parametrize("path", ["/v1", "/doc", "/v1/", "/model"])
 def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 404

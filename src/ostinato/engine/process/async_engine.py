@@ -227,6 +227,8 @@ class AsyncEngine:
         answered = self._calls.send(stream.request_id, message)
         stream.on_error = lambda error: set_future(answered, None, error)  # it may end while a long step runs
         await answered
+        if self.failure is not None:  # the engine failed between its answer and this line, and nothing will come
+            raise _failed(self.failure)
 
     async def export(self, request_id: str) -> bytes | None:
         """End a request here and return its export, from which another engine of the same plan continues it.
