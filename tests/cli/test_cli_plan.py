@@ -422,7 +422,10 @@ def test_kernels_names_the_row_of_each_product_and_why_earlier_rows_decline(caps
 def test_kernels_without_a_model_lists_the_rows_of_a_module(capsys) -> None:
     status, out, _ = run(capsys, "kernels", "--isa", "x86_64_v3", "--why")
     assert status == 0
-    assert "gemv_i16_block_avx2\n  m: 1 to 3 tokens; tokens in bfloat16, float16\n  weights: blocks but float8 and MXFP4\n" in out
+    assert (
+        "gemv_i16_block_avx2\n  m: 1 to 3 tokens; tokens in bfloat16, float16\n  weights: blocks but float8 and MXFP4\n"
+        in out
+    )
     assert "  why: Zen 3, GFLOP/s" in out
     assert "avx512" not in out
     status, out, _ = run(capsys, "kernels", "--isa", "x86_64_v3", "--json")
