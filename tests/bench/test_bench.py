@@ -245,7 +245,7 @@ def test_the_command_prints_tables_or_json(
         assert not end.value.code
         printed.append(capsys.readouterr().out)
     tables, report = printed
-    assert any(each in tables for each in ("tokens/s", "first token p50", "of the share"))
+    assert any(each in tables for each in ("tokens/s", "first token p50", "fair share:"))
     sizes = [1, 2] if command != "contention" else [None] * 9
     assert [result.get("batch_size") for result in json.loads(report)["results"]] == sizes
 
