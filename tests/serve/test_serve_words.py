@@ -176,7 +176,7 @@ def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant
 def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 404
-    assert f"there is no {path} here; GET is for /, /health, " in told(answer)
+    assert f"there is no {path} here; GET is for /, /docs, /health, " in told(answer)
     assert ", /v1/models, /v1/models/{name}, " in told(answer)
     assert f"requests go to {CHAT}, " in told(answer)
 
