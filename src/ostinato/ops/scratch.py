@@ -245,9 +245,10 @@ def reference_attention(
     """Return the memory of one row: its gathered keys and values, and the causal mask of a slab.
 
     A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32. With sinks, keys and
-    values exist twice, and every head has a mask of its own, twice while a column is added to it.
+    values exist twice, and every head has a mask of its own, twice while a column is added to it. torch then computes
+    all scores of a slab at once, and their softmax.
     """
-    copies, masks = (2, 2 * num_heads) if has_sinks else (1, 1)
+    copies, masks = (2, 4 * num_heads) if has_sinks else (1, 1)
     gathered = copies * max_model_len * kv_elements * kv_bytes
     masked = min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len
     return Scratch(gathered + masked * (1 + masks * FLOAT_BYTES))
