@@ -91,10 +91,8 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
-        model, most, record = models(), lifecycle.settings.request_timeout, request.state.record
-        deadline = min(body.timeout or most, most)
-        inputs = EmbeddingRun(model.engine, request.state.prepared, body, deadline, request.state.client, record.begun)
-        record.figures = inputs.run.figures
+        model = models()
+        inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
         return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.turns)
 
     return router
@@ -103,18 +101,15 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
 class EmbeddingRun:
     """Inputs of one request in the engine: no more at a time than may run, so that others are scheduled too."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        prompts: Sequence[Sequence[int]],
-        body: EmbeddingRequest,
-        seconds: float,
-        client: str,
-        arrival: float,
-    ) -> None:
-        self.run, self._arrival = GenerationRun(), arrival
-        self._engine, self._prompts, self._body, self._client = engine, prompts, body, client
+    def __init__(self, engine: AsyncEngine, body: EmbeddingRequest, request: Request, max_seconds: float) -> None:
+        """Take the prepared inputs of `request`, which may run for its `timeout`, and no longer than `max_seconds`."""
+        record = request.state.record
+        prompts: Sequence[Sequence[int]] = request.state.prepared
+        seconds = min(body.timeout or max_seconds, max_seconds)
+        self.run, self._arrival = GenerationRun(), record.begun
+        self._engine, self._prompts, self._body, self._client = engine, prompts, body, request.state.client
         self._asked = body.asked(engine)
+        record.figures = self.run.figures
         self._seconds, self._until = seconds, asyncio.get_running_loop().time() + seconds
         self._places = iter(range(len(prompts)))
         self._vectors: dict[int, np.ndarray] = {}

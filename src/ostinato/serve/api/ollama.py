@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from ostinato._version import __version__
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
-from ostinato.serve.api.embeddings import EmbeddingRequest, EmbeddingRun
+from ostinato.serve.api.embeddings import EmbeddingRun
 from ostinato.serve.api.generation_run import (
     GenerationRun,
     compact,
@@ -61,13 +61,6 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
         streams = body.stream is not False
         return await make_response(request, run, streams, written.lines, written.whole, model.turns, JSON_LINES)
 
-    async def embed(body: EmbeddingRequest, request: Request) -> EmbeddingRun:
-        model, most, record = models(), lifecycle.settings.request_timeout, request.state.record
-        deadline = min(body.timeout or most, most)
-        run = EmbeddingRun(model.engine, request.state.prepared, body, deadline, request.state.client, record.begun)
-        record.figures = run.run.figures
-        return run
-
     @router.post("/chat", response_model=None)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
         """Answer a conversation in Ollama's form: JSON in lines, unless `stream` is false."""
@@ -81,7 +74,8 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
     @router.post("/embed", response_model=None)
     async def embed_inputs(body: OllamaEmbedRequest, request: Request) -> Response:
         """Return a vector of each input."""
-        inputs = await embed(body, request)
+        model, record = models(), request.state.record
+        inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
 
         async def whole() -> Iterator[str]:
             await inputs.compute()
@@ -89,19 +83,19 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
             own = {"model": lifecycle.model_name, **counts}
             return chain([compact(own)[:-1], ',"embeddings":['], joined([each] for each in inputs.vectors()), ["]}"])
 
-        record = request.state.record
-        return await whole_response(request, inputs.run, whole(), models().turns)
+        return await whole_response(request, inputs.run, whole(), model.turns)
 
     @router.post("/embeddings", response_model=None)
     async def embed_prompt(body: OllamaEmbeddingRequest, request: Request) -> Response:
         """Return the vector of one prompt, in the older form."""
-        inputs = await embed(body, request)
+        model = models()
+        inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
 
         async def whole() -> Iterator[str]:
             await inputs.compute()
             return chain(['{"embedding":'], inputs.vectors(), ["}"])
 
-        return await whole_response(request, inputs.run, whole(), models().turns)
+        return await whole_response(request, inputs.run, whole(), model.turns)
 
     @router.post("/show", response_model=None)
     async def show(body: ShowRequest, request: Request) -> Response:  # noqa: ARG001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -101,8 +101,6 @@ class Options(EchoedBody):
 
 class OllamaBody(GenerationBody):
     """Fields of `/api/chat` and `/api/generate`. An answer is streamed unless `stream` is false."""
-
-    fields_after_prepare: ClassVar[frozenset[str]] = GenerationBody.fields_after_prepare
 
     options: Options | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
