@@ -40,6 +40,7 @@ COMMANDS = {
     "fetch": "ostinato.cli.checkpoints:fetch",
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
+    "doctor": "ostinato.cli.doctor:doctor",
     "bench": "ostinato.cli.bench:app",
     "ray-config": "ostinato.cli.serve:ray_config",
     "cache": "ostinato.cli.cache:app",
