@@ -123,13 +123,13 @@ def page_table() -> str:
     files = trace_step(overlap="off").files
     folders: dict[str, list[str]] = {}
     for name in sorted(files):
-        folder, _, file = name.rpartition("/")
-        folders.setdefault(folder.partition("/")[0], []).append(file)
+        folder, _, file = name.partition("/")
+        folders.setdefault(folder, []).append(file)
     order = ["engine", "scheduler", "kv_cache", "runner", "graphs", "models", "layers", "sampling", "ops", "observe"]
     lines = ["| folder | files | what they do in the step |", "|---|---|---|"]
     for folder in [*order, *sorted(folders.keys() - set(order))]:
         if folder in folders:
-            names = ", ".join(f"`{name}`" for name in folders[folder])
+            names = ", ".join(f"`{name}`" if "/" not in name else f"`{folder}/{name}`" for name in folders[folder])
             lines.append(f"| `{folder}/` | {names} | {WORK.get(folder, '')} |")
     return "\n".join([*lines, "", f"{len(files)} files in all.", ""])
 

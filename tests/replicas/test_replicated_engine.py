@@ -142,7 +142,7 @@ def test_streams_of_two_replicas_are_those_of_one_engine() -> None:
             assert all(each.stats["generated_tokens"] > 10 for each in seen.values()), "both have worked"
             # The first token that each has computed of its own is not counted.
             assert (await two.engine.observe()).stats["requests"] == len(expected)
-            assert two.engine.admission.max_running == 8
+            assert two.engine.queue_limit.max_running == 8
             two.replicas.check_integrity()
             assert await two.engine.check_integrity() == 0
 
@@ -163,7 +163,7 @@ def test_a_killed_replica_ends_what_it_had_begun_and_nothing_else() -> None:
             assert 0 < len(begun) < len(by_home["a"])
             two.kill("a")
             await two.until(lambda: list(two.replicas.states) == ["b"])
-            assert engine.admission.max_running == 4
+            assert engine.queue_limit.max_running == 4
             two.probes["b"].go()
             lost = set()
             for stream in streams:
@@ -180,7 +180,7 @@ def test_a_killed_replica_ends_what_it_had_begun_and_nothing_else() -> None:
             assert {two.where(each) for each in later} == {"b", "c"}
             for stream in later:
                 stream.abort()
-            assert engine.num_unfinished == engine.admission.num_unfinished == 0
+            assert engine.num_unfinished == engine.queue_limit.num_unfinished == 0
 
     asyncio.run(run())
 
@@ -274,7 +274,7 @@ def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(
             assert seen.stats["moves"]["imported_bytes"] == counts.moved_bytes
             assert [each.num_cached_tokens for each in streams] == [each.num_cached_tokens for each in alone]
             assert await two.engine.check_integrity() == 0
-            assert two.engine.admission.num_unfinished == 0
+            assert two.engine.queue_limit.num_unfinished == 0
 
     asyncio.run(run())
 
@@ -380,7 +380,7 @@ def test_a_source_that_is_killed_while_it_keeps_a_request_ends_its_stream_as_los
             with pytest.raises(ReplicaLost):
                 await whole(stream)
             await draining
-            assert two.engine.admission.num_unfinished == two.hosts["b"].num_unfinished == 0
+            assert two.engine.queue_limit.num_unfinished == two.hosts["b"].num_unfinished == 0
 
     asyncio.run(run())
 

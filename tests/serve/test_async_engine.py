@@ -52,7 +52,7 @@ async def settle(engine):
         assert asyncio.get_running_loop().time() < until, "a request was left behind"
         await asyncio.sleep(0.005)
     await asyncio.sleep(0)
-    assert engine.admission.num_unfinished == 0
+    assert engine.queue_limit.num_unfinished == 0
     stats = (await engine.observe()).stats
     assert stats["kept"] == stats["cache"]["blocks_used"] == stats["cache"]["slots_used"] == 0
 
@@ -205,7 +205,7 @@ def test_what_unfinished_requests_are_told_when_the_engine_stops(probe):
             await tokenizing
         with pytest.raises(EngineStopped):
             await engine.submit(PROMPT, MANY)
-        assert engine.num_unfinished == engine.admission.num_unfinished == 0
+        assert engine.num_unfinished == engine.queue_limit.num_unfinished == 0
         await engine.stop()
 
     asyncio.run(run())
@@ -227,7 +227,7 @@ def test_broken_bookkeeping_after_a_failed_step_ends_the_engine(probe):
             await engine.submit(PROMPT, FEW)
         with pytest.raises(EngineFailed):
             await engine.observe()
-        assert engine.num_unfinished == engine.admission.num_unfinished == 0
+        assert engine.num_unfinished == engine.queue_limit.num_unfinished == 0
         await engine.stop()
 
     asyncio.run(run())
@@ -241,7 +241,7 @@ def test_an_engine_that_fails_right_after_it_took_a_request_ends_it(probe):
         engine._process.on_message = lambda message: (handle(message), engine.fail(RuntimeError("made up")))
         with pytest.raises(EngineFailed):
             await engine.submit(PROMPT, MANY)
-        assert engine.num_unfinished == engine.admission.num_unfinished == 0
+        assert engine.num_unfinished == engine.queue_limit.num_unfinished == 0
         await engine.stop()
 
     asyncio.run(run())

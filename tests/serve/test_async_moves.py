@@ -81,7 +81,7 @@ async def settle(engine: AsyncEngine) -> None:
     while engine.num_unfinished or await engine.check_integrity():
         assert asyncio.get_running_loop().time() < until, "a request was left behind"
         await asyncio.sleep(0.005)
-    assert engine.admission.num_unfinished == 0
+    assert engine.queue_limit.num_unfinished == 0
     stats = (await engine.observe()).stats
     assert stats["cache"]["blocks_used"] == stats["cache"]["slots_used"] == 0
 
@@ -162,7 +162,7 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
             streams = [await first.submit(PROMPT, params) for _ in range(10)]
             reading = [asyncio.create_task(whole(stream)) for stream in streams]
             probe.hold_next()
-            second.admission.acquire(24)  # nobody else finds room
+            second.queue_limit.acquire(24)  # nobody else finds room
             draining = asyncio.create_task(first.drain(second))
             await asyncio.sleep(0)
             probe.go()
@@ -171,7 +171,7 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
             assert drained.kept > 0
             for task in reading:
                 assert (await task)[0] == expected
-            second.admission.release(24)
+            second.queue_limit.release(24)
             await settle(first)
             await settle(second)
 

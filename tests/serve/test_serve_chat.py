@@ -231,7 +231,7 @@ def test_another_models_name_is_not_found(client):
 
 def test_nothing_is_left_behind(served):
     served.until(lambda: served.engine.num_unfinished == 0)
-    assert served.engine.admission.num_unfinished == 0
+    assert served.engine.queue_limit.num_unfinished == 0
 
 
 def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(served, client):

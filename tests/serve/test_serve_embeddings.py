@@ -150,4 +150,4 @@ def test_a_full_queue_turns_a_request_away_and_leaves_nothing(served):
     served.probe.go()
     thread.join(PATIENCE)
     served.until(lambda: served.num_kept() == 0)
-    assert served.engine.admission.num_unfinished == 0
+    assert served.engine.queue_limit.num_unfinished == 0

@@ -37,7 +37,7 @@ def _nothing_is_left(served):
     yield
     served.probe.reset()
     served.until(lambda: served.engine.num_unfinished == 0)
-    assert served.engine.admission.num_unfinished == 0
+    assert served.engine.queue_limit.num_unfinished == 0
     served.until(lambda: served.num_kept() == 0)
     cache = served.stats()["cache"]
     assert cache["blocks_used"] == cache["slots_used"] == 0
@@ -131,7 +131,7 @@ def test_a_full_queue_turns_requests_away_and_says_when_to_come_again(served):
     served.probe.hold()
     with ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(post, served, SHORT) for _ in range(6)]  # two run, four wait
-        served.until(lambda: served.engine.admission.num_unfinished == 6)
+        served.until(lambda: served.engine.queue_limit.num_unfinished == 6)
         refused = post(served, SHORT)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1

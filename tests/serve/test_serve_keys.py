@@ -97,7 +97,7 @@ def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
         served.probe.hold()
         with ThreadPoolExecutor() as pool:
             heavy = pool.submit(post, "key-of-h", 6)
-            served.until(lambda: served.engine.admission.num_unfinished == 6)
+            served.until(lambda: served.engine.queue_limit.num_unfinished == 6)
             assert post("key-of-h", 1).status_code == 429
             served.probe.go()
             assert heavy.result().status_code == 200
@@ -165,16 +165,16 @@ def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logge
         served.probe.hold()
         with ThreadPoolExecutor() as pool:
             taken = [pool.submit(post, "key-of-a") for _ in range(2)]
-            served.until(lambda: served.engine.admission.num_unfinished == 2)
+            served.until(lambda: served.engine.queue_limit.num_unfinished == 2)
             refused = post("key-of-a")
             other = pool.submit(post, "key-alone", n=2)
-            served.until(lambda: served.engine.admission.num_unfinished == 4)
+            served.until(lambda: served.engine.queue_limit.num_unfinished == 4)
             served.probe.go()
             assert [each.result().status_code for each in (*taken, other)] == [200, 200, 200]
         assert refused.status_code == 429
         assert int(refused.headers["Retry-After"]) >= 1
         assert "max_requests_per_client" in refused.json()["error"]["message"]
-        assert served.engine.admission.num_clients == 0
+        assert served.engine.queue_limit.num_clients == 0
         text = metrics(served, "key-of-a") + metrics(served, "key-alone")
     lines = [line for line in text.splitlines() if line.startswith("ostinato:key_")]
     values = {line.rpartition(" ")[0]: float(line.split()[-1]) for line in lines}

@@ -84,7 +84,7 @@ def engine_objects(served):
         "streams": len(engine._streams),
         "calls": len(engine._calls),
         "kept": served.num_kept(),
-        "admitted": engine.admission.num_unfinished,
+        "admitted": engine.queue_limit.num_unfinished,
         "timers": sum(not timer.cancelled() and timer.when() > served.loop.time() + 60 for timer in timers(served)),
     }
 

@@ -302,7 +302,7 @@ class OutputProcessor:
                 self._meter.queue.observe(now - times.arrival)
 
     def process_updates(self, updates: Sequence[RequestUpdate], *, notify: bool = True) -> None:
-        """Add a step's results to the outputs, and note which changed unless `tells` is False."""
+        """Add a step's results to the outputs, and note which changed unless `notify` is False."""
         ended: dict[str, RequestState] = {}
         now = time.monotonic()
         for update in updates:

@@ -36,8 +36,9 @@ class CheckpointPositions:
     """The positions of one request's checkpoints, from its admission on.
 
     They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), and
-    multiples of `spacing`, no more than `share` of these at a time: if one more is due, the spacing doubles and the
-    checkpoints that are off it are removed.
+    multiples of `spacing`, at most `max_interior` of these at a time: if one more is due, the spacing doubles and the
+    checkpoints that are off it are removed. While the request decodes it also has one *rolling* checkpoint, at the last
+    block boundary that it has passed (`_commit_rolling`).
     """
 
     mode: StateCacheMode
@@ -94,8 +95,8 @@ class CheckpointPositions:
         self.interior = {
             position: checkpoint for position, checkpoint in self.interior.items() if checkpoint is not None
         }
-        thinned, self.dropped = self.dropped, []
-        return thinned
+        dropped, self.dropped = self.dropped, []
+        return dropped
 
     def is_interior(self, position: int) -> bool:
         """Return whether `position` matters only as a multiple."""

@@ -169,7 +169,7 @@ class CacheManager:
 
         Returns False if that is not available: the request then holds nothing, and at most something idle was evicted
         for it. Beyond the blocks, `spare_blocks` must stay available, and beyond its window blocks
-        `spare_window_blocks`. Without `reads_checkpoint`, state and window blocks are imported (`import_kv`), and it
+        `spare_window_blocks`. Without `uses_checkpoint`, state and window blocks are imported (`import_kv`), and it
         attaches blocks of the index alone.
         """
         match = match or Match()
@@ -292,7 +292,7 @@ class CacheManager:
     ) -> tuple[int, int]:
         """Return the slots that the step after the one in flight reads and writes (`StateSlots.next_step_slots`).
 
-        That step begins with `num_computed` tokens computed. `keeps`: the request keeps checkpoints.
+        That step begins with `num_computed` tokens computed. `keeps_checkpoint`: the request keeps checkpoints.
         """
         is_boundary = num_computed % self.block_size == 0
         return self.state_slots.next_step_slots(

@@ -59,7 +59,7 @@ class BlockHashes:
         block_hash: BlockHashFn = xxh3_hash,
         root: bytes | None = None,
     ) -> None:
-        """Set up an empty list of blocks; they get `names` too if `root`, the name before the first block, is given."""
+        """Set up an empty list of blocks; they get `file_keys` if `root`, the name before the first block, is given."""
         self.block_size = block_size
         self.salt = salt
         self.keys: list[int] = []
@@ -351,7 +351,7 @@ class PrefixIndex:
                 assert self._checkpoints.get(checkpoint.slot) is checkpoint, "a checkpoint cannot be found by its slot"
                 nearest = _nearest(entry.parent)
                 assert self.previous_checkpoint_end(checkpoint) == (0 if nearest is None else nearest.end), (
-                    "a base is out of date"
+                    "the end of the previous checkpoint is out of date"
                 )
             if entry.window_block is not None:
                 assert entry.window_block.entry is entry, "a window block belongs to another entry"

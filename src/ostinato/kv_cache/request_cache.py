@@ -32,7 +32,7 @@ class RequestCache:
     """Slots that only this request holds and its steps write to: `slots_per_request` of them when a batch row is made.
     """
     read_slot: int = 0
-    """The slot that the next step reads its state from: one of `slots`, or a checkpoint, or 0 for the zero state."""
+    """The slot that the next step reads its state from: one of `write_slots`, a checkpoint, or 0 for the zero state."""
     reserved_checkpoints: tuple[tuple[int, int], ...] = ()
     """(position, slot): checkpoints that the step in flight writes out within its tokens."""
     next_slots: tuple[int, ...] = ()

@@ -161,8 +161,8 @@ MAX_EVICTED_KEYS = 2**16
 class Match:
     """The cached part of a prompt.
 
-    `path` are the entries to attach, up to the hit; `num_matched` counts the tokens of all indexed blocks, which extend
-    beyond the hit if a checkpoint or window blocks are missing there.
+    `path` are the entries to attach, up to the hit. `matched` are the entries of all indexed blocks of the prompt. They
+    extend beyond the hit if a checkpoint or window blocks are missing there; `num_matched` counts their tokens.
     """
 
     path: tuple[IndexEntry, ...] = ()

@@ -65,7 +65,7 @@ class ModelBuilder(Protocol):
 
 
 class Module:
-    """Base class of layers and models: owns weights declared with `own`, and submodules.
+    """Base class of layers and models: owns weights declared with `declare`, and submodules.
 
     A checkpoint uses the names of the attributes, except those that `names` replaces. If `is_in_checkpoint` is false,
     the module's weights are in the checkpoint under its parent's name, not under its own. `borrowed` are modules, by

@@ -74,4 +74,4 @@ class ReplicatedEngine(AsyncEngine):
         return self.replicas.observations
 
     def _resize(self) -> None:
-        self.admission.max_running = self.replicas.max_running
+        self.queue_limit.max_running = self.replicas.max_running

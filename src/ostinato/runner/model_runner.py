@@ -47,7 +47,10 @@ from ostinato.spec_decode.model_drafters import TokenSelector
 
 
 class TensorParallel(LogitRanks, Protocol):
-    """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples."""
+    """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples.
+
+    Members are `SingleRank`, `LeaderRank` (`distributed/leader.py`) and `FollowerRank` (`distributed/rank_worker.py`).
+    """
 
     draft_selector: TokenSelector
     """Function that samples drafts on the first rank. Experiments may replace it."""

@@ -126,7 +126,7 @@ class SamplingState:
 class PendingToken(NamedTuple):
     """One token to be sampled for a request.
 
-    It is at `position`, which selects its noise. Its logits are processed as if the output ended with `ahead`, tokens
+    It is at `position`, which selects its noise. Its logits are processed as if the output ended with `drafts`, tokens
     guessed after the request's output; nothing that is kept for the request includes these.
     """
 

@@ -77,7 +77,7 @@ class InFlightSteps:
     def free(self, request_id: str, may_be_corrupt: bool = False) -> None:
         """Free all that a request holds: now, or after a step in flight that may write to it.
 
-        `is_suspect`: a step that failed may have written it.
+        `may_be_corrupt`: a step that failed may have written it.
         """
         if request_id in self._written():
             self._ended[request_id] = may_be_corrupt

@@ -62,7 +62,7 @@ class StopConditions:
 class Request:
     """One sequence to be continued. The caller sets the fields up to `kv_snapshot`; the scheduler owns the rest.
 
-    For a request that comes from another engine, the caller also sets what that one knew: see `resume`.
+    For a request that comes from another engine, the caller also sets what that one knew: see `restore`.
     """
 
     request_id: str

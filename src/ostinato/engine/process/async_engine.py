@@ -87,7 +87,7 @@ class AsyncEngine:
         """Vocabulary size of the model, which may be padded."""
         self.started = process.started
         """First report of the engine's process."""
-        self.admission = QueueLimit(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
+        self.queue_limit = QueueLimit(self.plan.settings.max_num_seqs, max_waiting, max_per_client=max_per_client)
         self.failure: Exception | None = None
         """Error that ended the engine, if one did."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -98,7 +98,7 @@ class AsyncEngine:
         The output so far of a request that is ended early is not known then.
         """
         self._process = process
-        self._streams = StreamRegistry(self.admission, process.send)
+        self._streams = StreamRegistry(self.queue_limit, process.send)
         self.backlog = self._streams.backlog
         """Bytes of output that clients have not taken, and their bound."""
         self._calls = PendingCalls(process.send)
@@ -316,7 +316,7 @@ class AsyncEngine:
         return {"0": await self.latest_observation()}
 
     async def prefixes(self) -> JsonObject:
-        """Return a picture of the prefix index between two steps; see `cache.picture.picture`."""
+        """Return a picture of the prefix index between two steps; see `kv_cache.index_snapshot.snapshot_index`."""
         picture: JsonObject = await self._ask("prefixes")
         return picture
 

@@ -261,7 +261,7 @@ class EngineLoop:
         output = self._engine.output(request.request_id)
         assert output is not None
         self._deltas.resume(output)
-        if request.whole:
+        if request.final_only:
             self._deltas.hold_until_end(request.request_id)
 
     def _export(self, call_id: str, request_id: str) -> None:

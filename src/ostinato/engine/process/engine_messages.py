@@ -73,7 +73,7 @@ class ImportRequest(NamedTuple):
     exported: bytes
     guide: Guide | None
     """Guide of the request, to be compiled before it continues."""
-    whole: bool = False
+    final_only: bool = False
     """True if its output is sent once, when it has ended."""
 
 
@@ -137,7 +137,10 @@ class EngineStarted:
 
 
 class EngineReply(NamedTuple):
-    """The answer to a SubmitRequest (under its id), a CompileGuide or a Query: a result, or the error raised."""
+    """The answer to a SubmitRequest or an ImportRequest (under its id), a CompileGuide or a Query.
+
+    It is a result, or the error that was raised.
+    """
 
     call_id: str
     result: Any = None

@@ -52,7 +52,7 @@ Python's default of 700 is reached within one request, whose objects nearly all 
 
 
 def make_engine(config: EngineConfig, progress: ProgressFn) -> EngineCore:
-    """Return the engine of a configuration; see `Engine`. Imports torch."""
+    """Return the engine of a configuration; see `EngineCore`. Imports torch."""
     from ostinato.engine.core import EngineCore
 
     return EngineCore(config, progress)

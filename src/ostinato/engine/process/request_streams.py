@@ -234,9 +234,9 @@ class StreamRegistry:
     Used on one event loop.
     """
 
-    def __init__(self, admission: QueueLimit, send: Callable[[Any], None]) -> None:
-        """Create an empty table. `admission` counts the unfinished outputs; `send` is for messages to the engine."""
-        self._admission, self._send = admission, send
+    def __init__(self, queue_limit: QueueLimit, send: Callable[[Any], None]) -> None:
+        """Create an empty table. `queue_limit` counts the unfinished outputs; `send` is for messages to the engine."""
+        self._queue_limit, self._send = queue_limit, send
         self.backlog = BacklogLimit()
         self._loop = asyncio.get_running_loop()
         self._unfinished: dict[str, RequestStream] = {}
@@ -267,7 +267,7 @@ class StreamRegistry:
 
         `deadline` is in seconds from now. Raises what `QueueLimit.acquire` raises.
         """
-        self._admission.acquire(num_outputs, client)
+        self._queue_limit.acquire(num_outputs, client)
         name = self.new_id()
         stream = RequestStream(name, num_outputs, lambda: self.end(name), client)
         stream.on_held = partial(self.backlog.note, stream)
@@ -280,7 +280,7 @@ class StreamRegistry:
 
         Raises what `QueueLimit.acquire` raises.
         """
-        self._admission.acquire(stream.num_outputs, stream.client)
+        self._queue_limit.acquire(stream.num_outputs, stream.client)
         name = self.new_id()
         stream.rebind(name, lambda: self.end(name))
 
@@ -300,7 +300,7 @@ class StreamRegistry:
             yield
         except BaseException as error:
             if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and is not counted any more
-                self._admission.cancel(stream.num_outputs, stream.client)
+                self._queue_limit.cancel(stream.num_outputs, stream.client)
                 _detach(stream)
                 if ends:
                     stream.end()
@@ -335,7 +335,7 @@ class StreamRegistry:
         """End the stream of a request that has ended."""
         stream = self._unfinished.pop(request_id)
         stream.end(error)
-        self._admission.release(stream.num_outputs, stream.client)
+        self._queue_limit.release(stream.num_outputs, stream.client)
 
     def expire(self, request_id: str, deadline: float) -> None:
         """End a request whose deadline has passed."""
@@ -358,7 +358,7 @@ class StreamRegistry:
         if gained is not None:
             stream.put(gained)
         del self._unfinished[delta.request_id]
-        self._admission.release(stream.num_outputs, stream.client)
+        self._queue_limit.release(stream.num_outputs, stream.client)
         _detach(stream)
         if not handover.done():
             handover.set_result(True)

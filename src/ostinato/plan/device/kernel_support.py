@@ -120,7 +120,7 @@ def _best(
 ) -> tuple[str | None, str]:
     """Return the best of `isas` that is installed and runs, and why.
 
-    `unless` is a clause about what the CPU has and cannot use.
+    `refused_units` is a clause about what the CPU has and cannot use.
     """
     lacking = {isa: sorted(needed - cpu_flags) for isa, needed in isas.items()}
     runnable = [isa for isa in isas if not lacking[isa]]

@@ -87,7 +87,7 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
         model = models()
         prepared: _Prepared = request.state.prepared
         client = request.state.client
-        model.engine.admission.check(len(prepared.prompts) * prepared.params.n, client)
+        model.engine.queue_limit.check(len(prepared.prompts) * prepared.params.n, client)
         guide = await model.compiler.compiled(prepared.guide, client)
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params

@@ -285,7 +285,7 @@ async def start_chat(
 ) -> GenerationRun:
     """Submit a conversation to the engine."""
     record, client = request.state.record, request.state.client
-    engine.admission.check(prepared.params.n, client)
+    engine.queue_limit.check(prepared.params.n, client)
     guide = await compiler.compiled(prepared.guide, client)
     prompts, media = [prepared.token_ids], prepared.media
     return await GenerationRun.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)

@@ -202,7 +202,7 @@ def observation_router(lifecycle: Lifecycle) -> ApiRouter:
             "status": lifecycle.status,
             "heartbeat_age": engine.heartbeat_age,
             "model": lifecycle.model_name,
-            "max_num_seqs": engine.admission.max_running,
+            "max_num_seqs": engine.queue_limit.max_running,
             "stats": seen.stats,
             "latency": _latencies(seen.meter),
         }

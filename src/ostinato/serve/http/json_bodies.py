@@ -44,7 +44,7 @@ class Body(BaseModel):
     _ignored_fields: tuple[str, ...] = PrivateAttr(())
 
     def prepare(self, work: Any) -> Any:
-        """Prepare the body for its endpoint with a `Work`, on the event loop or in a worker process.
+        """Prepare the body for its endpoint with a `RequestContext`, on the event loop or in a worker process.
 
         ApiError or RequestError if something in it is wrong; NeedsWorker if that takes too long on the loop.
         """

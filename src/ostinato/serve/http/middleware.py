@@ -98,7 +98,7 @@ class JsonPostMiddleware:
             except NeedsWorker:
                 pass
         if kind.generates:
-            self._lifecycle.engine.admission.check(1, request.state.client)  # before anything is done for nothing
+            self._lifecycle.engine.queue_limit.check(1, request.state.client)  # before anything is done for nothing
         return await cancel_on_disconnect(request, self._lifecycle.workers.read(request.state.client, kind, sent))
 
 

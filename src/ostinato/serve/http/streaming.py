@@ -128,7 +128,7 @@ class EventStream(Response):
 
     `close` is always called at the end, even if the client leaves before the first event. `events` may end with
     LastEvents. An error is sent as an event, since the status has been sent already. A client that reads slowly delays
-    its own events, not the engine. One that stops reading loses its connection (`Connection`).
+    its own events, not the engine. One that stops reading loses its connection (`HttpConnection`).
     """
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], media_type: str = EVENTS) -> None:
