@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-all test-others test-long test-reference triton-check soak ranks docs-check lint style types docstrings site \
+.PHONY: demo test test-all test-others test-long test-reference triton-check speed-check soak ranks docs-check lint style types docstrings site \
   package-check wheel-test format kernels native native-sanitize clean
 
 # Packages are downloaded while kernels are compiled.
@@ -60,6 +60,10 @@ test-reference: .venv/.installed-test
 # per hundred launches; what was compiled before is kept (TRITON_CACHE_DIR). KERNEL names one.
 triton-check: .venv/.installed-test
 	PYTHONPATH=src $(PY) tools/check_triton.py $(if $(KERNEL),--kernel $(KERNEL)) benchmarks/models/*
+
+# Step times over their floors, beside the stored record of this kind of processor, on a quiet machine: five minutes.
+speed-check: .venv/.installed-test native
+	PYTHONPATH=src $(PY) benchmarks/speed_check.py
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
 # frameworks that are its clients. Guides made up at random, by the ten thousand.

@@ -19,6 +19,7 @@ from benchmarks.peers.table import markdown
 from benchmarks.peers.to_gguf import hub_config
 from benchmarks.peers.workload import Workload
 from benchmarks.records import BEGIN, END, PAGE, RESULTS, records, section, with_records
+from benchmarks.speed_check import cells_of, figures, table, verdict
 
 SETUP = {"workload": {"batch_sizes": [1, 8], "prompt_len": 128, "output_len": 64, "prefill_len": 512}}
 SETUP |= {"threads": 2, "rounds": 2, "processor": {"name": "A CPU (family 1, model 2)", "kind": "A kind"}}
@@ -257,3 +258,24 @@ def test_the_converter_reads_the_names_of_the_hub() -> None:
     }
     falcon = {"model_type": "falcon_h1", "hidden_size": 8}
     assert hub_config(falcon, {"hidden_size": 1, "key_multiplier": 1.0}) == {**falcon, "key_multiplier": 1.0}
+
+
+def test_the_speed_check_judges_each_cell_by_its_record():
+    def report(seconds: float, floor: float) -> dict[str, Any]:
+        total = {"total": {"seconds": seconds, "floor_seconds": floor}}
+        return {"decode": [{"batch_size": 1, **total}], "prefill": {"tokens": 512, **total}}
+
+    rounds = [cells_of(report(*each), "small") for each in ((3.0, 2.0), (2.0, 1.5), (4.0, 1.0))]
+    assert rounds[0] == {"small, 1 rows": (3.0, 2.0), "small, prompt of 512": (3.0, 2.0)}
+    found = figures(rounds)
+    assert found == {"small, 1 rows": 2.0, "small, prompt of 512": 2.0}  # the least of each, of whichever round
+    assert [verdict(2.0, record) for record in (None, 2.0, 1.9, 1.5, 2.5)] == [
+        "new",
+        "same",
+        "same",
+        "worse by 33%",
+        "better by 20%",
+    ]
+    lines = table(found, {"small, 1 rows": 1.0}).splitlines()
+    assert lines[1].split() == ["small,", "1", "rows", "2.00", "1.00", "worse", "by", "100%"]
+    assert lines[2].endswith("-  new")
