@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("structured_outputs", r"here it is guide=\{'json_schema'"),
+        ("guided_json", r"here it is guide=\{'json_schema'"),
         ("guided_decoding", "here it is guide="),
         ("logits_processors", "there are logit_bias"),
         ("best_of", "here it is n,"),
@@ -219,6 +220,67 @@ def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm
 def test_other_engines_names_of_sampling_parameters_are_answered_with_ours(name: str, message: str) -> None:
     with pytest.raises(RequestError, match=f"{name} is no sampling parameter: {message}"):
         SamplingParams(**{name: 1})  # type: ignore[typeddict-item]
+
+
+def test_vllms_structured_outputs_are_a_guide() -> None:
+    class Answer(BaseModel):
+        sum: int
+
+    class OfVllm:  # vLLM's StructuredOutputsParams has every field, most of them None
+        def __init__(self, **fields: object) -> None:
+            self.__dict__.update({"json": None, "regex": None, "choice": None, "grammar": None} | fields)
+
+    schema = Guide(json_schema=Answer)
+    for given, guide in (
+        ({"json": Answer}, schema),
+        ({"json": Answer.model_json_schema()}, schema),
+        (OfVllm(json=json.dumps(Answer.model_json_schema())), schema),
+        (OfVllm(regex="[0-9]+"), Guide(regex="[0-9]+")),
+        ({"choice": ["yes", "no"]}, Guide(choice=["yes", "no"])),
+        ({"json_object": True}, Guide(json_object=True)),
+    ):
+        params = SamplingParams(structured_outputs=given)  # type: ignore[typeddict-item]
+        assert params.guide == guide
+        assert params.replace(temperature=0).guide == guide
+    assert SamplingParams(structured_outputs=None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grammar": "start: A"}, "has grammar; here it may have json, json_object, regex, choice, and a grammar is"),
+        ({"json": {"type": "object"}, "regex": "a"}, "exactly one"),
+        ({}, "exactly one"),
+        (1, "exactly one"),
+    ],
+)
+def test_structured_outputs_that_are_no_guide_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(structured_outputs=given)
+    with pytest.raises(RequestError, match="twice the same"):
+        SamplingParams(structured_outputs={"regex": "a"}, guide={"regex": "a"})
+
+
+def test_outputs_become_plain_data(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+    [output] = llm.generate("ab", params)
+    tokenizer = llm.get_tokenizer()
+    data = json.loads(json.dumps(output.to_dict(tokenizer)))
+    assert data == output.to_dict(tokenizer)  # nothing in it changes in JSON
+    [completion] = data["outputs"]
+    assert completion["token_ids"] == output.outputs[0].token_ids
+    assert "".join(each["text"] for each in completion["logprobs"]) == completion["text"]
+    assert [len(each["top"]) for each in completion["logprobs"]] == [2, 2, 2]
+    assert data["prompt_logprobs"][0] is None
+    assert data["prompt_logprobs"][1]["token_id"] == output.prompt_token_ids[1]
+    assert "text" not in output.to_dict()["outputs"][0]["logprobs"][0]
+
+
+def test_an_llm_is_not_pickled(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="make one in the process that uses it"):
+        pickle.dumps(llm)
+    with pytest.raises(TypeError, match="an AsyncLLM cannot be pickled"):
+        pickle.dumps(AsyncLLM("demo"))
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,9 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __reduce__(self) -> Never:
+        raise TypeError("an AsyncLLM cannot be pickled, as it has a loaded model; make one in the process that uses it")
+
     def __repr__(self) -> str:
         return f"AsyncLLM({self._config.model!r}, {'started' if self._engine is not None else 'not started'})"
 

@@ -89,6 +89,9 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Never:
+        raise TypeError("an LLM cannot be pickled, as it has a loaded model; make one in the process that uses it")
+
     def __repr__(self) -> str:
         settings = self.plan.settings
         return (

@@ -5,16 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from ostinato.errors import PromptsFailed
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.prefix_index import CacheReport
 from ostinato.plan.render.html import table
 from ostinato.sampling.pooler import EmbeddingOptions
 from ostinato.scheduler.batch import TokenLogprobs
 
 log = logging.getLogger("ostinato.engine")
+
+
+class TokenTexts(Protocol):
+    """Tokenizer that gives the text of one token (`LLM.get_tokenizer`)."""
+
+    def decode_token(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(slots=True)
@@ -40,6 +48,18 @@ class CompletionOutput:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def to_dict(self, tokenizer: TokenTexts | None = None) -> JsonObject:
+        """Return the output as plain data, ready for JSON. With a tokenizer, log-probabilities have their texts."""
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "cumulative_logprob": self.cumulative_logprob,
+            "logprobs": None if self.logprobs is None else [_logprobs(each, tokenizer) for each in self.logprobs],
+        }
 
     def _repr_html_(self) -> str:
         """Return the notebook view."""
@@ -86,6 +106,20 @@ class RequestOutput:
     embedding: np.ndarray | None = None
     """[hidden] float32, as the model gives it, if an embedding was asked for. The outputs then mean nothing."""
 
+    def to_dict(self, tokenizer: TokenTexts | None = None) -> JsonObject:
+        """Return the outputs as plain data, ready for JSON. With a tokenizer, log-probabilities have their texts."""
+        scored = self.prompt_logprobs
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "num_cached_tokens": self.num_cached_tokens,
+            "outputs": [output.to_dict(tokenizer) for output in self.outputs],
+            "prompt_logprobs": None if scored is None else [each and _logprobs(each, tokenizer) for each in scored],
+            "error": None if self.error is None else str(self.error),
+            "embedding": None if self.embedding is None else self.embedding.tolist(),
+        }
+
     def _repr_html_(self) -> str:
         """Return the notebook view."""
         prompt = f"{len(self.prompt_token_ids):,} token ids" if self.prompt is None else self.prompt
@@ -102,6 +136,17 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return not any(output.finish_reason is None for output in self.outputs)
+
+
+def _logprobs(scored: TokenLogprobs, tokenizer: TokenTexts | None) -> JsonObject:
+    """Return the log-probabilities of one position as plain data."""
+
+    def entry(token_id: int, logprob: float) -> JsonObject:
+        text = {} if tokenizer is None else {"text": tokenizer.decode_token(token_id, False)}
+        return {"token_id": token_id, **text, "logprob": logprob}
+
+    top = [entry(token_id, logprob) for token_id, logprob in scored.top]
+    return {**entry(scored.token_id, scored.logprob), "rank": scored.rank, "top": top}
 
 
 def note_failures(outputs: Sequence[RequestOutput]) -> None:

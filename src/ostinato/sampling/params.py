@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     class _Settings(SamplingSettings, total=False):
         guide: Guide | GuideSettings | None
+        structured_outputs: Mapping[str, object] | None
+
+
+VLLM_GUIDES = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice"}
+"""vLLM's fields of `structured_outputs`, and the fields of a Guide that mean the same."""
 
 
 @describe_fields
@@ -81,6 +86,12 @@ class SamplingParams(BaseModel):
     """Keep the stop string that ended the output at the end of its text."""
 
     def __init__(self, **settings: Unpack[_Settings]) -> None:
+        """Check the settings. `structured_outputs`, vLLM's name, is another form of `guide`."""
+        if settings.get("structured_outputs") is not None:
+            if settings.get("guide") is not None:
+                raise RequestError("guide and structured_outputs are given, which is twice the same; leave one out")
+            settings["guide"] = _guide_of_vllm(settings["structured_outputs"])
+        settings.pop("structured_outputs", None)
         try:
             super().__init__(**plain_numbers(settings))
         except ValidationError as error:
@@ -167,6 +178,19 @@ class SamplingParams(BaseModel):
     def replace(self, **changes: Unpack[_Settings]) -> SamplingParams:
         """Return a checked copy with `changes`; what was not set stays not set."""
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
+
+
+def _guide_of_vllm(given: object) -> Guide:
+    """Return the guide of `structured_outputs`: a mapping, or vLLM's object, whose fields are attributes."""
+    fields = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
+    asked = {str(name): value for name, value in fields.items() if value not in (None, False, (), [])}
+    if unknown := sorted(asked.keys() - VLLM_GUIDES.keys()):
+        raise RequestError(
+            f"structured_outputs has {', '.join(unknown)}; here it may have {', '.join(VLLM_GUIDES)}, and a grammar is "
+            "guide={'lark': GRAMMAR}",
+            setting="structured_outputs",
+        )
+    return Guide.model_validate({VLLM_GUIDES[name]: value for name, value in asked.items()})
 
 
 def sampling_advice(name: str) -> str | None:
