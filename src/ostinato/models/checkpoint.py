@@ -368,8 +368,8 @@ def _check_sizes(spec: ModelSpec) -> None:
         problem = mixer.problem()
         if problem is not None:
             raise ModelError(f"config.json has {problem}")
-    for rope in (spec.rope, spec.local_rope):
-        if rope is not None and rope.rotary_dim % 2:
+    for rope in spec.ropes:
+        if rope.rotary_dim % 2:
             raise ModelError(f"config.json rotates {rope.rotary_dim} elements of a head; they should be pairs")
-        if rope is not None and not rope.theta > 0:
+        if not rope.theta > 0:
             raise ModelError(f"config.json has rope_theta = {rope.theta}; it should be above 0")

@@ -91,14 +91,13 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
         if op == "layer_norm":
             yield {"size": vision.hidden_size * vision.patches_per_token}
         return
-    layers = [*model.layers, *(drafter.layers if drafter is not None else ())]
-    if drafter is not None and drafter.model is not None:
-        layers += drafter.model.layers
-    of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
-    for layer in dict.fromkeys(layers):
+    layers = [(model, layer) for layer in dict.fromkeys(model.layers)]
+    if drafter is not None:
+        layers += [(drafter.model or model, layer) for layer in dict.fromkeys(drafter.layers)]
+    of_mixers = {name for _, layer in layers for name in operations_of(layer.mixer)}
+    for owner, layer in layers:
         if op in ("attention", "rotary") and layer.attention is not None:
-            rope = (model.local_rope if layer.attention.is_local else None) or model.rope
-            rope = rope if layer.attention.rotates else None
+            rope = owner.rope_of(layer.attention)
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
             yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:

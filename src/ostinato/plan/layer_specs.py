@@ -24,9 +24,9 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     rotates: bool = True
-    """True if it uses the model's rotary embedding, if there is one."""
-    is_local: bool = False
-    """True if it uses the model's `local_rope`, its rotary embedding of layers with a window."""
+    """True if it uses a rotary embedding of the model, if there is one."""
+    rope: int = 0
+    """Index of that embedding in `ModelSpec.ropes`."""
     window: int | None = None
     """Number of positions that a token attends to, its own included; None: all up to its own."""
 
@@ -35,9 +35,6 @@ class AttentionSpec:
 
     Then the cache stores keys alone.
     """
-
-    rope: int = 0
-    """Place of its rotary embedding among the model's, if these are several."""
 
     has_sinks: bool = False
     """True if each head has a learned score without a value in its softmax."""
