@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
@@ -61,7 +60,7 @@ def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpe
     return replace(model, given_tokens=len(ids))
 
 
-def _ids(parts: dict[str, Any]) -> set[int]:
+def _ids(parts: JsonObject) -> set[int]:
     """Return all token ids of a tokenizer.json.
 
     Its vocabulary maps text to id, or is a list of (text, score) in the order of the ids.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ostinato.json_io import JsonObject
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
@@ -80,7 +81,7 @@ def _distinct(found: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]
     yield from {tuple(sizes.items()): sizes for sizes in found}.values()
 
 
-def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
+def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
     """Yield the sizes of each kind of layer that calls the operation, under the names that launch tables use."""
     vision, drafter = model.vision, model.drafter
     # No language model behind an encoder has layer norms.

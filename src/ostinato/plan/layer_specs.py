@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from ostinato.json_io import JsonObject
 from ostinato.ops.operations import ENCODER_OPS
 from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.mixers import Mixer, operations_of
@@ -148,7 +148,7 @@ class LayerSpec:
         return tuple(weight for weight in self.weights if weight.role == "experts")
 
 
-def layer_sizes(op: str, layer: LayerSpec) -> Iterator[dict[str, Any]]:
+def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
     """Yield the sizes of each call of an operation in a layer, under the names that the operations' rules use.
 
     The rules are those for work, scratch memory and launches. Sizes of the step, such as its tokens, are not among

@@ -32,7 +32,7 @@ class CallLog:
         self.calls: dict[str, list[Call]] = {}
         self._is_inside = False
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
         """Record a kernel's call, as `ops.kernels.Recorder` describes."""
         if self._is_inside:
             return kernel(*args, **kwargs)

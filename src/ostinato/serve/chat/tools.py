@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.sampling.json_schema import follow_pointer
 from ostinato.serve.chat.incremental_text import load_json
 
@@ -99,7 +100,7 @@ def _string(value: str) -> str:
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: JsonMapping = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Tool:
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: JsonMapping
     """The JSON schema of the arguments, an object."""
     strict: bool = False
     """True if the model may only write arguments that follow the schema."""
@@ -209,7 +210,7 @@ def _read_tool(value: object, field: str) -> Tool:
     return Tool(name, description or "", parameters, bool(function.get("strict")))
 
 
-def read_parameters(value: object, field: str) -> Mapping[str, Any]:
+def read_parameters(value: object, field: str) -> JsonMapping:
     """Return the schema of a function's arguments. RequestError, which names `field`, if it is none."""
     if value is None:
         return _NO_PARAMETERS
@@ -229,7 +230,7 @@ def read_parameters(value: object, field: str) -> Mapping[str, Any]:
     return {**value, "type": "object"}
 
 
-def _object(value: object, field: str, known: set[str]) -> dict[str, Any]:
+def _object(value: object, field: str, known: set[str]) -> JsonObject:
     if not isinstance(value, dict):
         raise RequestError(f"{field} must be an object, not {_kind(value)}")
     for key in value:
