@@ -44,7 +44,7 @@ STATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_CALLS = 64
 MAX_MATRICES = 24
 
-Call = tuple[tuple[object, ...], dict[str, object]]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class KernelProbe:
         per_head = [self._some(STATE_HEADS, dtype=torch.float32) for _ in range(3)]
         numbers = {"state_elements": elements, "element_bytes": storage.itemsize, "num_heads": STATE_HEADS}
 
-        def inputs(tokens: int) -> tuple[object, ...]:
+        def inputs(tokens: int) -> tuple[Any, ...]:
             A_log, D, dt_bias = per_head
             x, dt = self._some(tokens, *shape[:2]), self._some(tokens, STATE_HEADS)
             B, C = (self._some(tokens, GROUPS, STATE_SIZE) for _ in range(2))
@@ -160,7 +160,7 @@ class KernelProbe:
         D, dt_bias = (self._some(CHANNELS, dtype=torch.float32) for _ in range(2))
         numbers = {"channels": CHANNELS, "state_size": SELECTIVE_SIZE, "element_bytes": storage.itemsize}
 
-        def inputs(tokens: int) -> tuple[object, ...]:
+        def inputs(tokens: int) -> tuple[Any, ...]:
             x, dt = (self._some(tokens, CHANNELS) for _ in range(2))
             B, C = (self._some(tokens, SELECTIVE_SIZE) for _ in range(2))
             return x, dt, A_log, B, C, D, dt_bias
@@ -231,7 +231,7 @@ class KernelProbe:
             q, k = self._some(tokens, HEADS, HEAD_DIM), self._some(tokens, KV_HEADS, HEAD_DIM)
             angles = self._some(2, tokens, HEAD_DIM // 2, dtype=torch.float32)
             cells = torch.arange(BLOCK, BLOCK + tokens)
-            given: dict[str, tuple[object, ...]] = {
+            given: dict[str, tuple[Any, ...]] = {
                 "rms_norm": (x, weight, 1e-5),
                 "gated_rms_norm": (x, gate, weight, 1e-5, WIDTH // GROUPS),
                 "rotary": (q, k, k, angles, 1.0, k_cache, v_cache, cells),

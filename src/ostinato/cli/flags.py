@@ -100,7 +100,7 @@ def print_config(settings: BaseModel) -> Iterator[str]:
         yield f"# {line}" if value == field.default else line
 
 
-def _as_argument(value: object, *, is_list: bool) -> Any:
+def _as_argument(value: object, *, is_list: bool) -> object:
     """Return a value in the form in which a flag would bring it."""
     if is_list:
         return [str(each) for each in (value if isinstance(value, list) else [value])]

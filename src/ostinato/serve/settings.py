@@ -238,7 +238,7 @@ class ServeSettings(BaseModel):
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
-    def _accept_a_size(cls, value: object) -> Any:
+    def _accept_a_size(cls, value: object) -> object:
         return read_size(value)
 
     @field_validator("served_model_name", mode="before")

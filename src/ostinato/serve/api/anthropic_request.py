@@ -218,7 +218,7 @@ def _nested(tool: JsonObject, where: str) -> JsonObject:
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 
 
-def nested_choice(choice: JsonObject | None) -> tuple[Any, bool]:
+def nested_choice(choice: JsonObject | None) -> tuple[object, bool]:
     """Return the choice in the form of chat completions, and whether several tools may be called at once.
 
     ApiError for a choice that is not valid.

@@ -201,7 +201,7 @@ def check_salt(salt: str | None) -> None:
     check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 
-def _checked(value: object) -> Any:
+def _checked(value: object) -> object:
     """Check a prompt, so that a wrong one gets one message, not one for each form that a prompt may have."""
     if isinstance(value, str) or _are_token_ids(value):
         return value

@@ -215,7 +215,7 @@ class ConversationRequest:
     conversation: Conversation
     tools: tuple[Tool, ...]
     """The tools that the answer may call."""
-    tool_choice: Any
+    tool_choice: object
     parallel: bool
     """True if the answer may have several calls."""
     guide: GuideRequest | None

@@ -135,7 +135,7 @@ class OllamaBody(GenerationBody):
             return super().stop_strings()
         return "options.stop", [options.stop] if isinstance(options.stop, str) else options.stop
 
-    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+    def sampling(self, defaults: SamplingParams, **more: object) -> SamplingParams:
         if self.options is not None:
             options = self.options.parameters()
             for name in options:

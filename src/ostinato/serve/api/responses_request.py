@@ -194,7 +194,7 @@ class ResponsesRequest(GenerationBody):
             for tool in self.tools
         ]
 
-    def nested_choice(self) -> Any:
+    def nested_choice(self) -> object:
         """Return the tool choice in the form of chat completions."""
         match self.tool_choice:
             case {"type": "function", "name": name, **others} if not others:

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import Remedy, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -39,7 +38,7 @@ def argument_json(value: str, parameters: Mapping[str, object], key: str) -> str
     return literal
 
 
-def parameter_schema(parameters: Mapping[str, object], key: str) -> Any:
+def parameter_schema(parameters: Mapping[str, object], key: str) -> object:
     """Return the schema of one parameter, {} if there is none."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and key in properties:
@@ -77,7 +76,7 @@ def _names(schema: Mapping[str, object], kind: str) -> bool:
     return isinstance(values, list) and any(isinstance(value, expected) for value in values)
 
 
-def resolve(schema: object, root: Mapping[str, object]) -> Any:
+def resolve(schema: object, root: Mapping[str, object]) -> object:
     """Return the schema itself, or the one that it refers to; None for a missing one or circular references."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
@@ -88,7 +87,7 @@ def resolve(schema: object, root: Mapping[str, object]) -> Any:
     return schema
 
 
-def _look_up(reference: str, root: Mapping[str, object]) -> Any:
+def _look_up(reference: str, root: Mapping[str, object]) -> object:
     """Return the target of a local JSON pointer (RFC 6901) such as `#/$defs/Unit`, or None."""
     if not reference.startswith("#"):
         return None
@@ -133,7 +132,7 @@ def read_tools(value: object) -> tuple[Tool, ...]:
     return tools
 
 
-def read_choice(tools: Sequence[Tool], tool_choice: object) -> tuple[tuple[Tool, ...], Any]:
+def read_choice(tools: Sequence[Tool], tool_choice: object) -> tuple[tuple[Tool, ...], object]:
     """Return the tools that an answer may call, and the choice among them.
 
     `{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}` gives the tools that it

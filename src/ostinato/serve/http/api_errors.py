@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -70,7 +70,7 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param and param[:MAX_MESSAGE], code
         self.headers, self.anthropic = dict(headers or {}), anthropic
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _error, (self.status, self.message, self.param, self.code, self.headers, self.anthropic)
 
     def body(self) -> JsonObject:

@@ -79,7 +79,7 @@ class EchoedBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: object) -> Any:
+    def _without_nulls(cls, value: object) -> object:
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
@@ -95,7 +95,7 @@ def unsupported_field(instead: str, but: object = None) -> BeforeValidator:
     Only null is accepted, and `but`, a value that asks for nothing.
     """
 
-    def refuse(value: object) -> Any:
+    def refuse(value: object) -> object:
         if value is not None and not (type(value) is type(but) and value == but):
             raise ValueError(f"not served; {instead}")
         return value

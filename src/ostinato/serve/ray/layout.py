@@ -186,5 +186,5 @@ def replicas_for(loads: Iterable[float], num_replicas: int) -> int:
     return max(1, math.ceil(round(num_replicas * mean / TARGET, 6)))
 
 
-def _by_replica(requests: dict[Any, float], slots: dict[Any, float]) -> list[tuple[float, float]]:
+def _by_replica(requests: dict[object, float], slots: dict[object, float]) -> list[tuple[float, float]]:
     return [(requests.get(name, 0.0), slots.get(name, 0.0)) for name in requests.keys() | slots.keys()]
