@@ -249,23 +249,23 @@ class EngineConfig(BaseModel):
 
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", mode="before")
     @classmethod
-    def _accept_a_path(cls, value: object) -> Any:
+    def _accept_a_path(cls, value: object) -> object:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("dtype", "ssm_state_dtype", "kv_cache_dtype", "device", mode="before")
     @classmethod
-    def _accept_torch_objects(cls, value: object) -> Any:
+    def _accept_torch_objects(cls, value: object) -> object:
         """Accept torch.float32 and torch.device("cpu"), whose module need not be imported for that."""
         return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
-    def _accept_a_size(cls, value: object) -> Any:
+    def _accept_a_size(cls, value: object) -> object:
         return read_size(value)
 
     @field_validator("speculative", mode="before")
     @classmethod
-    def _accept_a_short_form(cls, value: object) -> Any:
+    def _accept_a_short_form(cls, value: object) -> object:
         if value is None or isinstance(value, Speculative):
             return value
         try:
@@ -275,7 +275,7 @@ class EngineConfig(BaseModel):
 
     @field_validator("capture_sizes", "capture_rows", "encoder_token_budgets", mode="before")
     @classmethod
-    def _accept_a_list(cls, value: object, info: ValidationInfo) -> Any:
+    def _accept_a_list(cls, value: object, info: ValidationInfo) -> object:
         if value is None:
             return None
         try:
@@ -320,7 +320,7 @@ def _may_be_none(model: type[BaseModel], name: str) -> bool:
     return field is not None and type(None) in get_args(field.annotation)
 
 
-def _listed(sizes: object) -> Any:
+def _listed(sizes: object) -> object:
     """Return the sizes of the command line's form, `1,2,4`, as a list. Anything but a string is returned as it is."""
     if not isinstance(sizes, str):
         return sizes

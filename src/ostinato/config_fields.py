@@ -131,7 +131,7 @@ class Speculative(BaseModel):
         return short_form(dict(self) | {"num_speculative_tokens": count})
 
     @model_serializer
-    def as_given(self) -> str | dict[str, Any]:
+    def as_given(self) -> str | dict[str, object]:
         """Return the value of `speculative` that a user would give for these fields."""
         return short_form(dict(self))
 

@@ -239,7 +239,7 @@ def _tokenizer(path: Path) -> JsonObject | None:
     if not parts:
         return None
     settings, model = read_checkpoint_json(path, "tokenizer_config.json"), parts.get("model") or {}
-    facts: dict[str, Any] = {"model": model.get("type"), "tokens": len(model.get("vocab") or ())}
+    facts: JsonObject = {"model": model.get("type"), "tokens": len(model.get("vocab") or ())}
     if is_gguf(path):
         metadata = gguf_header(path).metadata
         facts |= {"as_stored": metadata.get(f"{PREFIX}model"), "pre_tokenizer": metadata.get(f"{PREFIX}pre")}

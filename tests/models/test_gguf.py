@@ -331,8 +331,8 @@ def test_gemma3_has_its_windows_and_scales_by_what_llama_cpp_knows_of_it(tmp_pat
     spec = spec_of()
     assert [layer.attention.window for layer in spec.layers] == [12] * 5 + [None] + [12]
     assert (spec.rope.kind, spec.rope.theta) == ("linear", 20000.0)
-    assert (spec.hyperparameters.scale, spec.local_rope.theta) == (32**-0.5, 10000.0)
-    assert spec.local_rope.kind == "default"
+    assert (spec.hyperparameters.scale, spec.other_ropes[0].theta) == (32**-0.5, 10000.0)
+    assert spec.other_ropes[0].kind == "default"
     of_27b = spec_of(**{"gemma3.block_count": 62, "gemma3.attention.sliding_window_pattern": 31})
     assert of_27b.hyperparameters.scale == (64 // 4) ** -0.5
     assert [i for i, layer in enumerate(of_27b.layers) if layer.attention.window is None] == [30, 61]

@@ -42,10 +42,11 @@ def test_a_config_of_sizes_alone_is_the_published_model() -> None:
 def test_only_half_of_the_angles_of_attention_without_a_window_turn() -> None:
     spec = model_spec(PUBLISHED)
     assert spec.rope is not None
-    assert spec.local_rope is not None
+    (local,) = spec.other_ropes
+    assert [layer.attention.rope for layer in spec.layers[:7] if layer.attention is not None] == [0, 1, 0]
     assert (spec.rope.kind, spec.rope.theta) == ("proportional", 1e6)
     assert spec.rope.parameters == {"partial_rotary_factor": 0.5}
-    assert (spec.local_rope.kind, spec.local_rope.theta, spec.local_rope.rotary_dim) == ("default", 1e4, 128)
+    assert (local.kind, local.theta, local.rotary_dim) == ("default", 1e4, 128)
 
 
 @pytest.mark.parametrize("config", [PUBLISHED, SEEING], ids=["lfm3", "lfm3_vl"])

@@ -95,13 +95,11 @@ def test_gemma3_is_read_in_the_spelling_of_the_hub_too() -> None:
     assert windows(spec) == [40, None, 40]
     assert spec.rope is not None
     assert (spec.rope.kind, spec.rope.theta, spec.rope.parameters) == ("linear", 20000.0, {"factor": 4.0})
-    local = spec.local_rope
-    assert local is not None
+    (local,) = spec.other_ropes
     assert (local.kind, local.theta) == ("default", 300.0)
     least = spec_with("gemma3_text", **dict.fromkeys(hub, ...), sliding_window=..., query_pre_attn_scalar=...)
     assert least.rope is not None
-    assert least.local_rope is not None
-    assert (least.rope.theta, least.local_rope.theta) == (1e6, 1e4)
+    assert (least.rope.theta, least.other_ropes[0].theta) == (1e6, 1e4)
     assert least.hyperparameters.scale == 1 / 16
     assert [layer.kind for layer in least.layers] == ["local"] * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,18 @@ from tests.support.vl_models import VL_RECIPES, encoder_inputs, random_items, vl
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_has_a_file_of_its_name(name: str) -> None:
     assert callable(reference_kernel(name))
+
+
+def test_rules_for_results_take_the_arguments_of_the_references_under_their_names() -> None:
+    for name, row in OPERATIONS.items():
+        reference = [*inspect.signature(reference_kernel(name)).parameters.values()]
+        rule = inspect.signature(row.result).parameters.values()
+        # Rules that name no argument take any first one.
+        named = [parameter for parameter in rule if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        if name != "all_reduce":
+            assert [(own.name, own.default is own.empty) for own in named] == [
+                (own.name, own.default is own.empty) for own in reference[: len(named)]
+            ], name
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
-from ostinato.models.checkpoint import load_spec
-from ostinato.ops.operations import OPERATIONS
+from ostinato.models.checkpoint import load_spec, model_spec
+from ostinato.ops.operations import OPERATIONS, call_with_known
+from ostinato.ops.scratch import native_encoder_attention, reference_gather_act_order
 from ostinato.ops.ukernels import ROWS, Problem, candidates, select
 from ostinato.plan.device.gpu_catalogue import CATALOGUE, DeviceSpec
 from ostinato.plan.device.kernel_support import NativeFacts, TritonFacts, features
 from ostinato.plan.kernels import choose_kernels
+from ostinato.plan.plan import make_plan
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, Quantization
 from ostinato.plan.ukernels import products_of
+from tests.support.checkpoints import RECIPES, recipe
 from tests.support.plan_cases import hybrid
+from tests.support.vl_models import vl_spec
 
 CPU = DeviceSpec("cpu", "cpu", 2**34, 2, None, None, "a test", NativeFacts("x86_64_v3", "it is the best"))
 BARE = replace(CPU, native=NativeFacts(None, "no native kernels are installed: install a compiler"))
@@ -142,3 +148,29 @@ def test_without_triton_a_gpu_runs_references_and_the_reason_says_what_is_missin
 def test_triton_kernels_that_are_asked_for_on_a_cpu_are_an_error() -> None:
     with pytest.raises(ConfigError, match="Triton kernels are for NVIDIA GPUs"):
         choose_kernels(hybrid(), CPU, "triton")
+
+
+def test_every_size_that_a_rule_of_an_operation_asks_for_is_one_that_the_plan_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[Callable[..., object], set[str]] = {}
+
+    def noted(rule: Callable[..., object], sizes: Mapping[str, object]) -> object:
+        given.setdefault(rule, set()).update(sizes)
+        return call_with_known(rule, sizes)
+
+    for module in ("launches", "kernel_costs", "memory.kernel_scratch"):
+        monkeypatch.setattr(f"ostinato.plan.{module}.call_with_known", noted)
+    every = [model_spec(recipe(name).to_dict()) for name in RECIPES] + [vl_spec("qwen3_vl")]
+    specs = [*{spec.ops: spec for spec in every}.values()]
+    for spec in specs:
+        for device in (CPU, BARE, CATALOGUE["h100-80gb"]):
+            make_plan(EngineConfig(), spec, device)
+    make_plan(EngineConfig(quantization="int8"), specs[0], BARE)
+    for name, row in OPERATIONS.items():
+        of_kernels = [kernel for kernel in (row.reference, row.native, row.triton) if kernel is not None]
+        rules = [rule for kernel in of_kernels for rule in (kernel.scratch, kernel.launches)]
+        for rule in (*rules, row.work):
+            # Only ranks gather inputs in the order of their activations; the encoder's memory is asked for directly.
+            if rule not in (None, reference_gather_act_order, native_encoder_attention):
+                assert inspect.signature(rule).parameters.keys() <= given.get(rule, set()), (name, rule)

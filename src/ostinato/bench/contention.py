@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ostinato.bench.engine_driver import WARM_UP_TOKENS, Workload, bench_config, rotated_order, run_batch
 from ostinato.bench.report import (
@@ -22,6 +21,7 @@ from ostinato.bench.report import (
     spread_columns,
 )
 from ostinato.bench.statistics import paired_ratio, spread
+from ostinato.json_io import JsonObject
 
 CONTEXT = 32
 """Prompt tokens before each row that decodes."""
@@ -59,7 +59,7 @@ class ContentionBench:
         return {**decode, f"prompt of {self.prompt_len}": Workload(self.prompt_len, 1, (1,), self.rounds)}
 
 
-def contention(settings: dict[str, Any], bench: ContentionBench, say: ProgressCallback) -> BenchReport:
+def contention(settings: JsonObject, bench: ContentionBench, say: ProgressCallback) -> BenchReport:
     """Measure each workload quiet and beside busy processes, in turns, with one engine.
 
     `of_quiet` compares with the quiet measurement of the same round.
@@ -95,7 +95,7 @@ def contention(settings: dict[str, Any], bench: ContentionBench, say: ProgressCa
     return BenchReport(data, engine_lines(data, "{output_len} tokens decoded by each row"), [Table(COLUMNS, results)])
 
 
-def _figures(work: str, busy: int, cores: int, rates: Sequence[float], quiet: Sequence[float]) -> dict[str, Any]:
+def _figures(work: str, busy: int, cores: int, rates: Sequence[float], quiet: Sequence[float]) -> JsonObject:
     share, of_quiet = cores / (cores + busy), paired_ratio(rates, quiet)
     assert of_quiet is not None, "the quiet speed is measured"
     return {

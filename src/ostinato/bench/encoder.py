@@ -24,7 +24,7 @@ from ostinato.bench.report import (
 from ostinato.bench.statistics import STATISTICS, WAYS, ArrivalTimes, arrival_figures, point_of, share_of_padding
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
-from ostinato.json_io import JsonMapping, to_json_data
+from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.media.media_item import MediaItem, rope_positions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.processor_config import PixelSettings, load_media_settings
@@ -62,7 +62,7 @@ class EncoderBench:
     max_pixels: int | None = None
 
 
-def encoder(settings: dict[str, Any], bench: EncoderBench, say: ProgressCallback) -> BenchReport:
+def encoder(settings: JsonObject, bench: EncoderBench, say: ProgressCallback) -> BenchReport:
     """Measure milliseconds until the images of an arrival are encoded, without graphs and with them.
 
     The measured time is from an arrival's patches to its output tokens: packing, the encoder's inputs, filling the

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ostinato import errors
 from ostinato.bench.statistics import RoundTrace
@@ -67,7 +67,7 @@ def bench_config(settings: dict[str, object], workload: Workload) -> EngineConfi
     return with_room(settings, max_num_seqs=max(workload.batch_sizes), max_model_len=workload.max_model_len)
 
 
-def with_room(settings: dict[str, Any], **needed: int) -> EngineConfig:
+def with_room(settings: JsonObject, **needed: int) -> EngineConfig:
     """Return `settings` with `needed`, the least value of each limit, for the limits that they leave open.
 
     All graphs are captured beforehand, unless the settings say otherwise. Raises ConfigError if they give less, or the

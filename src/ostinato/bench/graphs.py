@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import plan_of, rotated_order, run_batch, share_cache, with_room
 from ostinato.bench.measure_rates import machine_of
@@ -83,7 +83,7 @@ def graphs(settings: dict[str, object], bench: GraphBench, say: ProgressCallback
     return BenchReport(data, lines, graph_tables(data))
 
 
-def _config_for(settings: dict[str, Any], bench: GraphBench) -> EngineConfig:
+def _config_for(settings: JsonObject, bench: GraphBench) -> EngineConfig:
     """Return `settings` with room for the steps.
 
     An open `max_num_seqs` stays open if its value is enough, as the sizes of graphs depend on it. Raises ConfigError

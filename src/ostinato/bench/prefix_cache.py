@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import rotated_order, share_cache, with_room
 from ostinato.bench.prefix_workloads import PromptRequest, Sizes, make_asks
@@ -243,7 +243,7 @@ class PrefixBench:
         return {(name, number): make_asks(name, self.sizes, vocab_size, number) for name, number in keys}
 
 
-def prefix(settings: dict[str, Any], bench: PrefixBench, say: ProgressCallback) -> BenchReport:
+def prefix(settings: JsonObject, bench: PrefixBench, say: ProgressCallback) -> BenchReport:
     """Measure cache hits and times to first token for each workload and configuration.
 
     All configurations are in this process, have the same weights, and alternate: in each round a workload runs on one

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str], None]
 """Function that shows the user what is being measured now."""
-Row = Mapping[str, Any]
+Row = JsonMapping
 Format = str | Callable[[Any], str]
 """Format of a value: a template for `str.format`, a name in `FORMATS`, or a function."""
 FORMATS: dict[str, Format] = {

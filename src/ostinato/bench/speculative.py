@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import Workload, rotated_order, run_batch, with_room
 from ostinato.bench.profile import Roofline
@@ -77,7 +77,7 @@ class DraftVariant:
     def name(self) -> str:
         return f"0 to {self.k}" if self.is_adaptive else str(self.k)
 
-    def settings(self, method: str) -> dict[str, Any]:
+    def settings(self, method: str) -> JsonObject:
         if self.k == 0:
             return {}
         return {"speculative": f"{method}:{self.k}", "speculative_adaptive": "on" if self.is_adaptive else "off"}
@@ -95,7 +95,7 @@ class DraftRound:
     accepted: tuple[int, ...] = ()
 
 
-def speculative(settings: dict[str, Any], bench: SpeculativeBench, say: ProgressCallback) -> BenchReport:
+def speculative(settings: JsonObject, bench: SpeculativeBench, say: ProgressCallback) -> BenchReport:
     """Measure tokens per second, acceptance per position and step costs, by batch size and number of drafts.
 
     All engines are in this process, have the same weights, and alternate: in each round every one of them answers the

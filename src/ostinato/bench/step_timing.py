@@ -176,7 +176,7 @@ class Stopwatch:
 
         return call
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
         return self.timed(name, kernel)(*args, **kwargs)
 
     def split(

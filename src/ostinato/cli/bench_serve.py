@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from ostinato.bench.serve.workload import FORMS, Lengths, LoadSpec, parse_length
 from ostinato.cli.bench_common import Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.plan.capacity.estimate import parse_deadline
 
 
@@ -136,7 +137,7 @@ def serve_command(
 
 
 def overhead_command(
-    settings: dict[str, Any],
+    settings: JsonObject,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time in the server.")] = 64,
     requests: Annotated[int, typer.Option(min=1, help="Of each round.")] = 256,
     workload: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from ostinato.bench.profile import ProfileBench, profile
 from ostinato.cli.bench_common import BatchSizes, Measure, sizes
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 
 MeasureRates = Annotated[
     bool, typer.Option("--measure", help="Predict from rates measured in this run, not from those that are kept.")
@@ -128,7 +129,7 @@ def profile_command(
     return lambda say: profile(settings, bench, say, trace)
 
 
-def _rows(settings: dict[str, Any], text: str | None) -> tuple[int, ...]:
+def _rows(settings: JsonObject, text: str | None) -> tuple[int, ...]:
     """Return row counts, ascending, each once."""
     if text is not None:
         return tuple(sorted(set(sizes(text, "--rows"))))

@@ -6,7 +6,7 @@ import signal
 import sys
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from ostinato.cli.flags import (
 )
 from ostinato.cli.output import note, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
+from ostinato.json_io import JsonObject
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -39,8 +40,8 @@ Ctrl-C       stop an answer; what it has so far stays in the conversation"""
 @engine_options
 @sampling_options(leave_out=("n", "logprobs", "prompt_logprobs"))
 def chat(
-    settings: dict[str, Any],
-    sampling: dict[str, Any],
+    settings: JsonObject,
+    sampling: JsonObject,
     target: Model = None,
     system: Annotated[str | None, typer.Option(help="The system prompt of every conversation.")] = None,
     image: Annotated[
@@ -68,7 +69,7 @@ def chat(
     from ostinato import LLM
 
     llm = LLM(**settings)
-    defaults: dict[str, Any] = {
+    defaults: JsonObject = {
         name: value for name, value in llm.engine.tokenizer.chat_defaults.items() if name not in sampling
     }
     if defaults:
@@ -106,7 +107,7 @@ def chat(
 class ChatSession:
     """Messages of a conversation so far; they stay valid whatever happens to an answer."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, variables: JsonObject) -> None:
         """Begin a conversation.
 
         Raises RequestError if the checkpoint has no chat template or the template refuses the system prompt.
@@ -114,9 +115,9 @@ class ChatSession:
         self.llm = llm
         self.params = params
         self.variables = variables
-        self.opening: list[dict[str, Any]] = [] if system is None else [as_message(system, "system")]
+        self.opening: list[JsonObject] = [] if system is None else [as_message(system, "system")]
         self.messages = list(self.opening)
-        self.attached: list[dict[str, Any]] = []
+        self.attached: list[JsonObject] = []
         """Images of the next message, as content parts."""
         llm.engine.render_chat([*self.opening, as_message("Hello")], **variables)
 
@@ -129,7 +130,7 @@ class ChatSession:
         from ostinato.media.load import load_image
         from ostinato.media.message_media import MediaError
 
-        part: dict[str, Any] = {"type": "image", "image": source}
+        part: JsonObject = {"type": "image", "image": source}
         media = self.llm.engine.media
         if media is not None:
             # Read the file once: it may have changed when the conversation continues.

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -59,7 +59,7 @@ class Evaluation:
 
 @engine_options
 def evaluate(
-    settings: dict[str, Any],
+    settings: JsonObject,
     target: Model = None,
     num_problems: Annotated[int, typer.Option(min=1, help="How many problems, or drawings.")] = 200,
     seed: Annotated[int, typer.Option(help="Which problems: the same seed draws the same ones.")] = 0,

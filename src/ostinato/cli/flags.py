@@ -62,7 +62,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         for param in ctx.command.params
         if param.param_type_name == "option" and param.name not in _NO_SETTINGS
     }
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     others: list[str] = []
     for key, value in (read or {}).items():
         name = str(key).removeprefix("--").replace("-", "_")
@@ -100,7 +100,7 @@ def print_config(settings: BaseModel) -> Iterator[str]:
         yield f"# {line}" if value == field.default else line
 
 
-def _as_argument(value: object, *, is_list: bool) -> Any:
+def _as_argument(value: object, *, is_list: bool) -> object:
     """Return a value in the form in which a flag would bring it."""
     if is_list:
         return [str(each) for each in (value if isinstance(value, list) else [value])]
@@ -158,11 +158,11 @@ HelpAll = Annotated[
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for every engine setting, and hidden flags for its other names.
 
-    The command takes `settings: dict[str, Any]`, which receives the given flags, ready for `EngineConfig(**settings)`.
+    The command takes `settings: JsonObject`, which receives the given flags, ready for `EngineConfig(**settings)`.
     If the command has a parameter with a setting's name, that parameter is kept.
 
         @engine_options
-        def generate(settings: dict[str, Any], prompt: str) -> None: ...
+        def generate(settings: JsonObject, prompt: str) -> None: ...
     """
     return with_flags(command, "settings", _flags(), reads_file=True)
 
@@ -171,7 +171,7 @@ def with_flags(
     command: Callable[..., None],
     collector: str,
     flags: Iterable[inspect.Parameter],
-    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    read: Callable[[JsonObject], JsonObject] = dict,
     *,
     reads_file: bool = False,
 ) -> Callable[..., None]:
@@ -201,7 +201,7 @@ def with_flags(
     return with_collected
 
 
-def name_model(settings: dict[str, Any], target: str | None) -> None:
+def name_model(settings: JsonObject, target: str | None) -> None:
     """Set the model to `target`, a command's positional MODEL, if it was given.
 
     ConfigError if `--model` is given too.
@@ -213,7 +213,7 @@ def name_model(settings: dict[str, Any], target: str | None) -> None:
     settings["model"] = target
 
 
-def check_model(settings: dict[str, Any], *, plans: bool = True) -> tuple[EngineConfig, ModelSpec]:
+def check_model(settings: JsonObject, *, plans: bool = True) -> tuple[EngineConfig, ModelSpec]:
     """Return the configuration and the spec. Their errors come before torch is imported, which takes seconds.
 
     So do those of a separate chat template, and, with `plans`, those of a plan for this machine.
@@ -315,7 +315,7 @@ def sampling_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every sampling setting but those in `leave_out`.
 
-    The command takes `sampling: dict[str, Any]`, which receives the given settings. Lists are given by repeating the
+    The command takes `sampling: JsonObject`, which receives the given settings. Lists are given by repeating the
     flag; a logit bias is written ID=BIAS. Each kind of guide has a flag, and its schema or grammar is a file or the
     text itself.
     """
@@ -374,7 +374,7 @@ def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
         )
 
 
-def _values(given: dict[str, Any]) -> dict[str, Any]:
+def _values(given: JsonObject) -> JsonObject:
     """Return the given flags as SamplingParams takes them. An empty list is a flag that was not given."""
     values = {name: value for name, value in given.items() if value != []}
     if "logit_bias" in values:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 @engine_options
 @sampling_options()
 def generate(
-    settings: dict[str, Any],
-    sampling: dict[str, Any],
+    settings: JsonObject,
+    sampling: JsonObject,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -120,7 +120,7 @@ def _read_arguments(prompts: list[str]) -> Iterator[str]:
         yield sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
 
 
-def _stream(llm: LLM, prompt: str, params: SamplingParams, raw: bool, variables: dict[str, Any]) -> None:
+def _stream(llm: LLM, prompt: str, params: SamplingParams, raw: bool, variables: JsonObject) -> None:
     message = [as_message(prompt)]
     pieces = llm.stream(prompt, params) if raw else llm.stream_chat(message, params, **variables)
     _, output = print_pieces(pieces)
@@ -128,9 +128,7 @@ def _stream(llm: LLM, prompt: str, params: SamplingParams, raw: bool, variables:
         note_cut(output.outputs[0], params)
 
 
-def _run(
-    llm: LLM, prompts: list[str], params: SamplingParams, raw: bool, variables: dict[str, Any]
-) -> list[RequestOutput]:
+def _run(llm: LLM, prompts: list[str], params: SamplingParams, raw: bool, variables: JsonObject) -> list[RequestOutput]:
     if raw:
         return llm.generate(prompts, params)
     return llm.chat([[as_message(prompt)] for prompt in prompts], params, **variables)

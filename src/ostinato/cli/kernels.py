@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.ops.ukernels import ALL_WEIGHTS, BLOCKS, INTEGER_BLOCKS, ROWS, Ukernel
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.isa_table import TABLE
@@ -20,7 +21,7 @@ from ostinato.plan.ukernels import ProductRows, explain_rows
 
 @engine_options
 def kernels(
-    settings: dict[str, Any],
+    settings: JsonObject,
     target: Model = None,
     isa: Annotated[
         str | None, typer.Option(metavar="NAME", help="Rows of another CPU's module, such as x86_64_v3.")
@@ -70,12 +71,12 @@ def _module(isa: str | None) -> str:
     return isa or str(facts.isa)
 
 
-def _row_data(row: Ukernel) -> dict[str, Any]:
+def _row_data(row: Ukernel) -> JsonObject:
     data = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(row).items()}
     return data | {"modules": {name: sorted(value) for name, value in row.modules._asdict().items()}}
 
 
-def _product_data(rows: ProductRows) -> dict[str, Any]:
+def _product_data(rows: ProductRows) -> JsonObject:
     chosen = {
         str(tokens): {
             "row": choice.row.name,

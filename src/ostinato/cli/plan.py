@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.files import why_unwritable
-from ostinato.json_io import to_json_data
+from ostinato.json_io import JsonObject, to_json_data
 from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
@@ -32,7 +32,7 @@ from ostinato.units import exact_bytes, format_bytes, parse_bytes
 
 @engine_options
 def plan(
-    settings: dict[str, Any],
+    settings: JsonObject,
     target: Model = None,
     device: Annotated[
         str, typer.Option(help=f"auto and cuda (this machine), or one of {', '.join(DEVICE_NAMES)}.")

@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic.fields import FieldInfo
@@ -20,12 +20,13 @@ from ostinato.cli.flags import SIZE, Model, check_model, described, engine_optio
 from ostinato.cli.output import note
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import RequestError
+from ostinato.json_io import JsonObject
 from ostinato.serve.settings import BYTE_SETTINGS, ServeSettings, UnknownFields
 
 
 @engine_options
 def batch(
-    settings: dict[str, Any],
+    settings: JsonObject,
     requests: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="A request a line, in OpenAI's batch form.")],
     answers: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where answers are added, one a line.")],
     served_model_name: Annotated[
@@ -102,7 +103,7 @@ PANEL = "Server"
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for each of ServeSettings; `serving: dict[str, Any]` receives the given ones."""
+    """Give a command a flag for each of ServeSettings; `serving: JsonObject` receives the given ones."""
     flags = [_flag(name, field) for name, field in ServeSettings.model_fields.items()]
     return with_flags(command, "serving", flags)
 
@@ -123,8 +124,8 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
 @engine_options
 @server_options
 def serve(
-    settings: dict[str, Any],
-    serving: dict[str, Any],
+    settings: JsonObject,
+    serving: JsonObject,
     target: Model = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as a file for --config, and exit.")
@@ -160,8 +161,8 @@ def serve(
 @engine_options
 @server_options
 def ray_config(
-    settings: dict[str, Any],
-    serving: dict[str, Any],
+    settings: JsonObject,
+    serving: JsonObject,
     target: Model = None,
     ingresses: Annotated[
         int, typer.Option(min=1, help="Processes that answer HTTP, behind the proxies of Ray Serve.")

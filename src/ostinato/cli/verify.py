@@ -17,7 +17,7 @@ from rich.text import Text
 from ostinato.cli.flags import Model, check_model, engine_options, name_model, read_prompts
 from ostinato.cli.output import figures_table, note, piped_progress
 from ostinato.errors import ConfigError
-from ostinato.json_io import JsonMapping
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import resolve_model_dir
 
 STYLES = {"equal": "green", "tie": "yellow", "different": "bold red", "error": "bold red"}
@@ -87,7 +87,7 @@ def _cells(report: JsonMapping) -> Table:
     return table
 
 
-def _counts(cell: Mapping[str, Any]) -> Iterator[str]:
+def _counts(cell: JsonMapping) -> Iterator[str]:
     counts = cell["counts"]
     if counts is None:
         yield from ("-", "-", "-", "-")
@@ -167,7 +167,7 @@ EXIT_DIFFERENT = 1
 
 @engine_options
 def verify(
-    settings: dict[str, Any],
+    settings: JsonObject,
     target: Model = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer cells: of state mode and speculation all pairs, of others some.")

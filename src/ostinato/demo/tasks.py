@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from ostinato.json_io import JsonObject
 
 from . import drawings
 from .problems import Problem, extract_result, held_out
@@ -16,7 +17,7 @@ class Task:
 
     question: str
     answer: str
-    content: str | list[dict[str, Any]]
+    content: str | list[JsonObject]
     is_right: Callable[[str], bool]
 
 

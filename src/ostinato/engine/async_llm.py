@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack
+from typing import TYPE_CHECKING, Never, Self, Unpack
 
 import numpy as np
 
@@ -205,7 +205,7 @@ class AsyncLLM:
             raise RequestError("this AsyncLLM was started on another event loop; make one for each loop")
         return engine
 
-    async def _rendered(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> PromptInput:
+    async def _rendered(self, messages: Sequence[Message], template_kwargs: JsonObject) -> PromptInput:
         engine = self._on_its_loop()
         check_template_kwargs(template_kwargs, engine.chat_template)
 

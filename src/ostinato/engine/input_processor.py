@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex, cast
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import Remedy, RequestError
+from ostinato.json_io import JsonMapping
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.other_engines import LEFT_OUT
@@ -19,10 +20,10 @@ from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 from ostinato.scheduler.limits import check_prompt_length
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompt = str | Sequence[int] | JsonMapping
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 Prompts = Prompt | Iterable[Prompt]
-Message = Mapping[str, Any]
+Message = JsonMapping
 ConversationsInput = Sequence[Message] | Sequence[Sequence[Message]]
 """One conversation, or several."""
 Params = SamplingParams | Sequence[SamplingParams] | None

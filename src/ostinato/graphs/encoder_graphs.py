@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.replay_check import compare_encoding
 from ostinato.graphs.step_graphs import CaptureProgress
+from ostinato.json_io import JsonObject
 from ostinato.media.media_item import MediaItem
 from ostinato.observe.counts import EncoderCounts
 from ostinato.ops.step_inputs import EncoderInputs
@@ -67,7 +68,7 @@ class BudgetTimes:
             return False
         return self.graph_seconds > self.eager_seconds
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "budget": self.budget,
             "graph_seconds": self.graph_seconds,
@@ -136,7 +137,7 @@ class EncoderGraphs:
     def num_captured(self) -> int:
         return len(self._graphs)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> JsonObject:
         """Return statistics of the graphs: number captured, capture time, and observed and planned memory.
 
         They include the decision on `encoder_graph_mode` and the times that decided each budget.

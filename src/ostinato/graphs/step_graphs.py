@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -15,6 +15,7 @@ from ostinato.graphs.buffers import StepBuffers, check_unmoved
 from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.replay_check import compare_replay
 from ostinato.graphs.tape import TapeBackend
+from ostinato.json_io import JsonObject
 from ostinato.layers.module import Module
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -281,9 +282,9 @@ class GraphCounts:
         self.eager_tokens[reason] += tokens
         self.unplanned += not was_planned
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the counts as plain data: steps per mode and per graph, and the reasons of eager steps."""
-        graphs: list[dict[str, Any]] = [
+        graphs: list[JsonObject] = [
             {
                 "mode": key.mode,
                 "size": key.size,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.json_io import JsonMapping
 from ostinato.media.processor_config import PixelSettings
 
 LOW_PIXELS = 512 * 512
@@ -20,7 +21,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "video": ("video", "fps", "min_pixels", "max_pixels"),
 }
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 
 
 class MediaError(RequestError):

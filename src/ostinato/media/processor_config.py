@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.errors import ModelError
-from ostinato.json_io import read_json
+from ostinato.json_io import JsonMapping, read_json
 from ostinato.plan.layer_specs import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -83,7 +83,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 class _Reader:
     """Reader of one processor's settings from their file."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     path: Path
     vision: VisionSpec
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Backbone(Module):
     """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ.
 
-    Attention that `is_local` has a separate rotary embedding.
+    `final_norm` is the norm after the blocks, if it is no RMS norm.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Backbone(Module):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
+        final_norm: LayerNorm | None = None,
     ) -> None:
         super().__init__()
         self.names = names or {}
@@ -42,14 +43,13 @@ class Backbone(Module):
             build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
         )
         self.layers = ModuleList(make_block(layer) for layer in spec.layers)
-        self.local_blocks = {
-            block
+        self.norm = final_norm or RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
+        self.rotaries = ModuleList(Rotary(build, rope) for rope in spec.ropes if rope.sections is None)
+        self.ropes = {
+            block: 0 if layer.attention is None else layer.attention.rope
             for layer, block in zip(spec.layers, self.layers, strict=True)
-            if layer.attention is not None and layer.attention.is_local
         }
-        self.norm: RMSNorm | LayerNorm = RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
-        self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
-        self.local_rotary = None if spec.local_rope is None else Rotary(build, spec.local_rope)
+        """Index in `rotaries` of each block's rotary embedding."""
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
@@ -57,10 +57,9 @@ class Backbone(Module):
 
     def transform(self, x: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
-        angles = self.rotary(step.positions) if self.rotary is not None else None
-        local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
+        angles = [rotary(step.positions) for rotary in self.rotaries] or [None]
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, local_angles if block in self.local_blocks else angles, step, layer_memory)
+            x = block(x, angles[self.ropes[block]], step, layer_memory)
         return self.norm(x.to(self.embed_tokens.dtype))
 
 

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.demo import CHECKPOINTS, checkpoint_dir
@@ -61,7 +60,7 @@ def with_given_tokens(model: ModelSpec, tokenizer: str, place: Path) -> ModelSpe
     return replace(model, given_tokens=len(ids))
 
 
-def _ids(parts: dict[str, Any]) -> set[int]:
+def _ids(parts: JsonObject) -> set[int]:
     """Return all token ids of a tokenizer.json.
 
     Its vocabulary maps text to id, or is a list of (text, score) in the order of the ids.
@@ -368,8 +367,8 @@ def _check_sizes(spec: ModelSpec) -> None:
         problem = mixer.problem()
         if problem is not None:
             raise ModelError(f"config.json has {problem}")
-    for rope in (spec.rope, spec.local_rope):
-        if rope is not None and rope.rotary_dim % 2:
+    for rope in spec.ropes:
+        if rope.rotary_dim % 2:
             raise ModelError(f"config.json rotates {rope.rotary_dim} elements of a head; they should be pairs")
-        if rope is not None and not rope.theta > 0:
+        if not rope.theta > 0:
             raise ModelError(f"config.json has rope_theta = {rope.theta}; it should be above 0")

@@ -23,7 +23,7 @@ MAX_SIZE, MAX_PARTS = 2**48, 2**14
 """Largest sizes, and numbers of layers and experts, that are read. Larger ones are damage, and take minutes to plan."""
 
 
-def require(config: JsonMapping, name: str) -> Any:
+def require(config: JsonMapping, name: str) -> object:
     """Return the value of `name`; ModelError if config.json has no such key, or null for it."""
     value = config.get(name)
     if value is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm
+from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, PredictionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -63,11 +63,8 @@ class Block(Module):
         return x if self.experts is None else self.experts(y, x)
 
 
-class SandwichBlock(Module):
-    """Attention or a state mixer, then an MLP. Each has a norm before it, and another one between it and the sum.
-
-    `names` and `norm_plus_one` are those of `Block`.
-    """
+class SandwichBlock(Block):
+    """Attention or a state mixer, then an MLP. Each has a norm before it, and another one between it and the sum."""
 
     def __init__(
         self,
@@ -81,14 +78,17 @@ class SandwichBlock(Module):
         names: dict[str, str] | None = None,
         norm_plus_one: bool = False,
     ) -> None:
-        super().__init__()
-        self.names = names or {}
-        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
-        self.self_attn = attention
-        self.mamba = mamba
-        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        super().__init__(
+            build,
+            hidden_size,
+            norm_eps,
+            mlp=mlp,
+            attention=attention,
+            mamba=mamba,
+            names=names,
+            norm_plus_one=norm_plus_one,
+        )
         self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
-        self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
 
     def forward(
@@ -159,9 +159,12 @@ class Decoder(CausalLM):
         embedding_multiplier: float = 1.0,
         logits_multiplier: float = 1.0,
         norm_plus_one: bool = False,
+        final_norm: LayerNorm | None = None,
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
-        self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one)
+        self.model = Backbone(
+            build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one, final_norm
+        )
         self.mtp: PredictionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             self.mtp = self.make_head(spec.drafter.layers)

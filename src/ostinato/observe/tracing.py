@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord
 
 
@@ -79,7 +80,7 @@ def make_tracing(endpoint: str, model_name: str) -> Tracing:
     return Tracing(OTLPSpanExporter(endpoint if endpoint.endswith(path) else endpoint.rstrip("/") + path), model_name)
 
 
-def _attributes(record: RequestRecord, figures: Mapping[str, object], model_name: str) -> dict[str, Any]:
+def _attributes(record: RequestRecord, figures: Mapping[str, object], model_name: str) -> JsonObject:
     attributes = {
         "http.request.method": record.method,
         "url.path": record.path,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ostinato.json_io import JsonObject
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
@@ -80,7 +81,7 @@ def _distinct(found: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]
     yield from {tuple(sizes.items()): sizes for sizes in found}.values()
 
 
-def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
+def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
     """Yield the sizes of each kind of layer that calls the operation, under the names that launch tables use."""
     vision, drafter = model.vision, model.drafter
     # No language model behind an encoder has layer norms.
@@ -91,14 +92,13 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
         if op == "layer_norm":
             yield {"size": vision.hidden_size * vision.patches_per_token}
         return
-    layers = [*model.layers, *(drafter.layers if drafter is not None else ())]
-    if drafter is not None and drafter.model is not None:
-        layers += drafter.model.layers
-    of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
-    for layer in dict.fromkeys(layers):
+    layers = [(model, layer) for layer in dict.fromkeys(model.layers)]
+    if drafter is not None:
+        layers += [(drafter.model or model, layer) for layer in dict.fromkeys(drafter.layers)]
+    of_mixers = {name for _, layer in layers for name in operations_of(layer.mixer)}
+    for owner, layer in layers:
         if op in ("attention", "rotary") and layer.attention is not None:
-            rope = (model.local_rope if layer.attention.is_local else None) or model.rope
-            rope = rope if layer.attention.rotates else None
+            rope = owner.rope_of(layer.attention)
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
             yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from ostinato.json_io import JsonObject
 from ostinato.ops.operations import ENCODER_OPS
 from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.mixers import Mixer, operations_of
@@ -24,9 +24,9 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     rotates: bool = True
-    """True if it uses the model's rotary embedding, if there is one."""
-    is_local: bool = False
-    """True if it uses the model's `local_rope`, its rotary embedding of layers with a window."""
+    """True if it uses a rotary embedding of the model, if there is one."""
+    rope: int = 0
+    """Index of that embedding in `ModelSpec.ropes`."""
     window: int | None = None
     """Number of positions that a token attends to, its own included; None: all up to its own."""
 
@@ -35,9 +35,6 @@ class AttentionSpec:
 
     Then the cache stores keys alone.
     """
-
-    rope: int = 0
-    """Place of its rotary embedding among the model's, if these are several."""
 
     has_sinks: bool = False
     """True if each head has a learned score without a value in its softmax."""
@@ -151,7 +148,7 @@ class LayerSpec:
         return tuple(weight for weight in self.weights if weight.role == "experts")
 
 
-def layer_sizes(op: str, layer: LayerSpec) -> Iterator[dict[str, Any]]:
+def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
     """Yield the sizes of each call of an operation in a layer, under the names that the operations' rules use.
 
     The rules are those for work, scratch memory and launches. Sizes of the step, such as its tokens, are not among

@@ -129,12 +129,21 @@ class ModelSpec:
     """The whole model, if it is sharded."""
     given_tokens: int | None = None
     """Number of token ids that have a text in the tokenizer given in place of the checkpoint's, if one was given."""
-    local_rope: RopeSpec | None = None
-    """Rotary embedding of attention that `is_local`, if it has one of its own."""
+    other_ropes: tuple[RopeSpec, ...] = ()
+    """Further rotary embeddings, of the attention whose `rope` is 1 and more."""
     backbone: str = "model."
     """Prefix of the names of the layers in the checkpoint."""
     left_out: str | None = None
     """The part of the checkpoint that is not run, with the reason; None if all of it is."""
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """All rotary embeddings; `AttentionSpec.rope` is an index into them."""
+        return () if self.rope is None else (self.rope, *self.other_ropes)
+
+    def rope_of(self, attention: AttentionSpec) -> RopeSpec | None:
+        """Return the rotary embedding that the attention uses, if it uses one."""
+        return self.ropes[attention.rope] if attention.rotates and self.ropes else None
 
     @property
     def num_layers(self) -> int:

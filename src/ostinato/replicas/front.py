@@ -104,7 +104,7 @@ class ReplicaSet:
 
         `on_close` is called at the end, once all links are closed; a coroutine that it returns is awaited.
         """
-        self.on_message: Callable[[Any], None] = lambda message: None
+        self.on_message: Callable[[object], None] = lambda message: None
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None
         """Callback for a change in the number of replicas that take new requests."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +16,7 @@ from ostinato.graphs.encoder_graphs import EncoderGraphs
 from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.step_graphs import Backend, StepGraphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
+from ostinato.json_io import JsonMapping
 from ostinato.models.base import CausalLM
 from ostinato.ops.step_inputs import EncoderInputs, LayerCache
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
@@ -120,7 +121,7 @@ class GraphMemoryCheck:
         self._spare = device.memory_bytes - available if device.kind == "cuda" else 0
         self._told: set[str] = set()
 
-    def __call__(self, what: str, figures: Mapping[str, Any], remedy: Remedy) -> None:
+    def __call__(self, what: str, figures: JsonMapping, remedy: Remedy) -> None:
         """Raise CapacityError with the `remedy` if they take too much."""
         planned, observed = figures["planned_bytes"], figures["observed_bytes"]
         if observed <= planned:

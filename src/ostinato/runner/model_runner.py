@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +18,7 @@ from ostinato.errors import Remedy
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.graphs.encoder_graphs import EncoderGraphs
 from ostinato.graphs.step_graphs import StepGraphs
+from ostinato.json_io import JsonObject
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
@@ -166,7 +167,7 @@ class ModelRunner:
             most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
             self.image_encoder = ImageEncoder(self.encoder_graphs, cells[0].media, most_patches)
         self._phases.end("memory")
-        self.measured: dict[str, Any] = {
+        self.measured: JsonObject = {
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
         }
 
@@ -269,7 +270,7 @@ class ModelRunner:
             "observed_bytes": sum(each.num_bytes for each in graphs if each.planned()),
         }
 
-    def _check_graphs(self) -> dict[str, Any]:
+    def _check_graphs(self) -> JsonObject:
         """Return the statistics of the graphs captured so far.
 
         CapacityError if they take more than was planned for all.

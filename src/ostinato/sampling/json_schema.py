@@ -137,7 +137,7 @@ class SchemaRewriter:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._bases: dict[int, str] = {}
-        self._resources: dict[str, Any] = {"": root}
+        self._resources: JsonObject = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._targets: dict[tuple[str, str], tuple[Any, str]] = {}
         self._known: dict[int, _Known] = {}

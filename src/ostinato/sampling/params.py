@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -99,17 +99,17 @@ class SamplingParams(BaseModel):
 
     @field_validator("top_k", mode="before")
     @classmethod
-    def _minus_one_means_all(cls, value: object) -> Any:
+    def _minus_one_means_all(cls, value: object) -> object:
         return 0 if value == -1 else value
 
     @field_validator("guide", mode="before")
     @classmethod
-    def _fields_to_guide(cls, value: object) -> Any:
+    def _fields_to_guide(cls, value: object) -> object:
         return Guide(**value) if isinstance(value, dict) else value
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _strings_to_tuple(cls, value: object) -> Any:
+    def _strings_to_tuple(cls, value: object) -> object:
         if value is None:
             return ()
         if isinstance(value, str):
@@ -118,14 +118,14 @@ class SamplingParams(BaseModel):
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
-    def _ids_to_tuple(cls, value: object) -> Any:
+    def _ids_to_tuple(cls, value: object) -> object:
         if value is None:
             return ()
         return tuple(value) if isinstance(value, (list, set, frozenset)) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
-    def _read_json_keys(cls, value: object) -> Any:
+    def _read_json_keys(cls, value: object) -> object:
         """Convert string keys to token ids, since JSON objects have string keys: `"17"` is token 17."""
         if value is None:
             return {}

@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
+from ostinato.json_io import JsonObject
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.chat.tool_calls.formats import PARSERS
@@ -237,7 +238,7 @@ class ServeSettings(BaseModel):
 
     @field_validator(*BYTE_SETTINGS, mode="before")
     @classmethod
-    def _accept_a_size(cls, value: object) -> Any:
+    def _accept_a_size(cls, value: object) -> object:
         return read_size(value)
 
     @field_validator("served_model_name", mode="before")
@@ -370,7 +371,7 @@ class ServeSettings(BaseModel):
         return self._keys
 
 
-def _validation_text(found: dict[str, Any]) -> dict[str, Any]:
+def _validation_text(found: JsonObject) -> JsonObject:
     """Return pydantic's problem without a key, which must not be printed, and in words if it is about a pattern."""
     secret = next((name for name in SECRET_VARIABLES if name in found["loc"]), None)
     if secret is not None:

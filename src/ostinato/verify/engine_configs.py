@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.config_fields import Speculative
 from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.limits import min_batched_tokens
@@ -31,7 +31,7 @@ LARGEST_PART = 8
 LADDER_SETTINGS = ("capture_sizes", "capture_rows", "max_capture_size", "performance_mode")
 
 
-def base_config(settings: dict[str, Any]) -> EngineConfig:
+def base_config(settings: JsonObject) -> EngineConfig:
     """Return the config of `settings`, with verification's own choices for open ones.
 
     They are float32, few rows, so that requests wait for each other, checkpoints close together, and drafts in every
@@ -39,7 +39,7 @@ def base_config(settings: dict[str, Any]) -> EngineConfig:
     """
     config = EngineConfig(**settings)
     is_small = load_spec(config).num_parameters < SMALL_MODEL
-    chosen: dict[str, Any] = {
+    chosen: JsonObject = {
         "dtype": "float32",
         "max_num_seqs": ROWS,
         "state_block_size": 2 * config.block_size,

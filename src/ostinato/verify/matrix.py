@@ -21,7 +21,7 @@ from ostinato.plan.plan import make_plan
 from ostinato.plan.speculation import available_methods
 from ostinato.verify.engine_configs import way_config
 
-Choice = dict[str, Any]
+Choice = JsonObject
 """One value for each axis: axis -> value."""
 
 Part = tuple[tuple[str, ...], tuple[Hashable, ...]]
@@ -79,7 +79,7 @@ class VerifyVariant:
     preemption: bool
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Settings of the engine."""
         return {axis: getattr(self, axis) for axis in ENGINE_AXES}
 
@@ -100,7 +100,7 @@ class VerifyMatrix:
     left_out: tuple[str, ...]
 
 
-def named(speculative: Speculative | None) -> str | dict[str, Any]:
+def named(speculative: Speculative | None) -> str | JsonObject:
     """Return `none`, or `speculative` in the form in which it is given."""
     return "none" if speculative is None else speculative.as_given()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -78,7 +77,7 @@ def _memory(
     """Return zeros for the memory of one request, with recurrent states in `dtype`."""
     memory = []
     for number, layer in enumerate(engine.runner.layer_memory):
-        blocks: dict[str, Any] = {
+        blocks: JsonObject = {
             name: torch.zeros_like(kept[: 1 + num_blocks]) for name, kept in layer.block_tensors.items()
         }
         states = {

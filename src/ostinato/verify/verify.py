@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.json_io import JsonObject
@@ -22,7 +21,7 @@ from ostinato.verify.reference_run import PlainPath, ReferenceCase
 from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
-SAMPLED: dict[str, Any] = {"temperature": 0.8, "repetition_penalty": 1.1}
+SAMPLED: JsonObject = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Sampling parameters of the sampled requests.
 
 The penalty depends on the tokens before a token, prompt or output alike, so a text continues the same from anywhere; a
@@ -47,7 +46,7 @@ class Trial:
     draft: str | None = None
 
 
-def verify(settings: dict[str, Any], trial: Trial, progress: Callable[[str, int, int], None]) -> JsonObject:
+def verify(settings: JsonObject, trial: Trial, progress: Callable[[str, int, int], None]) -> JsonObject:
     """Compare each cell's tokens with the plain path's, and return the report.
 
     The report has, for each cell, whether its tokens are equal, and where they first are not. `settings` are of the
@@ -115,7 +114,7 @@ def has_passed(report: JsonObject) -> bool:
 
 def _params(trial: Trial, texts: PromptTexts) -> dict[str, SamplingParams]:
     """Return the sampling parameters by kind. Random tokens are no text, so an end token among them ends nothing."""
-    common: dict[str, Any] = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
+    common: JsonObject = {"max_tokens": trial.max_tokens, "ignore_eos": not texts.ends}
     return {
         "greedy": SamplingParams(temperature=0, **common),
         "sampled": SamplingParams(seed=trial.seed, **SAMPLED, **common),
@@ -138,7 +137,7 @@ def _model_facts(config: EngineConfig, model: ModelSpec) -> JsonObject:
     }
 
 
-def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) -> dict[str, Any]:
+def _settings(config: EngineConfig, plain: PlainPath, trial: Trial, whole: int) -> JsonObject:
     """Return the settings that all cells have in common."""
     effective = plain.engine.plan.settings
     return {

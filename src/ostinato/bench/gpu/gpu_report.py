@@ -24,7 +24,7 @@ from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.units import format_bytes
 
-Found = Mapping[str, Mapping[str, Any]]
+Found = Mapping[str, JsonMapping]
 """The data of the parts that have some, by name."""
 MODELS = ("8b", "300m")
 
@@ -323,7 +323,7 @@ def _tables_of(outcome: PartOutcome) -> list[Table]:
 def _memory_table(data: JsonMapping, title: str) -> Table:
     """Return a table of bytes planned and bytes observed, and seconds."""
     planned, observed, capture = data["planned_bytes"], data["observed_bytes"], data["capture"]
-    rows: list[dict[str, Any]] = [
+    rows: list[JsonObject] = [
         {"name": "weights", "planned": planned["weights"], "observed": observed["weights"]},
         {"name": "graphs", "planned": capture["planned_bytes"], "observed": capture["observed_bytes"]},
         {"name": "activations", "planned": planned["activations"], "observed": None},

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ class CallLog:
         self.calls: dict[str, list[Call]] = {}
         self._is_inside = False
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
         """Record a kernel's call, as `ops.kernels.Recorder` describes."""
         if self._is_inside:
             return kernel(*args, **kwargs)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
 
 
-Settings = dict[str, Any]
-Options = Mapping[str, Any]
+Settings = JsonObject
+Options = JsonMapping
 
 
 def run_job(job: JsonObject) -> JsonObject:
@@ -165,9 +165,9 @@ class CheckPart:
     kind: Kind
     title: str
     seconds: float
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
     """Settings of the engine."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonMapping = field(default_factory=dict)
     """Options of the benchmark, of the tests, or of the compiler."""
     needs_setting: str | None = None
     """A field of `EngineConfig` that it compares; without that field, the part is skipped."""
@@ -194,8 +194,8 @@ class Scale:
     off_stride: tuple[int, ...]
     arrivals: int
     max_pixels: int
-    compiled: Mapping[str, Any]
-    tests: Mapping[str, Any]
+    compiled: JsonMapping
+    tests: JsonMapping
 
 
 def full_scale(checkout: Path, capability: int | None) -> Scale:

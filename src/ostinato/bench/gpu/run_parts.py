@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from ostinato.bench.engine_driver import COMMAND, request_of, result_of
 from ostinato.bench.gpu.parts import CheckPart
@@ -83,7 +83,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 TOOL = "tools/check_triton.py"
 
 
-def compiled(arguments: Sequence[str], seconds: float, checkout: Path) -> tuple[Finished, dict[str, Any] | None]:
+def compiled(arguments: Sequence[str], seconds: float, checkout: Path) -> tuple[Finished, JsonObject | None]:
     """Run the tool of the `checkout`; return its process, and the tool's report if it has written one."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
@@ -100,7 +100,7 @@ SHARED = re.compile(r"^\[gw\d+\].*? (?P<outcome>PASSED|FAILED|ERROR|SKIPPED) (?P
 REASON = re.compile(r"^(?:FAILED|ERROR) (?P<test>tests/.+?) - (?P<reason>.*)$")
 
 
-def pytest_command(options: Mapping[str, Any]) -> list[str]:
+def pytest_command(options: JsonMapping) -> list[str]:
     """Return pytest's command line. It asks for a line per test, so that a run that is ended early has results."""
     command = [sys.executable, "-u", "-m", "pytest", "-vv", "-m", "gpu", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     if options["workers"] and find_spec("xdist") is not None:

@@ -10,7 +10,6 @@ import json
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -70,7 +69,7 @@ class ImageSnapshot:
     digest: str
     pixels: int
     shape: list[int]
-    settings: dict[str, Any] | None
+    settings: JsonObject | None
     """Settings of uint8 pixels, from which patches are made; None if `pixels` are the patches, as float32."""
     kept: int | None
 
@@ -92,7 +91,7 @@ class RequestSnapshot:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    params: dict[str, Any]
+    params: JsonObject
     """Arguments of `SamplingParams`."""
     seed: int
     """The seed in effect, also if `params` bring none."""

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.child_process import die_with_parent, exit_with_peer
 from ostinato.engine.outputs import RequestOutput
@@ -163,7 +163,7 @@ class EngineLoop:
         self._compiler = ThreadPoolExecutor(1, "guides")
         self._compiling: dict[str, tuple[Future[Grammar], SubmitRequest | ImportRequest | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
-        self._questions: dict[QueryKind, Callable[[], Any]] = {
+        self._questions: dict[QueryKind, Callable[[], object]] = {
             "observe": self._observe,
             "hits": self._hits,
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),

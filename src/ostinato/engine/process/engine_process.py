@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ostinato.child_process import SECRET_VARIABLES as SECRET_VARIABLES
 from ostinato.child_process import child_environment as child_environment
@@ -75,7 +75,7 @@ class EngineProcess(asyncio.Protocol):
         self._has_ended = False
         self._owner = os.getpid()
         self._model = ""
-        self.on_message: Callable[[Any], None] = lambda message: None
+        self.on_message: Callable[[object], None] = lambda message: None
         """Callback on the loop for the engine's messages after it has started."""
         self.on_end: Callable[[Exception], None] = lambda error: None
         """Callback on the loop, called once, when the engine has failed or its process died."""

@@ -32,7 +32,7 @@ from ostinato.engine.text.template_sandbox import (
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
 from ostinato.files import find_in_checkpoint, matches
 from ostinato.formats.checkpoint_json import read_checkpoint_json
-from ostinato.json_io import JsonMapping
+from ostinato.json_io import JsonMapping, JsonObject
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
@@ -42,7 +42,7 @@ _CONTINUE_HERE = _MARK + " "
 _MAX_DATE_FORM = 1000
 MAX_TEMPLATE_SOURCE = 2**17
 """Longest template that is compiled, in characters; that takes a thousand times as much memory."""
-ChatMessage = Mapping[str, Any]
+ChatMessage = JsonMapping
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Roles of messages. A template may name further ones."""
 _ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template_name")
@@ -142,7 +142,7 @@ class ChatTemplate:
             message = f"{unknown} is no variable of this model's chat template{meant}, {has}"
             raise RequestError(message, setting=unknown)
 
-    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+    def check_arguments(self, arguments: JsonMapping) -> None:
         """Raise RequestError, as `check_variables`, for arguments of `render` that would be ignored."""
         tools = arguments.get("tools")
         asked = [name for name in arguments if name not in _ARGUMENTS]
@@ -309,7 +309,7 @@ _SAY_SOMETHING = frozenset({"system", "user"})
 """Roles whose messages need content. An assistant's may be tool calls alone."""
 
 
-def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[dict[str, Any]]:
+def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[JsonObject]:
     if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
         raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
     if not messages:
@@ -334,7 +334,7 @@ def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
             raise RequestError(f"message {index} has the role {role!r}{meant}; roles are {known}")
 
 
-def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+def _as_system(message: JsonObject) -> JsonObject:
     """Return a developer's message as a system's, for a template that does not know developers."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
@@ -352,7 +352,7 @@ def _plain(value: object) -> Any:
     raise RequestError(f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}")
 
 
-def _marked(message: dict[str, Any]) -> dict[str, Any]:
+def _marked(message: JsonObject) -> JsonObject:
     """Return the message with a mark at the end of its text."""
     content = message.get("content")
     if isinstance(content, str):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 
@@ -23,6 +23,7 @@ from ostinato.engine.text.chat_template import ChatTemplate, load_chat_template,
 from ostinato.errors import ModelError, RequestError
 from ostinato.files import expand, find_in_checkpoint
 from ostinato.formats.checkpoint_json import is_gguf, read_checkpoint_json
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import tokenizer_source
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -39,7 +40,7 @@ class GenerationDefaults:
     """Generation settings from a checkpoint's generation_config.json and config.json."""
 
     eos_token_ids: frozenset[int] = frozenset()
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: JsonObject = field(default_factory=dict)
     """Settings of SamplingParams: those that the files name if they ask for sampling, else a temperature of 0."""
     says_nothing: bool = False
     """True if generation_config.json has neither `do_sample` nor a sampling setting."""
@@ -82,7 +83,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: tokenizers.Tokenizer | None,
-        settings: Mapping[str, Any] | None = None,
+        settings: JsonMapping | None = None,
         defaults: GenerationDefaults | None = None,
     ) -> None:
         """Wrap `backend` with the settings of tokenizer_config.json and the tokens of special_tokens_map.json.

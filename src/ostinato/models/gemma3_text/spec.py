@@ -65,11 +65,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
         architecture="gemma3_text",
         **shared_fields(config, default_tied=True),
         layers=tuple(
-            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, is_local=slides, window=window))
+            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, rope=int(slides), window=window))
             for slides, window in zip(slides, windows, strict=True)
         ),
         rope=of_all,
-        local_rope=local,
+        other_ropes=(local,),
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Gemma3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),

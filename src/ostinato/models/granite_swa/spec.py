@@ -21,7 +21,6 @@ from ostinato.models.config_json import (
 )
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.rope import RopeSpec
 
 SHARDED_DIMS = ("intermediate_size",)
 """Hyperparameters that ranks share, as widths of MLPs and experts."""
@@ -34,8 +33,7 @@ WINDOW, FULL_EVERY = 128, 4
 class GraniteSwaHyperparameters:
     """Hyperparameters of models/granite_swa/model.py, besides the layers.
 
-    `intermediate_size` is that of the MLP, the shared one if there are experts; 0: there is none. `ropes` are the
-    rotary embeddings, which differ in their bases; `AttentionSpec.rope` is a layer's place among them.
+    `intermediate_size` is that of the MLP, the shared one if there are experts; 0: there is none.
     """
 
     intermediate_size: int
@@ -46,7 +44,6 @@ class GraniteSwaHyperparameters:
     attention_multiplier: float
     residual_multiplier: float
     logits_scaling: float
-    ropes: tuple[RopeSpec, ...]
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -81,8 +78,9 @@ def granite_swa_spec(
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
-        layers=tuple(LayerSpec("attention", each, None, experts) for each in attentions),
+        layers=tuple(LayerSpec("attention", attention, None, experts) for attention in attentions),
         rope=ropes[0] if ropes else None,
+        other_ropes=ropes[1:],
         sharded_dims=SHARDED_DIMS,
         hyperparameters=GraniteSwaHyperparameters(
             intermediate_size=mlp_size,
@@ -93,7 +91,6 @@ def granite_swa_spec(
             attention_multiplier=number(config, "attention_multiplier", 1.0),
             residual_multiplier=number(config, "residual_multiplier", 1.0),
             logits_scaling=number(config, "logits_scaling", 1.0),
-            ropes=ropes,
         ),
     )
 
@@ -103,11 +100,11 @@ def _thetas(config: JsonObject, theta: float, num_layers: int) -> list[float]:
     given = config.get("layer_rope_theta")
     if given is None:
         return [theta] * num_layers
-    if not isinstance(given, list) or len(given) != num_layers or not all(_is_base(each) for each in given):
+    if not isinstance(given, list) or len(given) != num_layers or not all(_is_base(theta) for theta in given):
         raise ModelError(
             f"config.json has layer_rope_theta = {given!r}, which should be {num_layers} numbers from 0 on"
         )
-    return [float(each) for each in given]
+    return [float(theta) for theta in given]
 
 
 def _is_base(value: object) -> bool:

@@ -63,11 +63,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
         architecture="lfm3",
         **shared_fields(config, default_tied=True),
         layers=tuple(
-            conv if kind == CONV else LayerSpec(kind, replace(attention, is_local=kind == LOCAL, window=window))
+            conv if kind == CONV else LayerSpec(kind, replace(attention, rope=int(kind == LOCAL), window=window))
             for kind, window in zip(kinds, windows, strict=True)
         ),
         rope=_rope(config, FULL, attention.head_dim),
-        local_rope=_rope(config, SLIDING, attention.head_dim),
+        other_ropes=(_rope(config, SLIDING, attention.head_dim),),
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Lfm3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),

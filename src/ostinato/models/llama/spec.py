@@ -21,6 +21,7 @@ from ostinato.models.config_json import (
 )
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 SHARDED_DIMS = ("intermediate_size",)
 """Hyperparameters that ranks share, as widths of MLPs and experts."""
@@ -94,16 +95,16 @@ def llama_spec(
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
-    nothing, local_rope = (None,) * num_layers, None
+    nothing = (None,) * num_layers
     experts = experts or nothing
     if local_theta is None:
-        rope = parse_rope(config, attention.head_dim, default_theta=default_theta)
+        ropes: tuple[RopeSpec, ...] = (parse_rope(config, attention.head_dim, default_theta=default_theta),)
     else:
-        rope, local_rope = rope_pair(config, attention.head_dim, default_theta, local_theta)
-    if hyperparameters.get("has_neighbours") and rope.rotary_dim != attention.head_dim:
+        ropes = rope_pair(config, attention.head_dim, default_theta, local_theta)
+    if hyperparameters.get("has_neighbours") and ropes[0].rotary_dim != attention.head_dim:
         raise ModelError(
-            f"config.json rotates {rope.rotary_dim} elements of heads of {attention.head_dim}; a {architecture} model "
-            "rotates all of them"
+            f"config.json rotates {ropes[0].rotary_dim} elements of heads of {attention.head_dim}; a {architecture} "
+            "model rotates all of them"
         )
     places = zip(
         rotates or (True,) * num_layers, slides or (False,) * num_layers, windows or nothing, experts, strict=True
@@ -113,12 +114,12 @@ def llama_spec(
         **shared_fields(config, default_tied),
         layers=tuple(
             LayerSpec(
-                "attention", replace(attention, rotates=turns, is_local=is_local, window=window), experts=of_layer
+                "attention", replace(attention, rotates=turns, rope=int(is_local), window=window), experts=of_layer
             )
             for turns, is_local, window, of_layer in places
         ),
-        rope=rope,
-        local_rope=local_rope,
+        rope=ropes[0],
+        other_ropes=ropes[1:],
         sharded_dims=SHARDED_DIMS,
         hyperparameters=LlamaHyperparameters(
             # Where all layers have experts, no width of an MLP is shared among ranks.

@@ -6,12 +6,12 @@ An answer has content blocks, and events that report their growth.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
+from ostinato.json_io import JsonObject
 from ostinato.scheduler.request import CONTEXT_END
 from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
 from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
@@ -38,7 +38,7 @@ class MessageBlocks:
     """
 
     def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
+        self.blocks: list[JsonObject] = []
         """The complete blocks, and the one that grows, whose text is not in it yet."""
         self._text: list[str] = []
         self._is_open = False
@@ -83,7 +83,7 @@ class MessageBlocks:
             events += self._delta("input_json_delta", "partial_json", call.arguments)
         return events
 
-    def _begin(self, block: dict[str, Any]) -> str:
+    def _begin(self, block: JsonObject) -> str:
         self.blocks.append(block)
         self._text, self._is_open = [], True
         return event("content_block_start", f',"index":{len(self.blocks) - 1},"content_block":{compact(block)}')
@@ -94,7 +94,7 @@ class MessageBlocks:
         return event("content_block_delta", f',"index":{len(self.blocks) - 1},"delta":{delta}')
 
 
-def _thinking() -> dict[str, Any]:
+def _thinking() -> JsonObject:
     return {"type": "thinking", "thinking": "", "signature": ""}
 
 
@@ -159,7 +159,7 @@ class _Message:
 
     async def whole(self) -> list[str]:
         """Return the whole message as JSON, in one part."""
-        ending: dict[str, Any] = {}
+        ending: JsonObject = {}
         async for _, delta in self._run.deltas():
             if delta.output is not None:
                 [whole] = delta.output.outputs
@@ -169,7 +169,7 @@ class _Message:
                 ending = self._ending(whole)
         return [compact({**self._head, "content": self._blocks.blocks, **ending, "usage": self._usage()})]
 
-    def _ending(self, output: CompletionOutput) -> dict[str, Any]:
+    def _ending(self, output: CompletionOutput) -> JsonObject:
         """Return why the answer ended. The output must have been taken before."""
         reason = self._output.finish_reason(output)
         if reason == "tool_calls":
@@ -181,7 +181,7 @@ class _Message:
             return _ending("stop_sequence", output.stop_reason)
         return _ending("end_turn", None)
 
-    def _usage(self, output_tokens: int | None = None) -> dict[str, Any]:
+    def _usage(self, output_tokens: int | None = None) -> JsonObject:
         """Return Anthropic's usage; its `input_tokens` are those that the prefix cache did not have."""
         usage = self._run.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -195,5 +195,5 @@ class _Message:
         }
 
 
-def _ending(reason: str | None, sequence: str | None) -> dict[str, Any]:
+def _ending(reason: str | None, sequence: str | None) -> JsonObject:
     return {"stop_reason": reason, "stop_sequence": sequence}

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import GenerationBody, check_model
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, prepare_chat
@@ -36,7 +37,7 @@ from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import check_members
 
-Content = str | Sequence[dict[str, Any]]
+Content = str | Sequence[JsonObject]
 Role = Literal["system", "user", "assistant", "tool"]
 
 _KEYS = {
@@ -63,7 +64,7 @@ class MessageTurn:
     role: Role
     where: str
     """Place in the body of the turn's first message."""
-    parts: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    parts: list[tuple[JsonObject, str]] = field(default_factory=list)
     """Parts of its content, in OpenAI's form, each with its place in the body."""
     calls: list[ToolCall] = field(default_factory=list)
     reasoning: str = ""
@@ -126,7 +127,7 @@ def text_in(content: Content, where: str) -> str:
     return "\n".join(block["text"] for block, _ in _blocks(content, where, "system", inside=""))
 
 
-def _blocks(content: Content, where: str, role: Role, inside: str = ".content") -> Iterator[tuple[dict[str, Any], str]]:
+def _blocks(content: Content, where: str, role: Role, inside: str = ".content") -> Iterator[tuple[JsonObject, str]]:
     """Yield (a block without nulls, its place), checked."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}, f"{where}{inside}"
@@ -147,7 +148,7 @@ def _blocks(content: Content, where: str, role: Role, inside: str = ".content") 
         yield block, place
 
 
-def _needed(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
+def _needed(block: JsonObject, name: str, kind: type, place: str) -> Any:
     value = block.get(name)
     if not isinstance(value, kind):
         what = "a string" if kind is str else "an object"
@@ -155,7 +156,7 @@ def _needed(block: dict[str, Any], name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _add(turn: MessageTurn, block: dict[str, Any], place: str) -> None:
+def _add(turn: MessageTurn, block: JsonObject, place: str) -> None:
     if block["type"] == "tool_use":
         function = FunctionCall(name=_needed(block, "name", str, place), arguments=_needed(block, "input", dict, place))
         turn.calls.append(ToolCall(id=_needed(block, "id", str, place), function=function))
@@ -165,13 +166,13 @@ def _add(turn: MessageTurn, block: dict[str, Any], place: str) -> None:
         turn.parts.append((_part(block, place), place))
 
 
-def _part(block: dict[str, Any], place: str) -> dict[str, Any]:
+def _part(block: JsonObject, place: str) -> JsonObject:
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     return {"type": "image_url", "image_url": {"url": _url(_needed(block, "source", dict, place), f"{place}.source")}}
 
 
-def _url(source: dict[str, Any], place: str) -> str:
+def _url(source: JsonObject, place: str) -> str:
     kind = source.get("type")
     names = _SOURCES.get(kind) if isinstance(kind, str) else None
     if names is None:
@@ -181,7 +182,7 @@ def _url(source: dict[str, Any], place: str) -> str:
     return f"data:{values[0]};base64,{values[1]}" if kind == "base64" else values[0]
 
 
-def _result(block: dict[str, Any], place: str) -> MessageTurn:
+def _result(block: JsonObject, place: str) -> MessageTurn:
     turn = MessageTurn("tool", place, call_id=_needed(block, "tool_use_id", str, place))
     content = block.get("content", "")
     if not isinstance(content, str | list):
@@ -197,7 +198,7 @@ _IGNORED = ("cache_control", "input_examples", "eager_input_streaming", "defer_l
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def nested_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, Any]] | None:
+def nested_tools(tools: Sequence[dict[str, object]] | None) -> list[JsonObject] | None:
     """Return each tool as `{"type": "function", "function": ...}`.
 
     ApiError, which names the field, for a tool of another kind.
@@ -205,7 +206,7 @@ def nested_tools(tools: Sequence[dict[str, object]] | None) -> list[dict[str, An
     return None if tools is None else [_nested(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
 
 
-def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
+def _nested(tool: JsonObject, where: str) -> JsonObject:
     tool = {name: value for name, value in tool.items() if value is not None}
     if tool.get("type", "custom") != "custom":
         message = f"{where}.type should be custom: tools of Anthropic's own are not served; define it with a schema"
@@ -217,7 +218,7 @@ def _nested(tool: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 
 
-def nested_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
+def nested_choice(choice: JsonObject | None) -> tuple[object, bool]:
     """Return the choice in the form of chat completions, and whether several tools may be called at once.
 
     ApiError for a choice that is not valid.
@@ -256,7 +257,7 @@ _MADE = "made[{}]"
 
 class InputMessage(EchoedBody):
     role: Literal["user", "assistant", "system"]
-    content: str | ListOf[dict[str, Any]]
+    content: str | ListOf[JsonObject]
     """Text, or blocks: text, image, tool_use, tool_result, thinking."""
 
 
@@ -271,7 +272,7 @@ class OutputFormat(EchoedBody):
     model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     """The JSON schema of the answer's text."""
 
 
@@ -289,18 +290,18 @@ class MessagesInput(Body):
     """The served model's name, or nothing."""
     messages: ListOf[InputMessage] = Field(min_length=1)
     """The conversation so far. If an assistant's message comes last, it is continued."""
-    system: str | ListOf[dict[str, Any]] | None = None
+    system: str | ListOf[JsonObject] | None = None
     """A system message before them: text, or blocks of text."""
-    tools: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[JsonObject] | None = None
     """Functions that the model may call, each with name, description and input_schema."""
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: JsonObject | None = None
     """Choice of the tools that the model may call, with an optional disable_parallel_tool_use.
 
     The type is `auto`, `any` (the model must call one), `tool` with a name, or `none`.
     """
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Further variables of the chat template."""
     cache_control: Ignored = None
     context_management: Ignored = None
@@ -352,7 +353,7 @@ class MessagesInput(Body):
         return ApiError(error.status, message, param=param or None, code=error.code, headers=error.headers)
 
 
-def _template_messages(turns: Sequence[MessageTurn], text: ModelText) -> list[dict[str, Any]]:
+def _template_messages(turns: Sequence[MessageTurn], text: ModelText) -> list[JsonObject]:
     return [
         one_for_template(turn.message(), _MADE.format(place), text.knows_developer) for place, turn in enumerate(turns)
     ]

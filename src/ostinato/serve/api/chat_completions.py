@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
+from ostinato.json_io import JsonObject
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import (
@@ -49,7 +50,7 @@ class JsonSchema(Body):
 
     name: str
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     """The JSON schema of the output; null: any object."""
     strict: bool | None = None
     """The output follows the schema in any case."""
@@ -71,7 +72,7 @@ class ChatRequest(GenerationBody, ConversationBody):
     """Number of the most likely tokens to return at each place; needs logprobs."""
     response_format: ResponseFormat | None = None
     """The form of the answer after any reasoning."""
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     """Tools that the model may or must call.
 
     `none` (the model does not see the tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
@@ -218,7 +219,7 @@ def _call_piece(call: ToolCallDelta) -> str:
 
 
 async def _whole(
-    run: GenerationRun, answers: Sequence[ChatOutput], texts: TokenStrings | None, own: dict[str, Any]
+    run: GenerationRun, answers: Sequence[ChatOutput], texts: TokenStrings | None, own: JsonObject
 ) -> Iterator[str]:
     choices: list[Iterator[str]] = []
     async for _, delta in run.deltas():
@@ -235,7 +236,7 @@ async def _whole(
 def _complete(sample: CompletionOutput, answer: ChatOutput, texts: TokenStrings | None) -> Iterator[str]:
     """Return the parts of a choice."""
     delta = answer.take(sample)
-    message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
+    message: JsonObject = {"role": "assistant", "content": delta.content, "refusal": None}
     if delta.reasoning:
         message["reasoning_content"] = delta.reasoning
     if delta.tool_calls:

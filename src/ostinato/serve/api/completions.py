@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta, join_samples
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
@@ -240,7 +241,7 @@ def _streamed(
     return _choice(index, before.text + text, found, sample, scores_only)
 
 
-async def _whole(run: GenerationRun, form: _ChoiceForm, own: dict[str, Any]) -> Iterator[str]:
+async def _whole(run: GenerationRun, form: _ChoiceForm, own: JsonObject) -> Iterator[str]:
     outputs: dict[int, CompletionOutput] = {}
     async for place, delta in run.deltas():
         for sample in delta.output.outputs if delta.output is not None else ():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.body_workers.context import RequestContext
@@ -34,7 +35,7 @@ class StructuredOutputs(Body):
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    schema_: JsonObject | str | None = Field(None, alias="json")
     """The output is JSON of this schema."""
     json_object: bool | None = None
     """The output is any JSON object."""
@@ -108,7 +109,7 @@ class GenerationBody(Body):
     """Seconds after which the request is ended."""
     cache_salt: str | None = None
     """Only requests of the same salt share the prefix cache."""
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: JsonObject | str | None = None
     """The output is JSON of this schema."""
     guided_regex: str | None = None
     """The whole output matches this regular expression."""
@@ -200,7 +201,7 @@ def check_salt(salt: str | None) -> None:
     check_count("cache_salt", "characters of a cache_salt", len(salt or ""), MAX_SALT)
 
 
-def _checked(value: object) -> Any:
+def _checked(value: object) -> object:
     """Check a prompt, so that a wrong one gets one message, not one for each form that a prompt may have."""
     if isinstance(value, str) or _are_token_ids(value):
         return value

@@ -19,6 +19,7 @@ from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.request_streams import RequestStream
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.observe.request_record import RequestRecord
 from ostinato.sampling.guide import Guide
@@ -158,7 +159,7 @@ class GenerationRun:
                 stream.raise_error()
             yield part
 
-    def usage(self, without_output: bool = False) -> dict[str, Any]:
+    def usage(self, without_output: bool = False) -> JsonObject:
         """Return OpenAI's `usage`; `without_output` if the client asked for no output."""
         completion_tokens = 0 if without_output else self.completion_tokens
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
@@ -172,7 +173,7 @@ class GenerationRun:
             "completion_tokens_details": details or None,
         }
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> JsonObject:
         """Return the request's measurements for log and trace; see `RequestRecord.figures`."""
         streams = self.streams
         if not streams:
@@ -214,7 +215,7 @@ class ConversationRequest:
     conversation: Conversation
     tools: tuple[Tool, ...]
     """The tools that the answer may call."""
-    tool_choice: Any
+    tool_choice: object
     parallel: bool
     """True if the answer may have several calls."""
     guide: GuideRequest | None
@@ -351,7 +352,7 @@ async def in_turns(turns: LoopTurns | None, events: Iterable[Iterable[Any]], is_
         yield waiting
 
 
-def head(prefix: str, kind: str, request_id: str, model: str) -> dict[str, Any]:
+def head(prefix: str, kind: str, request_id: str, model: str) -> JsonObject:
     """Return the members that every part of an answer begins with."""
     return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
 
@@ -374,7 +375,7 @@ def end_members(finish_reason: str | None, stop_reason: int | str | None) -> str
 class ChunkWriter:
     """Writer of the events of one stream. Their common part is serialised once. `choices` are JSON texts."""
 
-    def __init__(self, head: Mapping[str, Any], body: GenerationBody, usage: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, head: JsonMapping, body: GenerationBody, usage: Callable[[], JsonMapping]) -> None:
         """Write events as `body` asks for them; `usage` returns the usage so far."""
         self.include_usage, self._continuous, self._usage = body.include_usage, body.continuous_usage, usage
         self._before = f'data: {compact(head)[:-1]},"choices":['

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -16,6 +15,7 @@ from fastapi.responses import Response
 from ostinato._version import __version__
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
+from ostinato.json_io import JsonObject
 from ostinato.serve.api.embeddings import EmbeddingRun
 from ostinato.serve.api.generation_run import (
     GenerationRun,
@@ -109,12 +109,12 @@ def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
     router = ApiRouter(PREFIX, dialect="ollama")
 
     @router.get("/tags")
-    async def tags() -> dict[str, Any]:
+    async def tags() -> JsonObject:
         """Return the models that may be asked for: the names of the one that is served."""
         return {"models": [_listed(lifecycle, name) for name in _names(lifecycle)]}
 
     @router.get("/ps")
-    async def loaded() -> dict[str, Any]:
+    async def loaded() -> JsonObject:
         """Return the model, which stays loaded."""
         plan = lifecycle.engine.plan
         vram = plan.memory.weights if plan.device.kind != "cpu" else 0
@@ -143,7 +143,7 @@ class _Answer:
     async def lines(self) -> AsyncGenerator[bytes]:
         """Yield the lines of a stream. The last one has the counts."""
         async for _, delta in self._run.deltas():
-            lines: list[dict[str, Any]] = []
+            lines: list[JsonObject] = []
             for sample in delta.samples:
                 part = self._taken(sample)
                 if part is not None:
@@ -159,14 +159,14 @@ class _Answer:
 
     async def whole(self) -> list[str]:
         """Return the whole answer as JSON, in one part."""
-        answer: dict[str, Any] = {}
+        answer: JsonObject = {}
         async for _, delta in self._run.deltas():
             if delta.output is not None:
                 [whole] = delta.output.outputs
                 answer = self._end(whole, self._taken(whole) or _part("", self._is_chat))
         return [compact(answer)]
 
-    def _taken(self, piece: SampleDelta | CompletionOutput) -> dict[str, Any] | None:
+    def _taken(self, piece: SampleDelta | CompletionOutput) -> JsonObject | None:
         """Return what a piece adds, with whole calls; None if that is nothing."""
         delta, calls = self._output.take(piece), []
         for call in delta.tool_calls:
@@ -182,7 +182,7 @@ class _Answer:
             return None
         return _part(delta.content, self._is_chat, delta.reasoning, calls)
 
-    def _ended_call(self) -> list[dict[str, Any]]:
+    def _ended_call(self) -> list[JsonObject]:
         """Return the call that has ended, if there is one."""
         call, self._call = self._call, None
         if call is None:
@@ -190,7 +190,7 @@ class _Answer:
         function = {"index": call.index, "name": call.name, "arguments": arguments_of(call.arguments)}
         return [{"id": call.id, "function": function}]
 
-    def _end(self, output: CompletionOutput, part: dict[str, Any]) -> dict[str, Any]:
+    def _end(self, output: CompletionOutput, part: JsonObject) -> JsonObject:
         """Return the last object: why the answer ended, its counts and times."""
         self._run.count_reasoning([self._output], [output])
         usage, reason = self._run.usage(), "length" if output.finish_reason == "length" else "stop"
@@ -199,13 +199,13 @@ class _Answer:
         return {**_head(self._lifecycle), **part, "done": True, "done_reason": reason, **times, **counts}
 
 
-def _head(lifecycle: Lifecycle) -> dict[str, Any]:
+def _head(lifecycle: Lifecycle) -> JsonObject:
     return {"model": lifecycle.model_name, "created_at": _time(datetime.now(UTC))}
 
 
-def _part(content: str, is_chat: bool, thinking: str = "", calls: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+def _part(content: str, is_chat: bool, thinking: str = "", calls: Iterable[JsonObject] = ()) -> JsonObject:
     """Return the members of an answer that hold its text: a message, or the fields of a completion."""
-    more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    more: JsonObject = {"thinking": thinking} if thinking else {}
     if not is_chat:
         return {"response": content, **more}
     tool_calls = list(calls)
@@ -231,7 +231,7 @@ def _times(run: GenerationRun, begun: float) -> dict[str, int]:
     return {"load_duration": 0, **known}
 
 
-def _lines_or_json(value: dict[str, Any], stream: bool | None) -> Response:
+def _lines_or_json(value: JsonObject, stream: bool | None) -> Response:
     if stream is False:
         return Response(compact(value), media_type="application/json")
     return Response(f"{compact(value)}\n", media_type=JSON_LINES)
@@ -245,7 +245,7 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _listed(lifecycle: Lifecycle, name: str) -> dict[str, Any]:
+def _listed(lifecycle: Lifecycle, name: str) -> JsonObject:
     """Return a model of a list. It has no digest, as it is no file of a library of Ollama's."""
     return {
         "name": name,
@@ -257,7 +257,7 @@ def _listed(lifecycle: Lifecycle, name: str) -> dict[str, Any]:
     }
 
 
-def _details(lifecycle: Lifecycle) -> dict[str, Any]:
+def _details(lifecycle: Lifecycle) -> JsonObject:
     plan = lifecycle.engine.plan
     family, settings = plan.model.architecture, plan.settings
     return {
@@ -278,7 +278,7 @@ def _rounded(count: int) -> str:
     return str(count)
 
 
-def _shown(model: ServedModel, lifecycle: Lifecycle) -> dict[str, Any]:
+def _shown(model: ServedModel, lifecycle: Lifecycle) -> JsonObject:
     plan, text = model.engine.plan, model.text
     spec, family = plan.model, plan.model.architecture
     takes_tools = text.takes_tools and text.formats.tools is not None

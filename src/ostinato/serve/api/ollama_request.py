@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.api.embeddings import EmbeddingRequest
@@ -94,7 +95,7 @@ class Options(EchoedBody):
     use_mmap: Unused = None
     use_mlock: Unused = None
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> JsonObject:
         """Return the options that are sampling parameters, by the parameter's name."""
         return {ours: value for name, ours in _PARAMETERS.items() if (value := getattr(self, name)) is not None}
 
@@ -103,7 +104,7 @@ class OllamaBody(GenerationBody):
     """Fields of `/api/chat` and `/api/generate`. An answer is streamed unless `stream` is false."""
 
     options: Options | None = None
-    format: Literal["json", ""] | dict[str, Any] | None = None
+    format: Literal["json", ""] | JsonObject | None = None
     """The form of the answer after any thinking: `json` or a JSON schema."""
     think: bool | Literal["low", "medium", "high"] | None = None
     """Value of the chat template's enable_thinking, or its reasoning_effort."""
@@ -134,7 +135,7 @@ class OllamaBody(GenerationBody):
             return super().stop_strings()
         return "options.stop", [options.stop] if isinstance(options.stop, str) else options.stop
 
-    def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+    def sampling(self, defaults: SamplingParams, **more: object) -> SamplingParams:
         if self.options is not None:
             options = self.options.parameters()
             for name in options:
@@ -184,7 +185,7 @@ class OllamaBody(GenerationBody):
 
 
 class OllamaCall(EchoedBody):
-    function: dict[str, Any]
+    function: JsonObject
     id: str | None = None
     type: Literal["function"] = "function"
 
@@ -222,11 +223,11 @@ class OllamaMessage(EchoedBody):
         )
 
 
-def _with_images(content: str | None, images: Sequence[str] | None) -> str | list[dict[str, Any]] | None:
+def _with_images(content: str | None, images: Sequence[str] | None) -> str | list[JsonObject] | None:
     """Return a message's content with images in base64 before its text."""
     if not images:
         return content
-    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]
+    parts: list[JsonObject] = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images]
     return [*parts, {"type": "text", "text": content}] if content else parts
 
 
@@ -238,9 +239,9 @@ def _data_url(image: str) -> str:
 class OllamaChatRequest(OllamaBody):
     messages: ListOf[OllamaMessage] = Field(default_factory=list)
     """The conversation so far. Without one, the answer says that the model is loaded."""
-    tools: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[JsonObject] | None = None
     """Functions that the model may call."""
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     """Tools that the model may or must call, as in chat completions. Ollama has no such field."""
 
     def prepare(self, work: RequestContext) -> PreparedChat | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
+from ostinato.json_io import JsonMapping
 from ostinato.serve.api.page import HEADERS
 from ostinato.serve.http.api_router import ApiRouter
 
@@ -87,7 +88,7 @@ class _Schema(NamedTuple):
     fields: list[_Field]
 
 
-def openapi_page_router(document: Callable[[], Mapping[str, Any]]) -> ApiRouter:
+def openapi_page_router(document: Callable[[], JsonMapping]) -> ApiRouter:
     """Return the router of the page; `document` returns the OpenAPI document."""
     router = ApiRouter(is_public=True)
 
@@ -102,7 +103,7 @@ def openapi_page_router(document: Callable[[], Mapping[str, Any]]) -> ApiRouter:
     return router
 
 
-def rendered_page(document: Mapping[str, Any]) -> str:
+def rendered_page(document: JsonMapping) -> str:
     """Return an OpenAPI document as HTML."""
     schemas = document["components"]["schemas"]
     named = [(name, _schema(schema)) for name, schema in schemas.items() if "properties" in schema]
@@ -110,7 +111,7 @@ def rendered_page(document: Mapping[str, Any]) -> str:
     return template.render(info=document["info"], endpoints=list(_endpoints(document)), schemas=named)
 
 
-def _endpoints(document: Mapping[str, Any]) -> Iterator[_Endpoint]:
+def _endpoints(document: JsonMapping) -> Iterator[_Endpoint]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             content = operation.get("requestBody", {}).get("content", {})
@@ -118,7 +119,7 @@ def _endpoints(document: Mapping[str, Any]) -> Iterator[_Endpoint]:
             yield _Endpoint(method.upper(), path, operation.get("description", ""), body)
 
 
-def _schema(schema: Mapping[str, Any]) -> _Schema:
+def _schema(schema: JsonMapping) -> _Schema:
     required = schema.get("required", ())
     fields = [
         _Field(name, list(_kinds(field)), field.get("description", ""), name in required)
@@ -128,13 +129,13 @@ def _schema(schema: Mapping[str, Any]) -> _Schema:
     return _Schema(schema.get("description", ""), fields)
 
 
-def _target(schema: Mapping[str, Any]) -> str | None:
+def _target(schema: JsonMapping) -> str | None:
     """Return the name of the schema that another one is a reference to."""
     reference = schema.get("$ref")
     return None if reference is None else str(reference).rpartition("/")[2]
 
 
-def _kinds(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+def _kinds(schema: JsonMapping) -> Iterator[tuple[str, str | None]]:
     """Yield the types that a value of a schema may have, without null."""
     for part in schema.get("anyOf") or schema.get("oneOf") or (schema,):
         target = _target(part)

@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_run import GenerationRun, in_turns, make_response, start_chat
@@ -37,7 +38,7 @@ class Event(NamedTuple):
     """An event of the stream, without its sequence number."""
 
     type: str
-    data: dict[str, Any]
+    data: JsonObject
 
 
 class ResponseItems:
@@ -47,7 +48,7 @@ class ResponseItems:
     """
 
     def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
+        self.items: list[JsonObject] = []
         """The complete items, and the one that grows, whose text is not in it yet."""
         self._text: list[str] = []
         self._logprobs: list[PackedLogprobs] = []
@@ -75,7 +76,7 @@ class ResponseItems:
         yield from self._close(status)
 
     @property
-    def _at(self) -> dict[str, Any]:
+    def _at(self) -> JsonObject:
         """The position of the item that grows."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
@@ -99,7 +100,7 @@ class ResponseItems:
             self._text.append(call.arguments)
             yield Event("response.function_call_arguments.delta", {**self._at, "delta": call.arguments})
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+    def _begin(self, item: JsonObject) -> Iterator[Event]:
         self.items.append(item)
         self._text, self._logprobs, self._is_open = [], [], True
         yield Event("response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})
@@ -132,15 +133,15 @@ class ResponseItems:
         yield Event("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
 
 
-def _message() -> dict[str, Any]:
+def _message() -> JsonObject:
     return {"id": _id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
 
 
-def _reasoning() -> dict[str, Any]:
+def _reasoning() -> JsonObject:
     return {"id": _id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
 
-def _call(call: ToolCallDelta) -> dict[str, Any]:
+def _call(call: ToolCallDelta) -> JsonObject:
     return {
         "id": _id("fc"),
         "type": "function_call",
@@ -151,7 +152,7 @@ def _call(call: ToolCallDelta) -> dict[str, Any]:
     }
 
 
-def _part(item: dict[str, Any], text: str, logprobs: PackedLogprobs) -> dict[str, Any]:
+def _part(item: JsonObject, text: str, logprobs: PackedLogprobs) -> JsonObject:
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -190,7 +191,7 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) ->
     return router
 
 
-def _response(response_id: str, model: str) -> dict[str, Any]:
+def _response(response_id: str, model: str) -> JsonObject:
     """Return the response before its output begins."""
     return {
         "id": response_id,
@@ -232,9 +233,7 @@ def _parts(data: Mapping[str, object], echo: Iterable[bytes], texts: TokenString
             yield piece
 
 
-def _ended(
-    response: dict[str, Any], items: ResponseItems, output: CompletionOutput, run: GenerationRun
-) -> dict[str, Any]:
+def _ended(response: JsonObject, items: ResponseItems, output: CompletionOutput, run: GenerationRun) -> JsonObject:
     """Return the response once its output has ended."""
     # OpenAI's API has one reason for both limits, and no field that tells them apart.
     limit = {"reason": "max_output_tokens", "stop_reason": output.stop_reason}
@@ -280,7 +279,7 @@ class _ResponseOutput:
 
 
 async def _whole(
-    run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], echo: Sequence[bytes]
+    run: GenerationRun, parts: _ResponseOutput, response: JsonObject, echo: Sequence[bytes]
 ) -> Iterator[str | bytes]:
     async for _, delta in run.deltas():
         if delta.output is not None:
@@ -293,7 +292,7 @@ async def _whole(
 
 
 async def _events(
-    run: GenerationRun, parts: _ResponseOutput, response: dict[str, Any], writer: _EventWriter, turns: LoopTurns
+    run: GenerationRun, parts: _ResponseOutput, response: JsonObject, writer: _EventWriter, turns: LoopTurns
 ) -> AsyncGenerator[bytes]:
     opening = {"response": response}
     beginning = [Event("response.created", opening), Event("response.in_progress", opening)]
@@ -321,7 +320,7 @@ async def _events(
         raise
 
 
-def _failed(response: dict[str, Any], items: ResponseItems, error: ApiError) -> dict[str, Any]:
+def _failed(response: JsonObject, items: ResponseItems, error: ApiError) -> JsonObject:
     reason = {"code": "server_error", "message": error.message}
     return {**response, "status": "failed", "error": reason, "output": items.items}
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, compact, prepare_chat
@@ -47,11 +48,11 @@ class InputItem(EchoedBody):
 
     type: str = "message"
     role: Role | None = None
-    content: str | ListOf[dict[str, Any]] | None = None
+    content: str | ListOf[JsonObject] | None = None
     name: str | None = None
     arguments: str | None = None
     call_id: str | None = None
-    output: str | ListOf[dict[str, Any]] | None = None
+    output: str | ListOf[JsonObject] | None = None
     summary: Ignored = None
     id: Ignored = None
     status: Ignored = None
@@ -65,7 +66,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     """The JSON schema of the output text."""
     strict: bool | None = None
     """The output follows the schema in any case."""
@@ -91,9 +92,9 @@ class ResponsesRequest(GenerationBody):
     max_output_tokens: int | None = Field(None, ge=1)
     """Most tokens of output, reasoning included (as many as there is room for)."""
     text: TextConfig | None = None
-    tools: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[JsonObject] | None = None
     """Functions that the model may call."""
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     """Tools that the model may or must call.
 
     `none` (the model does not see the tools), `auto`, `required`, one function by name, or `allowed_tools`: the model
@@ -102,7 +103,7 @@ class ResponsesRequest(GenerationBody):
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     reasoning: ReasoningConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Further variables of the chat template, such as enable_thinking."""
     metadata: dict[str, str] | None = None
     """Returned with the answer."""
@@ -156,7 +157,7 @@ class ResponsesRequest(GenerationBody):
         chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
         return PreparedResponse(chat, chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
 
-    def _echo(self, params: SamplingParams) -> dict[str, Any]:
+    def _echo(self, params: SamplingParams) -> JsonObject:
         """Return the members of a response that repeat what was asked for."""
         text_format = None if self.text is None else self.text.format
         return {
@@ -184,7 +185,7 @@ class ResponsesRequest(GenerationBody):
             raise field_error("text.format.schema", "should be given with the type json_schema")
         return GuideRequest("text.format", "json_schema", asked.schema_)
 
-    def nested_tools(self) -> list[dict[str, Any]] | None:
+    def nested_tools(self) -> list[JsonObject] | None:
         """Return the tools in the form of chat completions."""
         if self.tools is None:
             return None
@@ -193,7 +194,7 @@ class ResponsesRequest(GenerationBody):
             for tool in self.tools
         ]
 
-    def nested_choice(self) -> Any:
+    def nested_choice(self) -> object:
         """Return the tool choice in the form of chat completions."""
         match self.tool_choice:
             case {"type": "function", "name": name, **others} if not others:
@@ -211,12 +212,12 @@ class ResponsesRequest(GenerationBody):
 
 def template_messages(
     given: str | Sequence[InputItem], instructions: str | None, knows_developer: bool
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[JsonObject], list[str]]:
     """Return the messages for a chat template, and the place of each in the body.
 
     ApiError, which names the field, for an item that is not legal.
     """
-    messages: list[dict[str, Any]] = []
+    messages: list[JsonObject] = []
     places: list[str] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})

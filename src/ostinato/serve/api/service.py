@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from starlette.exceptions import HTTPException
 from ostinato._version import __version__
 from ostinato.demo.introduction import INTRODUCTIONS, Introduction
 from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.json_io import JsonObject
 from ostinato.observe.counts import EngineHistograms
 from ostinato.observe.metrics import CONTENT_TYPE_LATEST, families, merge_metrics, render_metrics
 from ostinato.observe.request_record import ResponseCounts
@@ -54,7 +54,7 @@ _OTHERS = Introduction(
 """Example questions for a model without an introduction."""
 
 
-def about_model(model: ServedModel, name: str) -> dict[str, Any]:
+def about_model(model: ServedModel, name: str) -> JsonObject:
     """Return the answer of `/about` as plain data.
 
     `examples` are questions, some with a picture (a path below the page's own). `chat_sampling` are the settings that
@@ -142,30 +142,30 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     router = ApiRouter()
 
     @router.get("/plan")
-    async def plan() -> dict[str, Any]:
+    async def plan() -> JsonObject:
         """Return the decisions made before the weights were loaded, and the measurements since."""
         return lifecycle.engine.plan.to_json()
 
     @router.get("/about")
-    async def about() -> dict[str, Any]:
+    async def about() -> JsonObject:
         """Describe the model, its inputs, its default sampling and example questions."""
         return about_model(made(), lifecycle.model_name)
 
     @router.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
+    async def tokenizer_info() -> JsonObject:
         """Return the checkpoint's tokenizer_config.json with the chat template in use, for vLLM's clients."""
         engine = lifecycle.engine
         template = engine.chat_template.as_stored
         return {"tokenizer_class": "PreTrainedTokenizerFast", **engine.tokenizer.settings, "chat_template": template}
 
     @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> JsonObject:
         """List the names of the one model."""
         names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
         return {"object": "list", "data": [_model(lifecycle, name) for name in names]}
 
     @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> JsonObject:
         """Describe the model."""
         if not name:
             raise HTTPException(404)  # as any path with a slash too many
@@ -175,7 +175,7 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     return router
 
 
-def _model(lifecycle: Lifecycle, name: str) -> dict[str, Any]:
+def _model(lifecycle: Lifecycle, name: str) -> JsonObject:
     return {
         "id": name,
         "object": "model",
@@ -189,7 +189,7 @@ def observation_router(lifecycle: Lifecycle) -> ApiRouter:
     router = ApiRouter()
 
     @router.get("/live")
-    async def live() -> dict[str, Any]:
+    async def live() -> JsonObject:
         """Return the engine's counts since its start, and quantiles of its latencies.
 
         `time` is in seconds of a monotonic clock: two answers give rates. While the engine does not answer, these are
@@ -208,7 +208,7 @@ def observation_router(lifecycle: Lifecycle) -> ApiRouter:
         }
 
     @router.get("/prefixes")
-    async def prefixes() -> dict[str, Any]:
+    async def prefixes() -> JsonObject:
         """Return the prefixes that the prefix cache used last, as branches of a tree.
 
         They show where prefixes part, where checkpoints are, and how often each was hit. Positions are in tokens. The

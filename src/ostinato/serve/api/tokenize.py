@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from ostinato.json_io import JsonObject
 from ostinato.serve.api.generation_fields import check_model
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.conversation import (
@@ -73,14 +73,14 @@ class DetokenizeRequest(Body):
         return _json({"prompt": work.text.tokenizer.decode(self.tokens, False)})
 
 
-def _json(found: dict[str, Any]) -> bytes:
+def _json(found: JsonObject) -> bytes:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def tokens_router() -> ApiRouter:
     router = ApiRouter()
 
-    @router.post("/tokenize", response_model=dict[str, Any])
+    @router.post("/tokenize", response_model=JsonObject)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:  # noqa: ARG001 (for its description)
         """Return the token ids of a text or of a conversation's prompt, and their number."""
         return Response(request.state.prepared, media_type="application/json")

@@ -11,11 +11,11 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ostinato.errors import RequestError, os_error_text
 from ostinato.files import why_unwritable
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonObject, parse_json
 
 _BEGIN = b'{"id":"batch_req_'
 """First bytes of every line of answers."""
@@ -81,7 +81,7 @@ def _checked(text: bytes, offset: int, urls: Collection[str]) -> BatchLine:
     return BatchLine(custom_id, url, offset)
 
 
-def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[BatchLine, dict[str, Any]]]:
+def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[BatchLine, JsonObject]]:
     """Yield each request with its body, one after the other."""
     with path.open("rb") as file:
         for line in lines:
@@ -89,7 +89,7 @@ def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[Batc
             yield line, json.loads(file.readline())["body"]
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes) -> JsonObject:
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_errors import EngineFailed
+from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.batch.files import AnswerFile, BatchLine, read_bodies
@@ -108,7 +109,7 @@ async def run_batch(
 
 
 async def _answered(
-    endpoints: JsonPostMiddleware, settings: ServeSettings, url: str, body: dict[str, Any]
+    endpoints: JsonPostMiddleware, settings: ServeSettings, url: str, body: JsonObject
 ) -> tuple[Response, RequestRecord]:
     sent = json.dumps(body).encode()
     while True:

@@ -44,7 +44,7 @@ class BodyResult:
     """Answer to a BodyJob: the slim body, and what was prepared; or an error."""
 
     body: Body | None = None
-    prepared: Any = None
+    prepared: object = None
     error: Exception | None = None
     pixels: int = 0
     """Pixels of images that were decoded for the job."""

@@ -7,10 +7,11 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic_core import from_json
 
+from ostinato.json_io import JsonObject
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.answer_parser import AnswerParser
@@ -102,7 +103,7 @@ def _joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
     return AnswerDelta(content, reasoning, tuple(calls.values()), first.content_spans + second.content_spans)
 
 
-def arguments_of(text: str) -> dict[str, Any]:
+def arguments_of(text: str) -> JsonObject:
     """Return the arguments of a call as an object. If they were cut off, return those that are whole."""
     try:
         arguments = from_json(text or "{}", allow_partial="trailing-strings")

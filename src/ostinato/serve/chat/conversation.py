@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
 from ostinato.errors import RequestError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.media_input import RenderedChat, render_chat
 from ostinato.media.message_media import MediaError, UnknownMember
 from ostinato.sampling.params import SamplingParams
@@ -31,7 +32,7 @@ _MEDIA = ("image_url", "input_image", "video")
 
 class FunctionCall(EchoedBody):
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | JsonObject
     """A JSON object, or its text, which may be cut off."""
 
 
@@ -46,7 +47,7 @@ class ToolCall(EchoedBody):
 
 class Message(EchoedBody):
     role: Role
-    content: str | ListOf[dict[str, Any]] | None = None
+    content: str | ListOf[JsonObject] | None = None
     """Text, or a list of parts.
 
     Parts are `{"type": "text", "text": ...}`, `{"type": "image_url", "image_url": {"url": ...}}` and `{"type": "video",
@@ -68,7 +69,7 @@ class Message(EchoedBody):
     """Field that LiteLLM adds to an answer, and sends back with it."""
 
 
-def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[Message], knows_developer: bool) -> list[JsonObject]:
     """Convert messages to the form that Hugging Face's chat templates take.
 
     Content is one text, or parts if there are images; arguments of calls are objects. `developer` becomes `system` for
@@ -77,14 +78,14 @@ def for_template(messages: Sequence[Message], knows_developer: bool) -> list[dic
     return [one_for_template(message, f"messages[{place}]", knows_developer) for place, message in enumerate(messages)]
 
 
-def one_for_template(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+def one_for_template(message: Message, where: str, knows_developer: bool) -> JsonObject:
     """Convert one message, as `for_template` does; `where` is its place in the request."""
     if message.tool_calls and message.role != "assistant":
         raise ApiError(400, "only an assistant's message has tool_calls", param=f"{where}.tool_calls")
     if message.content is None and message.role != "assistant":
         raise ApiError(400, f"{where} has no content", param=f"{where}.content")
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    made: dict[str, Any] = {"role": role, "content": _content(message.content or "", f"{where}.content")}
+    made: JsonObject = {"role": role, "content": _content(message.content or "", f"{where}.content")}
     if message.tool_calls:
         made["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)
@@ -95,14 +96,14 @@ def one_for_template(message: Message, where: str, knows_developer: bool) -> dic
     return made
 
 
-def text_of(content: str | list[dict[str, Any]], where: str) -> str:
+def text_of(content: str | list[JsonObject], where: str) -> str:
     """Return the text of a message's content, or of the parts of one."""
     if isinstance(content, str):
         return content
     return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
 
 
-def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+def _content(content: str | list[JsonObject], where: str) -> str | list[JsonObject]:
     """Return the text of a message's content, or its parts if there are images."""
     if isinstance(content, str) or not any(part.get("type") in _MEDIA for part in content):
         return text_of(content, where)
@@ -114,7 +115,7 @@ def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict
     ]
 
 
-def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
+def _media(part: JsonObject, where: str) -> JsonObject:
     """Return an image or video in the form of `ostinato.media`, which checks it."""
     if part["type"] != "input_image":
         return part
@@ -123,7 +124,7 @@ def _media(part: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url"} | {key: value for key, value in part.items() if key not in ("type", "file_id")}
 
 
-def _part(part: dict[str, Any], where: str) -> str:
+def _part(part: JsonObject, where: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "input_text", "output_text"):
         raise field_error(f"{where}.type", "should be text, or that of an image: no other content is served")
@@ -134,7 +135,7 @@ def _part(part: dict[str, Any], where: str) -> str:
     return text
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
+def _call(call: ToolCall, where: str) -> JsonObject:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
@@ -157,9 +158,9 @@ class ConversationBody(Body):
 
     messages: ListOf[Message]
     """The conversation so far."""
-    tools: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[JsonObject] | None = None
     """Functions that the model may call."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Further variables of the chat template, such as enable_thinking."""
     reasoning_effort: str | None = None
     """A variable of the chat template; `none` also sets its enable_thinking to false."""
@@ -175,9 +176,9 @@ class ConversationBody(Body):
 class Conversation:
     """Arguments of a chat template."""
 
-    messages: Sequence[dict[str, Any]]
-    tools: Sequence[dict[str, Any]] | None
-    kwargs: dict[str, Any]
+    messages: Sequence[JsonObject]
+    tools: Sequence[JsonObject] | None
+    kwargs: JsonObject
     add_generation_prompt: bool
     continue_final_message: bool
     places: Sequence[str] | None = None
@@ -201,7 +202,7 @@ def conversation_of(text: ModelText, body: ConversationBody, tools: Sequence[Too
     )
 
 
-def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+def described(tools: Sequence[Tool]) -> list[JsonObject] | None:
     """Return tools in the form for chat templates."""
     return [
         {
@@ -214,13 +215,13 @@ def described(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
 
 def template_kwargs(
     text: ModelText,
-    given: dict[str, Any] | None,
+    given: JsonObject | None,
     reasoning_effort: str | None,
     verbosity: str | None = None,
     *,
     thinks: bool | None = None,
     tools: Sequence[Tool],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the variables of the template. ApiError for one that has a separate field, or that it does not use."""
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
@@ -301,7 +302,7 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
         raise ApiError(400, error.message, param=param) from None
 
 
-def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_tools(messages: Sequence[JsonMapping], tools: Sequence[JsonMapping]) -> list[JsonMapping]:
     """Return messages whose first one describes tools, for a template that does not."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     told = f'{_TOOLS_TEXT}\n{listed}\n\n<tool_call>\n{{"name": NAME, "arguments": {{...}}}}\n</tool_call>\n\n'
@@ -316,7 +317,7 @@ def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
 _TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
 
 
-def _with_thinking(message: Mapping[str, object]) -> Mapping[str, Any]:
+def _with_thinking(message: Mapping[str, object]) -> JsonMapping:
     """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
 
     The template refuses that together with content in a message with calls.

@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import Remedy, RequestError
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.sampling.json_schema import follow_pointer
 from ostinato.serve.chat.incremental_text import load_json
 
@@ -38,7 +38,7 @@ def argument_json(value: str, parameters: Mapping[str, object], key: str) -> str
     return literal
 
 
-def parameter_schema(parameters: Mapping[str, object], key: str) -> Any:
+def parameter_schema(parameters: Mapping[str, object], key: str) -> object:
     """Return the schema of one parameter, {} if there is none."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and key in properties:
@@ -76,7 +76,7 @@ def _names(schema: Mapping[str, object], kind: str) -> bool:
     return isinstance(values, list) and any(isinstance(value, expected) for value in values)
 
 
-def resolve(schema: object, root: Mapping[str, object]) -> Any:
+def resolve(schema: object, root: Mapping[str, object]) -> object:
     """Return the schema itself, or the one that it refers to; None for a missing one or circular references."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
@@ -87,7 +87,7 @@ def resolve(schema: object, root: Mapping[str, object]) -> Any:
     return schema
 
 
-def _look_up(reference: str, root: Mapping[str, object]) -> Any:
+def _look_up(reference: str, root: Mapping[str, object]) -> object:
     """Return the target of a local JSON pointer (RFC 6901) such as `#/$defs/Unit`, or None."""
     if not reference.startswith("#"):
         return None
@@ -99,7 +99,7 @@ def _string(value: str) -> str:
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: JsonMapping = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Tool:
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: JsonMapping
     """The JSON schema of the arguments, an object."""
     strict: bool = False
     """True if the model may only write arguments that follow the schema."""
@@ -132,7 +132,7 @@ def read_tools(value: object) -> tuple[Tool, ...]:
     return tools
 
 
-def read_choice(tools: Sequence[Tool], tool_choice: object) -> tuple[tuple[Tool, ...], Any]:
+def read_choice(tools: Sequence[Tool], tool_choice: object) -> tuple[tuple[Tool, ...], object]:
     """Return the tools that an answer may call, and the choice among them.
 
     `{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}` gives the tools that it
@@ -209,7 +209,7 @@ def _read_tool(value: object, field: str) -> Tool:
     return Tool(name, description or "", parameters, bool(function.get("strict")))
 
 
-def read_parameters(value: object, field: str) -> Mapping[str, Any]:
+def read_parameters(value: object, field: str) -> JsonMapping:
     """Return the schema of a function's arguments. RequestError, which names `field`, if it is none."""
     if value is None:
         return _NO_PARAMETERS
@@ -229,7 +229,7 @@ def read_parameters(value: object, field: str) -> Mapping[str, Any]:
     return {**value, "type": "object"}
 
 
-def _object(value: object, field: str, known: set[str]) -> dict[str, Any]:
+def _object(value: object, field: str, known: set[str]) -> JsonObject:
     if not isinstance(value, dict):
         raise RequestError(f"{field} must be an object, not {_kind(value)}")
     for key in value:

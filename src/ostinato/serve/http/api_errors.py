@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -19,6 +19,7 @@ from ostinato.engine.process.engine_errors import (
     ReplicaLost,
 )
 from ostinato.errors import ContextLengthError, OstinatoError, RequestError
+from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord
 
 MAX_MESSAGE = 1000
@@ -69,10 +70,10 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param and param[:MAX_MESSAGE], code
         self.headers, self.anthropic = dict(headers or {}), anthropic
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _error, (self.status, self.message, self.param, self.code, self.headers, self.anthropic)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         """Return `{"error": {...}}`: the body of a response, or the data of an event in a stream."""
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -95,7 +96,7 @@ class ApiError(Exception):
             return json.dumps({"error": self.message})
         return json.dumps(self._anthropic() if dialect == "anthropic" else self.body())
 
-    def _anthropic(self) -> dict[str, Any]:
+    def _anthropic(self) -> JsonObject:
         """Return the error in Anthropic's form, which has the field in its message."""
         message = self.anthropic or self.message
         if self.anthropic is None and self.param is not None and self.param not in message:
@@ -191,11 +192,11 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def _described(description: str, **more: object) -> dict[str, Any]:
+def _described(description: str, **more: object) -> JsonObject:
     return {"model": ErrorBody, "description": description, **more}
 
 
-REPORT_ERRORS: dict[int | str, dict[str, Any]] = {
+REPORT_ERRORS: dict[int | str, JsonObject] = {
     "4XX": _described("The request is wrong. The error says what, and names the field."),
     401: _described("The Authorization header holds none of the server's keys."),
     503: _described("The model is being loaded, or the server is shutting down."),
@@ -204,7 +205,7 @@ REPORT_ERRORS: dict[int | str, dict[str, Any]] = {
 
 _RETRY = {"Retry-After": {"description": "Seconds until there is likely to be room.", "schema": {"type": "integer"}}}
 
-MODEL_ERRORS: dict[int | str, dict[str, Any]] = {
+MODEL_ERRORS: dict[int | str, JsonObject] = {
     **REPORT_ERRORS,
     413: _described("The body is larger than max_body."),
     429: _described("The queue is full.", headers=_RETRY),

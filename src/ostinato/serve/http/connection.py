@@ -12,12 +12,13 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import uvicorn
+from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from ostinato.serve.http.addresses import HOST_HEADER
@@ -92,7 +93,7 @@ def _words(headers: HeaderList, name: bytes) -> list[bytes]:
     return [word for word in (word.strip(b" \t") for word in words) if word]
 
 
-def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_path: str) -> dict[str, Any]:
+def scope_of(method: bytes, url: bytes, version: str, headers: HeaderList, root_path: str) -> Scope:
     """Return the part of the ASGI scope that comes from the head.
 
     `headers` are passed on unchanged, except that the host of a target which is a URL replaces the header Host.
@@ -150,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
         limits: ConnectionLimits | None = None,
         occupancy: ConnectionCounter | None = None,
@@ -383,7 +384,7 @@ class HttpConnection(asyncio.Protocol):
         if self._task is not None or self._transport.is_closing() or self._drained >= 0 or not self._writable.is_set():
             return
         if self._exchanges:
-            self._task = self._loop.create_task(self._exchanges[0].run(cast(Any, self._app)))
+            self._task = self._loop.create_task(self._exchanges[0].run(cast(ASGIApp, self._app)))
             self._server.tasks.add(self._task)
             self._task.add_done_callback(self._server.tasks.discard)
             self._server.total_requests += 1
@@ -457,7 +458,7 @@ class HttpConnection(asyncio.Protocol):
     def _address(self) -> str:
         return self._client[0] if self._client else ""
 
-    def _after(self, name: str, seconds: float, call: Any, *arguments: Any) -> None:
+    def _after(self, name: str, seconds: float, call: Callable[..., object], *arguments: object) -> None:
         self._end_timer(name)
         self._timers[name] = self._loop.call_later(seconds, call, *arguments)
 

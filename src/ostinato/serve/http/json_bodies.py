@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
-from ostinato.json_io import parse_json
+from ostinato.json_io import JsonMapping, JsonObject, parse_json
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
@@ -79,7 +79,7 @@ class EchoedBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: object) -> Any:
+    def _without_nulls(cls, value: object) -> object:
         return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
@@ -95,7 +95,7 @@ def unsupported_field(instead: str, but: object = None) -> BeforeValidator:
     Only null is accepted, and `but`, a value that asks for nothing.
     """
 
-    def refuse(value: object) -> Any:
+    def refuse(value: object) -> object:
         if value is not None and not (type(value) is type(but) and value == but):
             raise ValueError(f"not served; {instead}")
         return value
@@ -165,7 +165,7 @@ def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields 
             return body, prepared
 
 
-def parsed(sent: bytes) -> dict[str, Any]:
+def parsed(sent: bytes) -> JsonObject:
     """Return the JSON object that was sent. ApiError if it is none."""
     try:
         value = parse_json(sent)
@@ -179,7 +179,7 @@ def parsed(sent: bytes) -> dict[str, Any]:
     return value
 
 
-def validated(kind: type[BodyT], value: dict[str, Any]) -> BodyT:
+def validated(kind: type[BodyT], value: JsonObject) -> BodyT:
     """Return the body that a JSON object describes. ApiError that describes the problem."""
     try:
         return kind.model_validate(value)
@@ -187,7 +187,7 @@ def validated(kind: type[BodyT], value: dict[str, Any]) -> BodyT:
         raise _refusal(error.errors(include_url=False), value, kind) from None
 
 
-def _check_unicode(value: dict[str, Any]) -> None:
+def _check_unicode(value: JsonObject) -> None:
     """Raise ApiError, with the place, if a body holds half of a surrogate pair: no text in UTF-8 does."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -210,7 +210,7 @@ def _check_unicode(value: dict[str, Any]) -> None:
             waiting += [((*path, place), inner) for place, inner in enumerate(part)]
 
 
-def _refusal(errors: Sequence[Mapping[str, Any]], body: dict[str, Any], kind: type[Body]) -> ApiError:
+def _refusal(errors: Sequence[JsonMapping], body: JsonObject, kind: type[Body]) -> ApiError:
     """Return pydantic's problems with a body as the error of one field.
 
     The deepest field is named: of a union's alternatives, validation of the intended one got furthest.

@@ -89,7 +89,7 @@ class JsonPostMiddleware:
         response.headers[HEADER] = names
         return response
 
-    async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, Any]:
+    async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, object]:
         work = self._work()
         if fits_event_loop(sent):
             check_small_body(sent, work.settings)

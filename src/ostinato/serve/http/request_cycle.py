@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Scope
 
 log = logging.getLogger("ostinato.serve")
 
@@ -27,9 +28,7 @@ class CycleTransport(Protocol):
 class RequestCycle:
     """A request that has its headers, and perhaps not yet its body."""
 
-    def __init__(
-        self, line: CycleTransport, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool
-    ) -> None:
+    def __init__(self, line: CycleTransport, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Begin an exchange.
 
         `keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body.
@@ -55,7 +54,7 @@ class RequestCycle:
     async def run(self, app: ASGIApp) -> None:
         """Answer with `app`. An answer that it leaves incomplete ends the connection."""
         try:
-            await app(cast(Any, self.scope), cast(Any, self.receive), cast(Any, self.send))
+            await app(self.scope, self.receive, self.send)
         except Exception:
             log.exception("the application failed")
         finally:
@@ -74,7 +73,7 @@ class RequestCycle:
         self._is_gone = True
         self._changed.set()
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Message:
         if self._expects_continue and not self.has_begun:
             self._expects_continue = False
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -94,7 +93,7 @@ class RequestCycle:
         self._line.body_consumed()
         return {"type": "http.request", "body": data, "more_body": not self._body_delivered}
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         await self._line.writable()
         if self._is_gone or self.is_answered:
             return
@@ -115,7 +114,7 @@ class RequestCycle:
         if data:
             self._line.write(data)
 
-    def _begin(self, status: int, headers: Any) -> None:
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.has_begun = True
         is_old = self.scope["http_version"] == "1.0"
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b""))]

@@ -235,7 +235,7 @@ class TlsTransport(asyncio.Transport):
         if self._outgoing.pending and not self._below.is_closing():
             self._below.write(self._outgoing.read())
 
-    def get_extra_info(self, name: str, default: object = None) -> Any:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return super().get_extra_info(name) or self._below.get_extra_info(name, default)
 
     def abort(self) -> None:

@@ -9,12 +9,12 @@ import pickle
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.actor import ActorClass
 
 from ostinato.config import EngineConfig
+from ostinato.json_io import JsonObject
 from ostinato.observe.logs import LogFormat, LogLevel, configure_logs
 from ostinato.replicas.host import ReplicaHost
 from ostinato.serve.ray.layout import NAMESPACE
@@ -51,7 +51,7 @@ class EngineActor:
             signal.signal(signal.SIGTERM, lambda *_: actor._take_signal())
         return actor
 
-    def __init__(self, engine: dict[str, Any], settings: ReplicaSettings, devices: str | None) -> None:
+    def __init__(self, engine: JsonObject, settings: ReplicaSettings, devices: str | None) -> None:
         """Prepare the process for its engine, without starting it.
 
         `engine`: the settings of its EngineConfig. `devices`: CUDA_VISIBLE_DEVICES for it.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
+from ostinato.json_io import JsonObject
 from ostinato.serve.ray.layout import END_SECONDS, app_name, deployment_options, lay_out
 from ostinato.serve.settings import ServeSettings
 
@@ -41,7 +40,7 @@ def ray_config(config: EngineConfig, settings: ServeSettings, ingresses: int = 1
     # Keys are asked for by the gate, wherever the proxies listen.
     names = settings.served_model_name or (settings.name_of(config.model),)
     server |= {"host": settings.host, "served_model_name": names[0] if len(names) == 1 else list(names)}
-    whole: dict[str, Any] = {
+    whole: JsonObject = {
         "proxy_location": "EveryNode",
         "http_options": {"host": settings.host, "port": settings.port, "request_timeout_s": None},
         "applications": [

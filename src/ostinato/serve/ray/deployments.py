@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from starlette.types import ASGIApp
 
 from ostinato.config import EngineConfig
+from ostinato.json_io import JsonObject
 from ostinato.observe.logs import configure_logs
 from ostinato.serve.app import make_app
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -36,7 +37,7 @@ class EngineDeployment:
     """
 
     # Ray Serve awaits it.
-    async def __init__(self, app: str, engine: dict[str, Any], settings: ReplicaSettings) -> None:  # type: ignore[misc]
+    async def __init__(self, app: str, engine: JsonObject, settings: ReplicaSettings) -> None:  # type: ignore[misc]
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor: Any = ray.remote(EngineActor).options(
             name=f"{actor_prefix(app)}{secrets.token_hex(4)}",
@@ -78,7 +79,7 @@ def _deployment(kind: Any, name: str, **options: Any) -> serve.Deployment:
     return deployment
 
 
-def build(args: dict[str, Any]) -> serve.Application:
+def build(args: JsonObject) -> serve.Application:
     """Build the application of a Serve config file from its `args`: `name`, `engine` and `server`.
 
     The latter two are the settings of EngineConfig and of ServeSettings. Numbers of replicas and resources are in the
@@ -111,7 +112,7 @@ def _as_function(make: partial[ASGIApp]) -> Any:
     return builder
 
 
-def _ingress_app(name: str, engine: dict[str, Any], server: dict[str, Any]) -> ASGIApp:
+def _ingress_app(name: str, engine: JsonObject, server: JsonObject) -> ASGIApp:
     settings = ServeSettings(**server)
     configure_logs(settings.log_format, settings.log_level, access=settings.access_log)
     # Requests without a seed get theirs from the ingress: each has its own.

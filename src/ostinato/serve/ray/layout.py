@@ -17,6 +17,7 @@ from typing import Any
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.files import is_file, matches
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
@@ -40,7 +41,7 @@ class ReplicaLayout:
     num_gpus: int
 
     @property
-    def engine_settings(self) -> dict[str, Any]:
+    def engine_settings(self) -> JsonObject:
         """The settings that were given, as plain data."""
         return self.config.model_dump(mode="json", include=self.config.model_fields_set)
 
@@ -140,10 +141,10 @@ END_SECONDS = 10
 """Seconds that a replica has to end, besides those in which it drains and writes files of its prefix cache."""
 
 
-def deployment_options(layout: ReplicaLayout, settings: ServeSettings) -> dict[str, Any]:
+def deployment_options(layout: ReplicaLayout, settings: ServeSettings) -> JsonObject:
     """Return the options of the engine deployment, as Ray Serve names them."""
     replicas, most = settings.replicas or 1, settings.most_replicas
-    numbers: dict[str, Any] = {"num_replicas": replicas}
+    numbers: JsonObject = {"num_replicas": replicas}
     if most > replicas:
         policy = {"policy_function": "ostinato.serve.ray.layout:wanted_replicas"}
         numbers = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": most, "policy": policy}}
@@ -163,7 +164,7 @@ TARGET = 0.8
 """Target of a replica's mean load, as a share of its capacity."""
 
 
-def wanted_replicas(context: Any) -> tuple[int, dict[str, Any]]:
+def wanted_replicas(context: Any) -> tuple[int, JsonObject]:
     """Return the number of replicas, and no state: a policy of Ray Serve.
 
     Ray Serve applies bounds and delays after it.
@@ -185,5 +186,5 @@ def replicas_for(loads: Iterable[float], num_replicas: int) -> int:
     return max(1, math.ceil(round(num_replicas * mean / TARGET, 6)))
 
 
-def _by_replica(requests: dict[Any, float], slots: dict[Any, float]) -> list[tuple[float, float]]:
+def _by_replica(requests: dict[object, float], slots: dict[object, float]) -> list[tuple[float, float]]:
     return [(requests.get(name, 0.0), slots.get(name, 0.0)) for name in requests.keys() | slots.keys()]

@@ -35,9 +35,9 @@ class RayLink:
 
     def __init__(self, name: str, actor: Any, front: str) -> None:
         self.name, self._actor, self._front = name, actor, front
-        self.on_messages: Callable[[Sequence[Any]], None] = lambda messages: None
+        self.on_messages: Callable[[Sequence[object]], None] = lambda messages: None
         self.on_lost: Callable[[], None] = lambda: None
-        self._waiting: list[Any] = []
+        self._waiting: list[object] = []
         self._news = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._receiving = loop.create_task(self._receive())

@@ -9,7 +9,6 @@ import json
 import keyword
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ostinato.errors import RequestError
 from ostinato.sampling.guide import Guide, lark_term
@@ -269,7 +268,7 @@ _JOINT = (
 )
 
 
-def _parameters(tool: Tool) -> dict[str, tuple[Any, bool]]:
+def _parameters(tool: Tool) -> dict[str, tuple[object, bool]]:
     """Return schema and necessity of each parameter of a tool, for forms that write them one by one."""
     whole = resolve(tool.parameters, tool.parameters)
     whole = read_parameters(whole if isinstance(whole, Mapping) else {}, f"tool {tool.name}: parameters")
