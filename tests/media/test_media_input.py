@@ -17,6 +17,7 @@ from ostinato.media.load import MediaSources
 from ostinato.media.media_input import MediaInput, render_chat
 from ostinato.media.media_prompt import Placeholders
 from ostinato.media.message_media import MediaError, split_media
+from ostinato.media.processor_config import MediaSettings
 from tests.support.media_cases import (
     END,
     IMAGE,
@@ -26,6 +27,7 @@ from tests.support.media_cases import (
     drawn,
     encode,
     media_settings,
+    tiled_settings,
     tokenizer,
     vision_spec,
 )
@@ -80,6 +82,42 @@ def test_images_stand_where_their_parts_stood():
     )
     assert [span.end - span.start for span in rendered.media.spans] == [4, 6]
     assert len(rendered.media.rope.prompt) == len(rendered.media.token_ids)
+
+
+def tiled_chat(*parts):
+    """As LFM2-VL's, whose template writes a placeholder without anything around it."""
+    vision = vision_spec(cuts_tiles=True, is_naflex=True, temporal_patch_size=1, video_token_id=None)
+    own = media_input(
+        vision=vision,
+        settings=MediaSettings(tiled_settings(), tiled_settings()),
+        placeholders=Placeholders(IMAGE, None, "<|image_start|>", "<|image_end|>"),
+        max_item_tokens=256,
+        max_prompt_tokens=4000,
+    )
+    template = ChatTemplate({"default": TEMPLATE.replace(START + IMAGE + END, IMAGE)})
+    return render_chat([{"role": "user", "content": list(parts)}], template.render, own)
+
+
+def test_tiles_have_their_row_and_column_before_them_and_the_whole_image_behind_them():
+    """The text is that of transformers' processor."""
+    rendered = tiled_chat(text("a"), image(drawn(600, 900)), image(drawn(300, 200)), text("b"))
+    tiles = "".join(f"<|img_row_{row}_col_{column}|>{IMAGE * 256}" for row in (1, 2) for column in (1, 2, 3))
+    large = f"<|image_start|>{tiles}<|img_thumbnail|>{IMAGE * 247}<|image_end|>"
+    small = f"<|image_start|>{IMAGE * 70}<|image_end|>"
+    assert decoded(rendered) == f"<|im_start|>user\na{large}{small}b<|im_end|>\n<|im_start|>assistant\n"
+    assert [span.end - span.start for span in rendered.media.spans] == [256] * 6 + [247, 70]
+
+
+@pytest.mark.parametrize("limit", [{"detail": "low"}, {"max_pixels": 100 * 32**2}])
+def test_an_image_whose_pixels_a_message_limits_is_not_cut(limit):
+    rendered = tiled_chat(image(drawn(600, 900), **limit))
+    [span] = rendered.media.spans
+    assert 80 < span.item.num_tokens <= (100 if "max_pixels" in limit else 256)
+
+
+def test_a_model_that_takes_no_videos_says_so():
+    with pytest.raises(MediaError, match="takes images, and no videos"):
+        tiled_chat({"type": "video", "video": [drawn(64, 64)] * 2, "fps": 1})
 
 
 def test_the_forms_of_an_image_are_one():

@@ -7,16 +7,19 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.preprocess import process_image, process_video
+from ostinato.media.preprocess import process_image, process_tiles, process_video
 from ostinato.media.processor_config import load_media_settings
-from ostinato.media.resize import image_size
-from tests.support.media_cases import HALVES, drawn, pixel_settings, vision_spec
+from ostinato.media.resize import image_size, tile_grid
+from ostinato.runner.image_encoder import patch_positions
+from tests.support.media_cases import HALVES, drawn, pixel_settings, tiled_settings, vision_spec
 
 SIDES = st.integers(1, 700)
 
@@ -83,6 +86,53 @@ def test_real_limits_give_the_sizes_of_transformers():
     assert image_size(100, 100, own) == (256, 256)
     assert image_size(1080, 1920, own) == (1088, 1920)
     assert image_size(6000, 8000, own) == (3520, 4704)
+
+
+def theirs_in_tiles(image, own, grid, whole):
+    """What transformers' processor for LFM2-VL gives with torchvision, by torch alone: patches row by row."""
+    pixels, (rows, columns), side = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], grid, own.tiles.size
+
+    def resized(*size):
+        return F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)[0]
+
+    pieces = [resized(*whole)]
+    if rows * columns > 1:
+        large = resized(rows * side, columns * side).unfold(1, side, side).unfold(2, side, side)
+        pieces = [*large.permute(1, 2, 0, 3, 4).flatten(0, 1), *pieces]
+    mean, std = (torch.tensor(values)[:, None, None] * (1 / own.scale) for values in (own.mean, own.std))
+    for piece in pieces:
+        cut = ((piece.float() - mean) / std).unfold(1, 16, 16).unfold(2, 16, 16)
+        yield cut.permute(1, 2, 3, 4, 0).flatten(0, 1).flatten(1).numpy()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "grid", "whole"),
+    [
+        (600, 900, (2, 3), (26, 38)),
+        (256, 256, (1, 1), (16, 16)),
+        (20, 900, (1, 1), (4, 108)),
+        (720, 720, (1, 1), (32, 32)),
+        (768, 768, (2, 2), (32, 32)),
+        (3000, 500, (6, 1), (78, 12)),
+    ],
+)
+def test_a_large_image_is_cut_into_the_tiles_of_transformers(height, width, grid, whole):
+    """Rows and columns of tiles, and of the thumbnail's patches, are those that transformers 5.23 gives."""
+    own, image = tiled_settings(), drawn(height, width)
+    made = process_tiles(image, own)
+    assert (made.grid, made.items[-1].grid) == (grid, whole)
+    sides = (16 * whole[0], 16 * whole[1])
+    for item, expected in zip(made.items, theirs_in_tiles(image, own, grid, sides), strict=True):
+        rows, columns = patch_positions(item.grid, own.merge_size).T
+        np.testing.assert_array_equal(item.patches, expected[rows * item.grid[1] + columns])
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "grid"),
+    [(1080, 1920, (2, 4)), (1920, 1080, (4, 2)), (400, 2400, (1, 6)), (800, 1000, (2, 3)), (2000, 2000, (3, 3))],
+)
+def test_the_grid_of_tiles_is_that_of_transformers(height, width, grid):
+    assert tile_grid(height, width, tiled_settings()) == grid
 
 
 def test_patches_lie_in_the_order_of_merging():
@@ -177,6 +227,34 @@ def test_limits_by_their_old_names_win(tmp_path):
 def test_settings_that_cannot_be_followed_name_the_file(tmp_path, values, message):
     with pytest.raises(ModelError, match=message) as error:
         load_media_settings(checkpoint(tmp_path, preprocessor_config=values), vision_spec())
+    assert "preprocessor_config.json" in error.value.message
+
+
+TILED = {"cuts_tiles": True, "is_naflex": True, "temporal_patch_size": 1}
+
+
+def test_settings_of_tiles_are_read(tmp_path):
+    assert load_media_settings(tmp_path, vision_spec(**TILED)).image == tiled_settings()
+    values = {"do_image_splitting": False, "max_image_tokens": 100, "image_std": [0.5, 0.5, 0.25]}
+    found = load_media_settings(checkpoint(tmp_path, preprocessor_config=values), vision_spec(**TILED)).image
+    assert found == tiled_settings(tiles=None, max_pixels=100 * 32**2, std=(0.5, 0.5, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"encoder_patch_size": 14}, "encoder_patch_size = 14, which should be 16"),
+        ({"downsample_factor": 3}, "downsample_factor = 3, which should be 2"),
+        ({"tile_size": 500}, "multiples of 32"),
+        ({"min_image_tokens": 300}, "images of 300 to 256 tokens"),
+        ({"max_tiles": 1}, "max_tiles = 1, which should be from min_tiles, which is 2, to 64"),
+        ({"max_pixels_tolerance": "much"}, "a number"),
+        ({"resample": 4}, "resample = 4, which should be one of"),
+    ],
+)
+def test_settings_of_tiles_that_cannot_be_followed_name_the_file(tmp_path, values, message):
+    with pytest.raises(ModelError, match=message) as error:
+        load_media_settings(checkpoint(tmp_path, preprocessor_config=values), vision_spec(**TILED))
     assert "preprocessor_config.json" in error.value.message
 
 

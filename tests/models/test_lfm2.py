@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.models.checkpoint import model_spec
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.mixers import Mamba2Spec, ShortConvSpec, StateArray
 from ostinato.plan.plan import make_plan
 from tests.support.plan_cases import GIB, cpu, hybrid
@@ -145,3 +148,43 @@ def test_stochastic_rounding_is_refused_where_a_state_layer_has_none(monkeypatch
     with pytest.raises(ConfigError, match="Mamba-2 layers round states to nearest alone") as error:
         make_plan(EngineConfig(ssm_state_dtype="bfloat16", ssm_state_rounding="stochastic"), hybrid(), cpu(64 * GIB))
     assert {remedy.setting for remedy in error.value.remedies} == {"ssm_state_rounding", "ssm_state_dtype"}
+
+
+SEEING: dict[str, Any] = {
+    "model_type": "lfm2_vl",
+    "dtype": "bfloat16",
+    "text_config": {name: value for name, value in FIRST_SPELLING.items() if name != "torch_dtype"},
+    "vision_config": {"model_type": "siglip2_vision_model", "vision_use_head": False},
+}
+"""The sizes of LFM2-VL-450M."""
+
+
+@pytest.mark.parametrize("device", ["cpu", *CATALOGUE])
+def test_a_model_with_images_is_planned_on_every_device(device: str) -> None:
+    spec, text = model_spec(SEEING), model_spec(FIRST_SPELLING)
+    assert spec.vision is not None
+    assert (spec.layers, spec.num_parameters) == (text.layers, text.num_parameters + spec.vision.parameters)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForImageTextToText.from_config(transformers.Lfm2VlConfig(**SEEING))
+    assert spec.num_parameters == theirs.num_parameters()
+    plan = make_plan(EngineConfig(), spec, cpu(64 * GIB) if device == "cpu" else CATALOGUE[device])
+    assert plan.memory.num_slots > 1
+    assert plan.encoder is not None
+    assert plan.settings.graph_mode == "full_and_piecewise"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"text_config": {"model_type": "lfm3"}}, ["model_type = 'lfm3'", "'lfm2'"]),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, ["siglip_vision_model", "siglip2_vision_model"]),
+        ({"vision_config": {"num_patches": 200}}, ["num_patches = 200", "no square"]),
+        ({"vision_config": {"num_attention_heads": 7}}, ["7 heads", "768"]),
+        ({"vision_config": {"hidden_act": "relu"}}, ["hidden_act = 'relu'", "gelu_pytorch_tanh"]),
+        ({"projector_hidden_act": "relu"}, ["projector_hidden_act = 'relu'", "gelu"]),
+    ],
+)
+def test_an_encoder_that_is_not_implemented_is_refused_by_name(changed: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError) as error:
+        model_spec(SEEING | changed)
+    assert all(word in error.value.message for word in words), error.value.message

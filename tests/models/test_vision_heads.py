@@ -30,7 +30,7 @@ class CaseReference(HeadReference):
     @torch.inference_mode()
     def __init__(self, name: str, case: Case) -> None:
         model, self._head = vl_oracle(name), vl_head_oracle(name)
-        inputs = oracle_inputs(case.prompt, case.tokens)
+        inputs = oracle_inputs(name, case.prompt, case.tokens)
         embedded: list[torch.Tensor] = []
         language_model = model.model.language_model
         hook = language_model.register_forward_pre_hook(

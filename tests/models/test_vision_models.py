@@ -29,9 +29,11 @@ from tests.support.vl_models import (
     CPU,
     END,
     IMAGE,
+    IN_A_LINE,
     START,
     VL_RECIPES,
     encoder_inputs,
+    image_inputs,
     ops_of,
     oracle_encode,
     poisoned_memory,
@@ -76,7 +78,7 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     expected = {f"{layers}.{0 if 'vl' in name else 1}.self_attn.qkv.weight"}
     expected |= {f"{layers}.1.mlp.{'shared_expert.' if name == 'qwen3_5_moe' else ''}down_proj.weight"}
     expected |= set() if "vl" in name else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
-    if name == "lfm3_vl":
+    if name in IN_A_LINE:
         expected = {f"{layers}.{part}.weight" for part in ("0.conv.in_proj", "1.self_attn.qkv", "1.feed_forward.w2")}
     assert expected <= quantised
     assert ("model.language_model.embed_tokens.weight" in quantised) == spec.tied_embeddings
@@ -123,18 +125,17 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     grids = [(4, 6), (8, 8), (2, 10)]
     items, spec, oracle = random_items(name, grids, seed=2), vl_spec(name), vl_oracle(name)
     token_ids, cells = prompt_with_images([item.num_tokens for item in items])
-    ids, grid = torch.tensor([token_ids]), torch.tensor([(1, *each) for each in grids])
+    ids, images = torch.tensor([token_ids]), image_inputs(name, items)
     types = (ids == IMAGE).int()
     expected = oracle(
         input_ids=ids,
         mm_token_type_ids=types,
-        pixel_values=torch.cat([torch.from_numpy(item.patches) for item in items]),
-        image_grid_thw=grid,
+        **images,
         use_cache=False,
     ).logits[0]
     rope = torch.arange(len(token_ids)).expand(3, 1, -1)
-    if name != "lfm3_vl":  # whose tokens stand in a line
-        rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=grid)
+    if name not in IN_A_LINE:
+        rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=images["image_grid_thw"])
         assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
     model = vl_model(name, ops_of(name, kind))
     assert spec.vision is not None

@@ -161,7 +161,7 @@ def test_prompts_with_images_get_the_logits_of_transformers() -> None:
     model = vl_oracle(name)
     with torch.inference_mode():
         rounding = RoundingCache(config=model.config.text_config)
-        inputs = vision.oracle_inputs(case.prompt, tokens)
+        inputs = vision.oracle_inputs(name, case.prompt, tokens)
         logits = model(**inputs, past_key_values=rounding, use_cache=True).logits[0]
     for output in outputs:
         vision.check(replace(case, tokens=tokens, logits=logits[:-1]), output, INT8_TOLERANCE)

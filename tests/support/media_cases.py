@@ -9,7 +9,7 @@ import tokenizers
 from PIL import Image
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.media.processor_config import MediaSettings, PixelSettings
+from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings
 from ostinato.plan.layer_specs import VisionSpec
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -90,6 +90,13 @@ def pixel_settings(kind: Literal["image", "video"] = "image", **changes: Any) ->
         "merge_size": 2,
     }
     return PixelSettings(kind, **(fields | changes))
+
+
+def tiled_settings(**changes: Any) -> PixelSettings:
+    """As published LFM2-VL's, whose large images are cut into tiles."""
+    own: dict[str, Any] = {"min_pixels": 64 * 32**2, "max_pixels": 256 * 32**2, "resample": 2, "is_naflex": True}
+    tiles = TileSettings(size=512, min_tiles=2, max_tiles=10, has_thumbnail=True, tolerance=2.0)
+    return pixel_settings(**(own | {"temporal_patch_size": 1, "tiles": tiles} | changes))
 
 
 def media_settings() -> MediaSettings:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from ostinato import EngineConfig, SamplingParams
@@ -19,7 +18,18 @@ from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.kept import kept
 from tests.support.parity import GAP, TOLERANCE
-from tests.support.vl_models import END, IMAGE, START, VIDEO, VL_RECIPES, random_items, vl_checkpoint, vl_oracle
+from tests.support.vl_models import (
+    END,
+    IMAGE,
+    START,
+    VIDEO,
+    VL_RECIPES,
+    image_inputs,
+    random_items,
+    vl_checkpoint,
+    vl_oracle,
+    vl_spec,
+)
 
 NEW = 32
 SPECIAL = {IMAGE, VIDEO, START, END}
@@ -89,6 +99,8 @@ def _find_decided(name: str, parts: tuple[Part, ...], before: Case | None) -> Ca
 
 
 def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | None = None) -> MediaPrompt:
+    vision = vl_spec(name).vision
+    assert vision is not None
     token_ids = [] if before is None else [*before.prompt.token_ids, *before.tokens]
     placed = [] if before is None else list(before.prompt.spans)
     for number, part in enumerate(parts):
@@ -102,29 +114,31 @@ def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | No
             item = replace(item, digest=f"{item.digest} of {item.grid}")
             token_ids.append(START)
             placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
-            token_ids += [IMAGE if kind == "image" else VIDEO] * item.num_tokens + [END]
+            is_image = kind == "image" or vision.video_token_id is None  # whose videos are images
+            token_ids += [IMAGE if is_image else VIDEO] * item.num_tokens + [END]
             # The time of the next temporal patch.
             token_ids += [7, 8 + number] if kind == "video" else []
-    merge = vl_oracle(name).config.vision_config.spatial_merge_size
-    return MediaPrompt(token_ids, tuple(placed), rope_positions(len(token_ids), placed, merge))
+    return MediaPrompt(token_ids, tuple(placed), rope_positions(len(token_ids), placed, vision.merge_size))
 
 
 @torch.inference_mode()
 def oracle_logits(name: str, prompt: MediaPrompt, tokens: list[int]) -> torch.Tensor:
     """[prompt and tokens, vocab]"""
-    return vl_oracle(name)(**oracle_inputs(prompt, tokens), use_cache=False).logits[0]
+    return vl_oracle(name)(**oracle_inputs(name, prompt, tokens), use_cache=False).logits[0]
 
 
-def oracle_inputs(prompt: MediaPrompt, tokens: list[int]) -> dict[str, Any]:
+def oracle_inputs(name: str, prompt: MediaPrompt, tokens: list[int]) -> dict[str, Any]:
     """What transformers' model takes."""
     ids = torch.tensor([[*prompt.token_ids, *tokens]])
     inputs: dict[str, Any] = {}
-    kinds = {IMAGE: ("pixel_values", "image_grid_thw"), VIDEO: ("pixel_values_videos", "video_grid_thw")}
-    for token, (pixels, grids) in kinds.items():
+    kinds: dict[int, dict[str, str]] = {
+        IMAGE: {},
+        VIDEO: {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"},
+    }
+    for token, names in kinds.items():
         own = [span.item for span in prompt.spans if prompt.token_ids[span.start] == token]
         if own:
-            inputs[pixels] = torch.cat([torch.from_numpy(np.asarray(item.patches)) for item in own])
-            inputs[grids] = torch.tensor([(1, *item.grid) for item in own])
+            inputs |= {names.get(key, key): value for key, value in image_inputs(name, own).items()}
     types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     return {"input_ids": ids, "mm_token_type_ids": types, **inputs}
 

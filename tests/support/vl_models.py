@@ -29,7 +29,7 @@ from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.runner.image_encoder import write_encoder_inputs
+from ostinato.runner.image_encoder import patch_positions, write_encoder_inputs
 from tests.support import recipes
 from tests.support.checkpoints import QwenHeadOracle, qwen_head_oracle, randomize
 from tests.support.folders import shared_folder
@@ -143,9 +143,29 @@ def lfm3_vl() -> PretrainedConfig:
     )
 
 
+def lfm2_vl() -> PretrainedConfig:
+    """SigLIP 2 with its pooling head, which no token needs; positions that are resized with antialiasing."""
+    vision = {
+        "model_type": "siglip2_vision_model",
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "patch_size": 4,
+        "num_patches": 36,
+        "layer_norm_eps": 1e-3,
+    }
+    text = recipes.lfm2().to_dict()
+    return transformers.Lfm2VlConfig(
+        text_config=text, vision_config=vision, **TOKENS, projector_hidden_size=100, tie_word_embeddings=False
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl)
+    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl)
 }
+IN_A_LINE = ("lfm3_vl", "lfm2_vl")
+"""Recipes whose tokens of images have positions in a line."""
 
 
 @cache
@@ -215,15 +235,33 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
     ]
 
 
+def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """What transformers' model of a recipe takes for images."""
+    patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
+    vision = vl_spec(name).vision
+    assert vision is not None
+    if not vision.is_naflex:
+        grids = torch.tensor([(1, *item.grid) for item in items])
+        return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
+    # Row by row, and padded to one length.
+    longest = max(map(len, patches))
+    pixels = torch.zeros(len(items), longest, vision.patch_elements)
+    mask = torch.zeros(len(items), longest, dtype=torch.int64)
+    for own, seen, item, values in zip(pixels, mask, items, patches, strict=True):
+        rows, columns = torch.from_numpy(patch_positions(item.grid, vision.merge_size)).unbind(1)
+        own[rows * item.grid[1] + columns] = values
+        seen[: len(values)] = 1
+    shapes = torch.tensor([item.grid for item in items])
+    return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
 @torch.inference_mode()
 def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     """[output tokens, rows, hidden]"""
-    grids = torch.tensor([(1, *item.grid) for item in items])
-    patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
-    model = vl_oracle(name).model
+    model, inputs = vl_oracle(name).model, image_inputs(name, items)
     if not hasattr(model, "visual"):
-        return torch.cat(model.get_image_features(patches, grids).pooler_output).unsqueeze(1)
-    out = model.visual(patches, grid_thw=grids)
+        return torch.cat(model.get_image_features(**inputs).pooler_output).unsqueeze(1)
+    out = model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
     return torch.stack((out.pooler_output, *(getattr(out, "deepstack_features", None) or ())), dim=1)
 
 

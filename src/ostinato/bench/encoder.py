@@ -229,9 +229,10 @@ def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed:
     """Return an image with random tokens around it."""
     assert vision is not None, "the model takes images"
     rng = random.Random(seed)
-    named = (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id)
+    named, (start, end) = vision.token_ids, (vision.start_token_id, vision.end_token_id)
     text = [token for token in rng.choices(range(vocab_size), k=4 * TEXT + 64) if token not in named][: 2 * TEXT]
-    before, behind = [*text[:TEXT], vision.start_token_id], [vision.end_token_id, *text[TEXT:]]
+    before = text[:TEXT] if start is None else [*text[:TEXT], start]
+    behind = text[TEXT:] if end is None else [end, *text[TEXT:]]
     placed = MediaPlacement(len(before), len(before) + item.num_tokens, item)
     token_ids = [*before, *[vision.image_token_id] * item.num_tokens, *behind]
     return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))

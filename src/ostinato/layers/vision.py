@@ -1,4 +1,4 @@
-"""Vision encoder of Qwen3-VL (arXiv 2511.21631): a transformer over patches, whose neighbours become a token.
+"""Vision encoders: a transformer over patches, whose neighbours become a token (Qwen3-VL, arXiv 2511.21631; SigLIP 2).
 
 Every computation is row by row except attention, which stays within an image, so padding affects nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
-from ostinato.layers.linear import Linear
+from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
 from ostinato.plan.layer_specs import VisionSpec
@@ -45,7 +45,7 @@ class PatchEmbedding(Module):
 
 
 class PositionEmbedding(Module):
-    """Learned embeddings of a square grid; a patch takes a bilinear sum of four neighbours."""
+    """Learned embeddings of a square grid; a patch takes a weighted sum of those that surround it."""
 
     def __init__(self, build: ModelBuilder, count: int, hidden_size: int) -> None:
         super().__init__()
@@ -53,27 +53,33 @@ class PositionEmbedding(Module):
         self.weight = self.declare(build, "weight", count, hidden_size, role="embedding")
 
     def forward(self, position_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Sum embeddings in float32: `taps` [patches, 4] int64, `weights` [patches, 4] float32 -> [patches, hidden]."""
+        """Sum embeddings in float32: ids [patches, taps] int64, `weights` alike, float32 -> [patches, hidden]."""
         return self.op(position_ids, weights, self.weight)
 
 
 class EncoderAttention(Module):
-    """Attention within an image, with rotated queries and keys, and the residual."""
+    """Attention within an image, with queries and keys that `angles` rotate, and the residual.
 
-    def __init__(self, build: ModelBuilder, size: int, num_heads: int) -> None:
+    `parts` are the checkpoint's names of the projections of queries, keys and values, if they are apart in it.
+    """
+
+    def __init__(self, build: ModelBuilder, size: int, num_heads: int, parts: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.ops = build.ops
         self.num_heads = num_heads
         self.qkv = linear(build, size, 3 * size)
+        if parts:
+            self.qkv = PackedLinear(build, size, [(name, size) for name in parts], bias=True, can_be_quantised=False)
         self.proj = linear(build, size, size)
 
     def forward(
-        self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, angles: torch.Tensor | None, starts: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
         """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
         heads = self.num_heads
         parts = self.qkv(x).unflatten(-1, (3 * heads, -1))
-        q, k = self.ops.rotate(parts[:, : 2 * heads], angles).split(heads, dim=1)
+        rotated = parts[:, : 2 * heads]
+        q, k = (rotated if angles is None else self.ops.rotate(rotated, angles)).split(heads, dim=1)
         out = self.ops.encoder_attention(q, k, parts[:, 2 * heads :], starts)
         return self.proj(out.flatten(1), residual)
 
@@ -93,17 +99,25 @@ class EncoderMLP(Module):
 
 
 class EncoderBlock(Module):
-    """Attention, then the MLP, each on a norm of the residual stream and added to it."""
+    """Attention, then the MLP, each on a norm of the residual stream and added to it.
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str) -> None:
+    Checkpoints of SigLIP have other names, and queries, keys and values apart.
+    """
+
+    def __init__(
+        self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float = NORM_EPS, siglip: bool = False
+    ) -> None:
         super().__init__()
         size = vision.hidden_size
-        self.norm1 = LayerNorm(build, size, NORM_EPS)
-        self.attn = EncoderAttention(build, size, vision.num_heads)
-        self.norm2 = LayerNorm(build, size, NORM_EPS)
+        self.norm1 = LayerNorm(build, size, norm_eps)
+        self.attn = EncoderAttention(build, size, vision.num_heads, ("q_proj", "k_proj", "v_proj") if siglip else ())
+        self.norm2 = LayerNorm(build, size, norm_eps)
         self.mlp = EncoderMLP(build, size, vision.intermediate_size, activation)
+        if siglip:
+            self.names = {"norm1": "layer_norm1", "attn": "self_attn", "norm2": "layer_norm2"}
+            self.attn.names, self.mlp.names = {"proj": "out_proj"}, {"linear_fc1": "fc1", "linear_fc2": "fc2"}
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: torch.Tensor | None, starts: torch.Tensor) -> torch.Tensor:
         """Apply the block, [patches, hidden] -> [patches, hidden]."""
         x = self.attn(self.norm1(x), angles, starts, x)
         return self.mlp(self.norm2(x), x)

@@ -14,11 +14,11 @@ from PIL import Image
 from ostinato.errors import Remedy, RequestError
 from ostinato.media.load import MediaSources, load_image
 from ostinato.media.media_item import MediaItem
-from ostinato.media.media_prompt import Encode, MediaPrompt, Placeholders, media_prompt, placeholders
+from ostinato.media.media_prompt import AnyMedia, Encode, MediaPrompt, Placeholders, media_prompt, placeholders
 from ostinato.media.message_media import MediaError, MediaPart, Message, split_media, texts
-from ostinato.media.preprocess import Video, process_image, process_video
-from ostinato.media.processor_config import MediaSettings, PixelSettings, load_media_settings
-from ostinato.media.resize import image_size, video_size
+from ostinato.media.preprocess import TiledImage, Video, process_image, process_tiles, process_video
+from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings, load_media_settings
+from ostinato.media.resize import image_size, tile_grid, video_size
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 
@@ -67,7 +67,7 @@ class MediaInput:
     max_pixels: int | None = None
     """Largest number of pixels of all these images together, before resizing."""
 
-    def prepare(self, parts: Sequence[MediaPart]) -> list[MediaItem | Video]:
+    def prepare(self, parts: Sequence[MediaPart]) -> list[AnyMedia]:
         """Load the images and cut them into patches. RequestError names the place of one that cannot be taken."""
         count = sum(len(part.sources) for part in parts)
         if self.max_images is not None and count > self.max_images:
@@ -76,7 +76,7 @@ class MediaInput:
                 "taken"
             )
         self.sources.meter.begin(self.max_pixels)
-        prepared: list[MediaItem | Video] = []
+        prepared: list[AnyMedia] = []
         tokens = 0
         for part in parts:
             try:
@@ -84,7 +84,7 @@ class MediaInput:
             except RequestError as error:
                 raise MediaError(part.where, error.message, error.remedies) from None
             prepared.append(made)
-            tokens += sum(item.num_tokens for item in (made.items if isinstance(made, Video) else (made,)))
+            tokens += sum(item.num_tokens for item in ((made,) if isinstance(made, MediaItem) else made.items))
             if tokens > self.max_prompt_tokens:
                 raise MediaError(
                     part.where,
@@ -93,13 +93,19 @@ class MediaInput:
                 )
         return prepared
 
-    def _image(self, part: MediaPart) -> MediaItem:
+    def _image(self, part: MediaPart) -> MediaItem | TiledImage:
         image = load_image(part.sources[0], self.sources)
         settings = part.limits(self.settings.image)
         self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
-        return process_image(image, settings)
+        if not self.vision.cuts_tiles:
+            return process_image(image, settings)
+        if settings.tiles is not None and tile_grid(image.height, image.width, settings) != (1, 1):
+            self._check_tokens(settings, partial(_tile_size, settings.tiles), 1)
+        return process_tiles(image, settings)
 
     def _video(self, part: MediaPart) -> Video:
+        if self.vision.video_token_id is None:
+            raise RequestError("this model takes images, and no videos; give some of its frames as images")
         settings = part.limits(self.settings.video)
 
         def frames() -> Iterator[Image.Image]:
@@ -143,6 +149,12 @@ class MediaInput:
                 return [pixels]
             pixels = pixels * 7 // 8
         return []
+
+
+def _tile_size(tiles: TileSettings, limited: PixelSettings) -> tuple[int, int]:
+    """Return the size of a tile, or of nothing if the limits leave an image uncut."""
+    side = tiles.size if limited.tiles is not None else 0
+    return side, side
 
 
 def load_media_input(

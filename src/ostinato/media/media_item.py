@@ -18,9 +18,9 @@ from ostinato.media.processor_config import PixelSettings
 class Patches:
     """Patches that `np.asarray` computes anew each time, in the order of merging.
 
-    The array is [patches, channels * temporal_patch_size * patch_size ** 2] float32. A request may wait long with its
-    images, and may be sent to another process: pixels take a fourth of their patches' bytes, and an image's an eighth,
-    since its patches repeat it in each frame of a temporal patch.
+    The array is [patches, channels * temporal_patch_size * patch_size ** 2] float32; with `is_naflex`, channels last.
+    A request may wait long with its images, and may be sent to another process: pixels take a fourth of their patches'
+    bytes, and an image's an eighth, since its patches repeat it in each frame of a temporal patch.
     """
 
     frames: np.ndarray
@@ -47,17 +47,19 @@ def _patches(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
     patches = np.empty((tiles.shape[1], channels, settings.temporal_patch_size, patch * patch), dtype=np.float32)
     for channel, values in enumerate(_normalised(settings)):
         patches[:, channel] = values[tiles[channel]]
+    if settings.is_naflex:
+        patches = np.moveaxis(patches, 1, -1)
     return patches.reshape(len(patches), -1)
 
 
 def _normalised(settings: PixelSettings) -> np.ndarray:
     """Return the normalised value of each pixel value, [channels, 256] float32, rounded where transformers rounds.
 
-    Its video processor normalises unscaled pixels, with mean and deviation scaled instead.
+    Its processors with torch normalise unscaled pixels, with mean and deviation scaled instead.
     """
     values = np.arange(256)
     mean, std = np.array(settings.mean, dtype=np.float32), np.array(settings.std, dtype=np.float32)
-    if settings.kind == "video":
+    if settings.kind == "video" or settings.is_naflex:
         unscale = np.float32(1.0 / settings.scale)
         mean, std = mean * unscale, std * unscale
         scaled = values.astype(np.float32)

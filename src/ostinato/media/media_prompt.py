@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import NamedTuple
 from ostinato.errors import ModelError, RequestError
 from ostinato.kv_cache.prefix_index import MediaSpan
 from ostinato.media.media_item import MediaItem, RopePositions, rope_positions
-from ostinato.media.preprocess import Video
+from ostinato.media.preprocess import TiledImage, Video
 from ostinato.plan.layer_specs import VisionSpec
 
 Encode = Callable[[str], list[int]]
 """Function from text, with special tokens written out, to token ids."""
+AnyMedia = MediaItem | TiledImage | Video
+START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+"""Texts around an image and before its thumbnail, for a config.json that does not name their tokens (LFM2-VL)."""
 TokenText = Callable[[int], str | None]
 """Function from a token id to its text."""
 
@@ -58,14 +62,14 @@ class Placeholders:
     """Texts that a chat template writes for an image and for a video, each of one token, and those around them."""
 
     image: str
-    video: str
+    video: str | None
     start: str
     end: str
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
         for placeholder in (self.image, self.video):
-            if placeholder in text:
+            if placeholder is not None and placeholder in text:
                 raise RequestError(
                     f"a message holds the text {placeholder}, which stands for an image in this model's prompts; leave "
                     "it out, and give images as parts of a message"
@@ -74,20 +78,26 @@ class Placeholders:
 
 def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
     """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
-    texts = []
-    for token_id in (vision.image_token_id, vision.video_token_id, vision.start_token_id, vision.end_token_id):
+    texts: dict[int, str] = {}
+    for token_id in vision.token_ids:
         text = token_text(token_id)
         if text is None or encode(text) != [token_id]:
             raise ModelError(
                 f"config.json has {token_id} as a token that stands for images or around them, but tokenizer.json has "
                 "no special token of this id"
             )
-        texts.append(text)
-    return Placeholders(*texts)
+        texts[token_id] = text
+    video, start, end = vision.video_token_id, vision.start_token_id, vision.end_token_id
+    return Placeholders(
+        texts[vision.image_token_id],
+        None if video is None else texts[video],
+        START if start is None else texts[start],
+        END if end is None else texts[end],
+    )
 
 
 def media_prompt(
-    text: str, media: Sequence[MediaItem | Video], own: Placeholders, encode: Encode, vision: VisionSpec
+    text: str, media: Sequence[AnyMedia], own: Placeholders, encode: Encode, vision: VisionSpec
 ) -> MediaPrompt:
     """Make the prompt of a rendered conversation and its images, in their order.
 
@@ -111,12 +121,12 @@ def media_prompt(
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
 
 
-def _expanded(text: str, media: Sequence[MediaItem | Video], own: Placeholders) -> tuple[str, list[MediaItem]]:
+def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[str, list[MediaItem]]:
     """Return the text with one placeholder per item, and the items in the order of their placeholders."""
-    images = [each for each in media if isinstance(each, MediaItem)]
+    images = [each for each in media if not isinstance(each, Video)]
     videos = [each for each in media if isinstance(each, Video)]
     for kind, placeholder, given in (("images", own.image, images), ("videos", own.video, videos)):
-        if text.count(placeholder) != len(given):
+        if placeholder is not None and text.count(placeholder) != len(given):
             raise RequestError(
                 f"the conversation has {len(given)} {kind}, but the chat template made places for "
                 f"{text.count(placeholder)}; give them in messages of a role that may have them, such as user"
@@ -126,16 +136,31 @@ def _expanded(text: str, media: Sequence[MediaItem | Video], own: Placeholders) 
 
     def replaced(match: re.Match[str]) -> str:
         if match.group() == own.image:
-            items.append(next(of_image))
-            return own.image
+            image = next(of_image)
+            items.extend((image,) if isinstance(image, MediaItem) else image.items)
+            return own.image if isinstance(image, MediaItem) else "".join(_tile_texts(image, own))
         video = next(of_video)
         items.extend(video.items)
         return "".join(_patch_texts(video, own))
 
-    pattern = "|".join(re.escape(placeholder) for placeholder in (own.image, own.video))
+    pattern = "|".join(re.escape(placeholder) for placeholder in (own.image, own.video) if placeholder is not None)
     return re.sub(pattern, replaced, text), items
 
 
 def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
     for seconds in video.timestamps:
         yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"
+
+
+def _tile_texts(image: TiledImage, own: Placeholders) -> Iterator[str]:
+    """Yield the text around the placeholders of an image's tiles and of its thumbnail (LFM2-VL)."""
+    rows, columns = image.grid
+    yield own.start
+    if rows * columns > 1:
+        for row, column in itertools.product(range(1, rows + 1), range(1, columns + 1)):
+            yield f"<|img_row_{row}_col_{column}|>{own.image}"
+        if len(image.items) > rows * columns:
+            yield f"{THUMBNAIL}{own.image}"
+    else:
+        yield own.image
+    yield own.end

@@ -20,7 +20,7 @@ from PIL import Image
 from ostinato.errors import RequestError
 from ostinato.media.media_item import MediaItem, Patches
 from ostinato.media.processor_config import PixelSettings
-from ostinato.media.resize import image_size, resize, video_size
+from ostinato.media.resize import image_size, resize, tile_grid, video_size
 
 
 def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
@@ -48,6 +48,30 @@ class Video:
     items: tuple[MediaItem, ...]
     timestamps: tuple[float, ...]
     """Seconds from the first frame: for each temporal patch, the mean of its first and last frame's times."""
+
+
+@dataclass(frozen=True, eq=False)
+class TiledImage:
+    """A large image in the encoder's form: tiles row by row, and if it has a thumbnail, the whole image behind them."""
+
+    items: tuple[MediaItem, ...]
+    grid: tuple[int, int]
+    """Rows and columns of tiles."""
+
+
+def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
+    """Convert an image of mode RGB to one item, or to tiles if it is large. RequestError as for `process_image`."""
+    whole, pixels = image_size(image.height, image.width, settings), np.asarray(image)
+    grid = rows, columns = tile_grid(image.height, image.width, settings)
+    tiles: list[np.ndarray] = []
+    if settings.tiles is not None and rows * columns > 1:
+        side = settings.tiles.size
+        large = resize(pixels, rows * side, columns * side, settings.resample)
+        cut = large.reshape(rows, side, columns, side, -1).swapaxes(1, 2)
+        tiles += list(cut.reshape(-1, side, side, cut.shape[-1]))
+    if not tiles or (settings.tiles is not None and settings.tiles.has_thumbnail):
+        tiles.append(resize(pixels, *whole, settings.resample))
+    return TiledImage(tuple(_item(tile[None], None, settings) for tile in tiles), grid)
 
 
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
@@ -132,7 +156,7 @@ def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettin
 
     Equal digests mean equal patches of an equal grid, and the same kept tokens.
     """
-    made = (settings.kind, settings.scale, settings.mean, settings.std)
+    made = (settings.kind, settings.scale, settings.mean, settings.std, *(["naflex"] if settings.is_naflex else []))
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
     left = None if kept is None else kept.tolist()
     content = hashlib.blake2b(repr((made, cut, frames.shape, left)).encode(), digest_size=32)

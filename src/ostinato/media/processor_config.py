@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,27 @@ from ostinato.plan.layer_specs import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES = (0.5, 0.5, 0.5)
+_MAX_TILES = 64
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
+
+
+@dataclass(frozen=True)
+class TileSettings:
+    """Tiles that a large image is cut into, in a grid of nearly its proportions.
+
+    Defaults of settings that a checkpoint's files leave out are those of transformers' `Lfm2VlImageProcessor`.
+    """
+
+    size: int
+    """Pixels along a tile's sides."""
+    min_tiles: int
+    max_tiles: int
+    has_thumbnail: bool
+    """True if the whole image, resized as one that is not cut, follows its tiles."""
+    tolerance: float
+    """Images are cut if they have more than this times `max_pixels`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,10 @@ class PixelSettings:
     cap_pixels_per_frame: bool = False
     """True if a frame has at most `max_video_tokens` tokens, and at most its share of `max_pixels`."""
     max_video_tokens: int = 768
+    tiles: TileSettings | None = None
+    """Tiles of large images; None if they are not cut."""
+    is_naflex: bool = False
+    """True if patches have their channels last, and pixels are resized and normalised by torch."""
 
     @property
     def factor(self) -> int:
@@ -64,6 +86,8 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
+    if vision.cuts_tiles:
+        return _tiled_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
     nested, image, video = read_json(nested_path), read_json(image_path), read_json(video_path)
@@ -77,6 +101,22 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
         image=_Reader(image, image_source, vision).settings("image", 56 * 56, 28 * 28 * 1280, _CLIP_MEAN, _CLIP_STD),
         video=_Reader(video, video_source, vision).settings("video", 128 * 32 * 32, 768 * 32 * 32, _HALVES, _HALVES),
     )
+
+
+def _tiled_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
+    """Read the settings of a model whose images are cut into tiles."""
+    path = directory / "processor_config.json"
+    nested = read_json(path)
+    values = nested.get("image_processor")
+    if nested.get("use_image_special_tokens", True) is not True:
+        raise ModelError(
+            f"{path} has use_image_special_tokens = {nested['use_image_special_tokens']!r}; supported: true"
+        )
+    if not isinstance(values, dict):
+        path = directory / "preprocessor_config.json"
+        values = read_json(path)
+    image = _Reader(values, path, vision).tiled()
+    return MediaSettings(image=image, video=replace(image, kind="video"))
 
 
 @dataclass(frozen=True)
@@ -95,9 +135,7 @@ class _Reader:
         mean: tuple[float, ...],
         std: tuple[float, ...],
     ) -> PixelSettings:
-        for step in _STEPS:
-            if self.values.get(step, True) is not True:
-                raise self._error(step, "true")
+        self._check_steps()
         size = self._of("size", dict, {})
         limits = (
             self._limit("min_pixels", size, "shortest_edge", min_pixels),
@@ -105,17 +143,11 @@ class _Reader:
         )
         if limits[0] > limits[1]:
             raise ModelError(f"{self.path}: {limits[0]} pixels at least, and {limits[1]} at most, cannot both hold")
-        resample, filters = self.values.get("resample", 3), _RESAMPLES[kind]
-        if type(resample) is not int or resample not in filters:
-            raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in filters.items()))
-        scale = self.values.get("rescale_factor", 1 / 255)
-        if not isinstance(scale, int | float) or not scale > 0:
-            raise self._error("rescale_factor", "a number above 0")
         return PixelSettings(
             kind,
             *limits,
-            resample=resample,
-            scale=float(scale),
+            resample=self._resample(kind, 3),
+            scale=self._scale(),
             mean=self._channels("image_mean", mean),
             std=self._channels("image_std", std),
             patch_size=self._as_encoder("patch_size", self.vision.patch_size),
@@ -125,6 +157,58 @@ class _Reader:
             cap_pixels_per_frame=bool(self._of("cap_pixels_per_frame", bool, False)),
             max_video_tokens=self._count("max_video_tokens", 768),
         )
+
+    def tiled(self) -> PixelSettings:
+        """Read the settings of images that are cut into tiles (LFM2-VL)."""
+        self._check_steps()
+        least, most = self._count("min_image_tokens", 64), self._count("max_image_tokens", 256)
+        patch = self._as_encoder("encoder_patch_size", self.vision.patch_size)
+        merge = self._as_encoder("downsample_factor", self.vision.merge_size)
+        size, area = self._count("tile_size", 512), (patch * merge) ** 2
+        if least > most or size % (patch * merge):
+            raise ModelError(
+                f"{self.path} has images of {least} to {most} tokens and tiles of {size} pixels; min_image_tokens "
+                f"should not be above max_image_tokens, and tile_size be one of the multiples of {patch * merge}"
+            )
+        tolerance = self.values.get("max_pixels_tolerance", 2.0)
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
+            raise self._error("max_pixels_tolerance", "a number")
+        few, many = self._count("min_tiles", 2), self._count("max_tiles", 10)
+        if few > many or many > _MAX_TILES:
+            raise self._error("max_tiles", f"from min_tiles, which is {few}, to {_MAX_TILES}")
+        is_cut = self._of("do_image_splitting", bool, True) and many > 1
+        tiles = TileSettings(size, few, many, self._of("use_thumbnail", bool, True), float(tolerance))
+        return PixelSettings(
+            "image",
+            least * area,
+            most * area,
+            resample=self._resample("video", 2),
+            scale=self._scale(),
+            mean=self._channels("image_mean", _HALVES),
+            std=self._channels("image_std", _HALVES),
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=merge,
+            tiles=tiles if is_cut else None,
+            is_naflex=True,
+        )
+
+    def _check_steps(self) -> None:
+        for step in _STEPS:
+            if self.values.get(step, True) is not True:
+                raise self._error(step, "true")
+
+    def _resample(self, kind: str, default: int) -> int:
+        resample, filters = self.values.get("resample", default), _RESAMPLES[kind]
+        if type(resample) is not int or resample not in filters:
+            raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in filters.items()))
+        return resample
+
+    def _scale(self) -> float:
+        scale = self.values.get("rescale_factor", 1 / 255)
+        if not isinstance(scale, int | float) or not scale > 0:
+            raise self._error("rescale_factor", "a number above 0")
+        return float(scale)
 
     def _of(self, name: str, kind: type, default: object) -> Any:
         value = self.values.get(name)

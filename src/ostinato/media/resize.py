@@ -80,8 +80,21 @@ def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarr
     """Compute which of `size` old pixels make each new one, and their weights.
 
     Returns the first of them [new_size] int64, the weights from it on [new_size, taps] int32, and the number of
-    fractional bits of a weight: the most with which no weight takes more than 15 bits, sign aside. If there are fewer
-    new pixels than old ones, the filter is wider by that ratio (antialiasing).
+    fractional bits of a weight: the most with which no weight takes more than 15 bits, sign aside.
+    """
+    starts, weights = antialiased_weights(size, new_size, resample)
+    largest, bits = float(weights.max()), 0
+    while bits < MAX_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
+        bits += 1
+    # Round halves away from zero.
+    return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits
+
+
+def antialiased_weights(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute which of `size` old values make each new one, and their weights, which add up to 1.
+
+    Returns the first of them [new_size] int64 and the weights from it on [new_size, taps] float64. If there are fewer
+    new values than old ones, the filter is wider by that ratio (antialiasing).
     """
     half_width, filter_of = FILTERS[resample]
     scale = size / new_size
@@ -93,11 +106,7 @@ def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarr
     distances = (taps + starts[:, None] - centers[:, None] + 0.5) * (1 / stretch)
     weights = np.where(taps < (ends - starts)[:, None], filter_of(distances), 0.0)
     weights /= np.cumsum(weights, axis=1)[:, -1:]  # added up one by one, as a sum in pairs would round differently
-    largest, bits = float(weights.max()), 0
-    while bits < MAX_BITS and int(0.5 + largest * (2 << bits)) < 1 << 15:
-        bits += 1
-    # Round halves away from zero.
-    return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits
+    return starts, weights
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:
@@ -133,7 +142,33 @@ MAX_ASPECT_RATIO = 200
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
     """Return the height and width that an image is resized to. RequestError if one side is too long for the other."""
     check_proportions(height, width)
-    return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels)
+    least = settings.factor if settings.is_naflex else 0
+    return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels, least)
+
+
+def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
+    """Return the rows and columns of tiles that an image is cut into; (1, 1) if it is not cut.
+
+    Of the grids with as many tiles as `settings.tiles` allows, the one with the nearest proportions is taken; of
+    equally near ones a later and larger one if the image has more than half of its pixels. This is the rule of
+    transformers' processor for LFM2-VL.
+    """
+    tiles, factor = settings.tiles, settings.factor
+    if tiles is None:
+        return 1, 1
+    rounded = [max(settings.patch_size, round(side / factor) * factor) for side in (height, width)]
+    if rounded[0] * rounded[1] <= settings.max_pixels * tiles.tolerance:
+        return 1, 1
+    sides = range(1, tiles.max_tiles + 1)
+    grids = [(columns, rows) for columns in sides for rows in sides]
+    grids = sorted((grid for grid in grids if tiles.min_tiles <= grid[0] * grid[1] <= tiles.max_tiles), key=math.prod)
+    nearest, best = math.inf, (1, 1)
+    for columns, rows in grids:
+        distance = abs(width / height - columns / rows)
+        is_larger = height * width > 0.5 * tiles.size**2 * columns * rows
+        if distance < nearest or (distance == nearest and is_larger):
+            nearest, best = distance, (rows, columns)
+    return best
 
 
 def video_size(num_frames: int, height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
@@ -157,10 +192,17 @@ def video_size(num_frames: int, height: int, width: int, settings: PixelSettings
 
 
 def _fitted(
-    height: int, width: int, factor: int, num_frames: int, rounded_frames: int, min_pixels: int, max_pixels: int
+    height: int,
+    width: int,
+    factor: int,
+    num_frames: int,
+    rounded_frames: int,
+    min_pixels: int,
+    max_pixels: int,
+    least: int = 0,
 ) -> tuple[int, int]:
     sides = (height, width)
-    rounded = [round(side / factor) * factor for side in sides]
+    rounded = [max(least, round(side / factor) * factor) for side in sides]
     pixels = rounded_frames * rounded[0] * rounded[1]
     if pixels > max_pixels:
         shrink = math.sqrt((num_frames * height * width) / max_pixels)

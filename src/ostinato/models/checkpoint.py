@@ -301,6 +301,9 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
     nested = read_json(directory / "processor_config.json").get("image_processor")
     path = directory / ("processor_config.json" if isinstance(nested, dict) else "preprocessor_config.json")
     settings = nested if isinstance(nested, dict) else read_json(path)
+    if vision.cuts_tiles:
+        least = settings.get("min_image_tokens", vision.smallest_item)
+        settings = {"min_pixels": least * vision.token_side**2 if type(least) is int else least}
     size = settings.get("size")
     pixels = settings.get("min_pixels") or (size.get("shortest_edge") if isinstance(size, dict) else None)
     if pixels is None:

@@ -28,6 +28,7 @@ MODELS = {
     "kimi_linear": "kimi_linear.model:KimiLinear",
     "lfm2": "lfm2.model:Lfm2",
     "lfm2_moe": "lfm2_moe.model:Lfm2Moe",
+    "lfm2_vl": "lfm2_vl.model:Lfm2VL",
     "lfm3": "lfm3.model:Lfm3",
     "lfm3_vl": "lfm3_vl.model:Lfm3VL",
     "llama": "llama.model:Llama",
@@ -62,7 +63,6 @@ The `model_type` is also the folder of its `spec.py`.
 
 
 NOT_IMPLEMENTED = {
-    "lfm2_vl": "LFM2 with images is not implemented; its text models, whose model_type is lfm2, are",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""

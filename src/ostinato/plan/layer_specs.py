@@ -189,10 +189,11 @@ class VisionSpec:
     """Number of learned position embeddings, which form a square grid; 0 if it has none."""
     deepstack_layers: tuple[int, ...]
     image_token_id: int
-    video_token_id: int
-    start_token_id: int
-    """Token before an image's tokens."""
-    end_token_id: int
+    video_token_id: int | None
+    """Token that stands for a video; None if it takes no videos."""
+    start_token_id: int | None
+    """Token before an image's tokens; None if config.json does not name it."""
+    end_token_id: int | None
     weights: tuple[Weight, ...] = ()
     calls: CallTrace = NO_CALLS
     """Calls for one output token."""
@@ -203,11 +204,26 @@ class VisionSpec:
     """
     conv_size: int = 0
     """Side of the square of neighbouring patches that its convolutions see; 0 if it has none."""
+    is_naflex: bool = False
+    """True if patches have their channels last, and position embeddings are resized with antialiasing.
+
+    SigLIP 2 (arXiv 2502.14786) calls it NaFlex.
+    """
+    cuts_tiles: bool = False
+    """True if large images are cut into tiles, which are items of their own."""
 
     @property
     def taps(self) -> int:
         """Number of embeddings that a patch's own is interpolated from, or of patches that a convolution sees."""
+        if self.is_naflex:
+            return self.num_positions  # A grid of one patch averages all of them.
         return self.conv_size**2 or 4
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of config.json that stand for images or around them."""
+        ids = (self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
     def ops(self) -> frozenset[str]:

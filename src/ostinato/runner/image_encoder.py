@@ -12,6 +12,7 @@ import torch
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder_graphs import EncoderGraphs
 from ostinato.media.media_item import MediaItem
+from ostinato.media.resize import BILINEAR, antialiased_weights
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.scheduler.batch import MediaToEncode
@@ -70,6 +71,8 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
         if size:
             taps, weights = neighbour_taps(positions, item.grid, vision.merge_size, size)
             taps += begin * size
+        elif vision.is_naflex:
+            taps, weights = antialiased_taps(positions, item.grid, side)
         else:
             taps, weights = interpolation_taps(positions, item.grid, side)
         arrays["taps"][begin:end], arrays["tap_weights"][begin:end] = taps, weights
@@ -109,6 +112,23 @@ def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) 
         row_part * column_part,
     )
     return np.stack(numbers, axis=1), np.stack(weights, axis=1)
+
+
+def antialiased_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers [patches, side ** 2] int64 and weights, float32, of each patch's learned embeddings.
+
+    The square of `side` by `side` embeddings is resized to the grid as an image is, bilinearly and with antialiasing. A
+    patch may see all of them, so all are listed; those that it does not see have weight 0.
+    """
+    of_axes = []
+    for place, size in zip(positions.T, grid, strict=True):
+        starts, weights = antialiased_weights(side, size, BILINEAR)
+        dense = np.zeros((size, side + weights.shape[1]))  # Taps of weight 0 may be behind the last.
+        np.put_along_axis(dense, starts[:, None] + np.arange(weights.shape[1]), weights, axis=1)
+        of_axes.append(dense[place, :side])
+    both = of_axes[0][:, :, None] * of_axes[1][:, None, :]
+    numbers = np.broadcast_to(np.arange(side**2, dtype=np.int64), (len(positions), side**2))
+    return numbers, both.reshape(len(positions), -1).astype(np.float32)
 
 
 def neighbour_taps(

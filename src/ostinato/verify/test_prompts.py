@@ -180,9 +180,10 @@ def _with_images(parts: Sequence[tuple[int, ...]], seeds: Sequence[int], vision:
         shape = (rows * columns * merge**2, vision.patch_elements)
         patches = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
         item = MediaItem(patches, (rows * merge, columns * merge), rows * columns, f"noise {seed}")
-        tokens.append(vision.start_token_id)
+        tokens += [] if vision.start_token_id is None else [vision.start_token_id]
         placed.append(MediaPlacement(len(tokens), len(tokens) + item.num_tokens, item))
-        tokens += [vision.image_token_id] * item.num_tokens + [vision.end_token_id, *part]
+        tokens += [vision.image_token_id] * item.num_tokens
+        tokens += part if vision.end_token_id is None else (vision.end_token_id, *part)
     media = MediaPrompt(tokens, tuple(placed), rope_positions(len(tokens), placed, merge))
     return Prompt("with images", tuple(tokens), media=media)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
@@ -183,11 +183,11 @@ class Encoder(Module):
 
     is_in_checkpoint = False
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, tower: Module, projector: Module) -> None:
         super().__init__()
         self.stack = build.stack
-        self.vision_tower = VisionTower(build, vision, hyper)
-        self.multi_modal_projector = Projector(build, vision, hyper)
+        self.vision_tower = tower
+        self.multi_modal_projector = projector
 
     def forward(self, inputs: EncoderInputs) -> torch.Tensor:
         """Encode images -> [tokens, 1, hidden of the text part]."""
@@ -197,13 +197,9 @@ class Encoder(Module):
 class TextBackbone(Backbone):
     """Backbone in which tokens of images have the encoder's outputs in place of their embeddings."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper = spec.hyperparameters.text
-
-        def make_block(layer: LayerSpec) -> Block | SandwichBlock:
-            return lfm3_block(build, spec.hidden_size, layer, hyper)
-
-        super().__init__(build, spec, make_block, hyper.norm_eps, names={"norm": "embedding_norm"})
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module]) -> None:
+        eps = spec.hyperparameters.text.norm_eps
+        super().__init__(build, spec, make_block, eps, names={"norm": "embedding_norm"})
         self.inject_media = build.ops.inject_media
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
@@ -216,14 +212,13 @@ class TextBackbone(Backbone):
         return self.transform(x, step, layers)
 
 
-class Lfm3VLModel(Module):
+class LfmVLModel(Module):
     """Encoder and text part, under the checkpoint's names."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+    def __init__(self, encoder: Encoder, language_model: TextBackbone) -> None:
         super().__init__()
-        assert spec.vision is not None
-        self.encoder = Encoder(build, spec.vision, spec.hyperparameters)
-        self.language_model = TextBackbone(build, spec)
+        self.encoder = encoder
+        self.language_model = language_model
 
 
 class Lfm3VL(CausalLM):
@@ -231,7 +226,18 @@ class Lfm3VL(CausalLM):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        self.model = Lfm3VLModel(build, spec)
+        assert spec.vision is not None
+        self.model = LfmVLModel(self.make_encoder(spec.vision), TextBackbone(build, spec, self.make_block))
+
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        """Make the encoder of images."""
+        hyper: Lfm3VLHyperparameters = self.spec.hyperparameters
+        tower = VisionTower(self.build, vision, hyper)
+        return Encoder(self.build, tower, Projector(self.build, vision, hyper))
+
+    def make_block(self, layer: LayerSpec) -> Block | SandwichBlock:
+        """Make a block of the text part."""
+        return lfm3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
 
     @property
     def backbone(self) -> Backbone:

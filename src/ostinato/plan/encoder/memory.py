@@ -101,8 +101,9 @@ def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> in
     patches, width = tokens * vision.patches_per_token, DTYPE_BYTES[dtype]
     element = width + 4 if widens else width
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
-    # Position embeddings of a patch are interpolated: weighted and added up in float32.
-    taps = vision.taps if vision.num_positions else 0
+    # Position embeddings of a patch are interpolated: weighted and added up in float32, one after the other, for which
+    # the memory of four is enough.
+    taps = 4 if vision.num_positions else 0
     embedding = patches * ((taps + 1) * size * (width + 4) + vision.patch_elements * width)
     # Counted are the normed input; queries, keys and values, two of them rotated; and two results of attention.
     attention = patches * 8 * size * element

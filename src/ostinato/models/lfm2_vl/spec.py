@@ -1,0 +1,92 @@
+"""LFM2-VL: LFM2's layers, and SigLIP 2 with images of their own proportions (NaFlex, arXiv 2502.14786)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isqrt
+
+from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
+from ostinato.models.lfm2 import spec as lfm2
+from ostinato.models.qwen3_vl.spec import part
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.model import ModelSpec
+
+SHARDED_DIMS = ("text.intermediate_size",)
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
+IMAGE = 396
+"""Default of a config.json without `image_token_id`."""
+
+
+@dataclass(frozen=True)
+class Lfm2VLHyperparameters:
+    """Hyperparameters of models/lfm2_vl/model.py, besides the VisionSpec. All but `text` are the encoder's."""
+
+    text: lfm2.Lfm2Hyperparameters
+    norm_eps: float
+    activation: str
+    projector_size: int
+    projector_bias: bool
+    projector_has_norm: bool
+
+
+def model_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of an `lfm2_vl` config.json, whose text and vision parts are separate dicts."""
+    text, vision = part(config, "text_config"), part(config, "vision_config")
+    for values, default in ((text, "lfm2"), (vision, "siglip2_vision_model")):
+        if values.get("model_type", default) != default:
+            raise ModelError(f"config.json has a part of model_type = {values['model_type']!r}; supported: {default!r}")
+    # The whole model's value overrides the text part's.
+    tied = flag(config, "tie_embedding", flag(config, "tie_word_embeddings", True))
+    text = {name: value for name, value in text.items() if name != "tie_embedding"}
+    dtype = checkpoint_dtype({**text, **config})
+    plain = lfm2.model_spec({**text, "model_type": "lfm2", "dtype": dtype, "tie_word_embeddings": tied})
+    activation(config, "projector_hidden_act", "gelu", ("gelu",))
+    return replace(
+        plain,
+        architecture="lfm2_vl",
+        sharded_dims=SHARDED_DIMS,
+        vision=_vision(config, vision, plain.hidden_size),
+        hyperparameters=Lfm2VLHyperparameters(
+            text=plain.hyperparameters,
+            norm_eps=number(vision, "layer_norm_eps", 1e-6),
+            activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+            projector_size=integer(config, "projector_hidden_size", 2560),
+            projector_bias=flag(config, "projector_bias", True),
+            projector_has_norm=flag(config, "projector_use_layernorm", True),
+        ),
+    )
+
+
+def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
+    sizes: JsonObject = {
+        "hidden_size": integer(vision, "hidden_size", 768),
+        "num_layers": integer(vision, "num_hidden_layers", 12),
+        "num_heads": integer(vision, "num_attention_heads", 12),
+        "intermediate_size": integer(vision, "intermediate_size", 3072),
+        "patch_size": integer(vision, "patch_size", 16),
+        "merge_size": integer(config, "downsample_factor", 2),
+        "in_channels": integer(vision, "num_channels", 3),
+        "num_positions": integer(vision, "num_patches", 256),
+    }
+    if min(sizes.values()) < 1 or sizes["hidden_size"] % sizes["num_heads"]:
+        raise ModelError(
+            f"config.json has {sizes['num_heads']} heads in an encoder of hidden_size {sizes['hidden_size']}; they "
+            "should divide it, and no size of the encoder should be 0"
+        )
+    if isqrt(sizes["num_positions"]) ** 2 != sizes["num_positions"]:
+        raise ModelError(f"config.json has num_patches = {sizes['num_positions']}, which is no square")
+    return VisionSpec(
+        **sizes,
+        temporal_patch_size=1,
+        out_hidden_size=text_size,
+        deepstack_layers=(),
+        image_token_id=integer(config, "image_token_id", IMAGE),
+        video_token_id=None,
+        start_token_id=None,
+        end_token_id=None,
+        is_naflex=True,
+        cuts_tiles=True,
+    )
