@@ -12,6 +12,7 @@ from ostinato.bench.engine_driver import Workload
 from ostinato.bench.peers import PEERS, compare
 from ostinato.bench.prefix_cache import MODES, PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
+from ostinato.bench.scale import ScaleBench, scale
 from ostinato.bench.speculative import SpeculativeBench, speculative
 from ostinato.bench.throughput import latency, startup, throughput
 from ostinato.cli.bench_common import BatchSizes, Measure, add_command, names, sizes
@@ -23,8 +24,8 @@ from ostinato.errors import ConfigError
 
 app = typer.Typer(
     cls=HelpGroup,
-    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation or "
-    "the speed beside busy processes, on a checkpoint or on random weights; or a server.\n\n"
+    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation, "
+    "the speed beside busy processes or the growth of costs, on a checkpoint or on random weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,
@@ -224,6 +225,42 @@ def contention_command(
     return lambda say: contention(settings, bench, say)
 
 
+def scale_command(
+    settings: dict[str, object],
+    depths: Annotated[str, typer.Option("--depths", metavar="N[,N...]", help="Tokens before a row.")] = "16,512,2048",
+    rows: Annotated[str, typer.Option("--rows", metavar="N[,N...]", help="Rows of a decode step.")] = "1,4,16,64",
+    blocks: Annotated[
+        str, typer.Option("--cached-blocks", metavar="N[,N...]", help="Blocks in the prefix cache.")
+    ] = "1000,10000,100000",
+    waiting: Annotated[
+        str, typer.Option("--waiting", metavar="N[,N...]", help="Requests that wait, and prompts in a row.")
+    ] = "100,1000,10000,100000",
+    limits: Annotated[
+        str, typer.Option("--limits", metavar="N[,N...]", help="Values of max_num_seqs to plan for.")
+    ] = "1,32,256,1024,4096",
+    rounds: Rounds = 3,
+) -> Measure:
+    """Measure how costs grow: a step, its bookkeeping, a prompt through the scheduler, and the plan.
+
+    Bookkeeping is the scheduler and the cache, with results that no model computed. Beside cached blocks and waiting
+    requests it should stay as it is, and so should the time of a plan when a limit grows: n to the power of 0. A step
+    grows with depth by the keys that it reads, and with rows by their states and products.
+
+    Example: ostinato bench scale demo --depths 16,512 --rows 1,8 --waiting 100,1000 --cached-blocks 1000,10000
+
+    Example: ostinato bench scale benchmarks/models/qwen3-410m --random-weights --depths 2048,8192,32768
+    """
+    bench = ScaleBench(
+        sizes(depths, "--depths", "16,512"),
+        sizes(rows, "--rows", "1,8"),
+        sizes(blocks, "--cached-blocks", "1000,10000"),
+        sizes(waiting, "--waiting", "100,1000"),
+        sizes(limits, "--limits", "1,32"),
+        rounds,
+    )
+    return lambda say: scale(settings, bench, say)
+
+
 add_command(app, "throughput", throughput_command)
 add_command(app, "latency", latency_command)
 add_command(app, "startup", startup_command)
@@ -233,6 +270,7 @@ add_command(app, "encoder", encoder_command)
 add_command(app, "profile", profile_command)
 add_command(app, "speculative", speculative_command)
 add_command(app, "contention", contention_command)
+add_command(app, "scale", scale_command)
 add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)
 

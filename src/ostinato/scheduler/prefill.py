@@ -6,6 +6,7 @@ images.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, plan_checkpoints
@@ -69,17 +70,17 @@ class Admission:
         self._counters = counters
         self._refusal: _BlockedHead | None = None
 
-    def admit_next(self, budget: int, num_drafts: int) -> Request | None:
+    def admit_next(self, budget: int, num_drafts: int, growing: Collection[Request]) -> Request | None:
         """Admit the next waiting request to a step with room for `budget` more tokens, and return it.
 
-        Return None if no request waits, or if it finds no batch row, too few tokens or no memory. At most something
-        idle was evicted for it then.
+        `growing` are the running requests that may need more blocks (`growing_requests`). Return None if no request
+        waits, or if it finds no batch row, too few tokens or no memory. At most something idle was evicted for it then.
         """
         queues, cache, limits = self._queues, self._cache, self._limits
         if not queues.waiting or budget <= 0 or len(queues.running) >= limits.max_num_seqs:
             return None
         request = queues.next_waiting()
-        spare_blocks, spare_window_blocks, room = self._available()
+        spare_blocks, spare_window_blocks, room = self._available(growing)
         if self._refusal is not None and self._refusal.still_holds(request, *room):
             return None
         match = match_prefix(request, cache, self._policy)
@@ -142,7 +143,7 @@ class Admission:
         refusal, queues = self._refusal, self._queues
         if refusal is None or not queues.waiting:
             return False
-        return refusal.still_holds(queues.next_waiting(), *self._available()[2])
+        return refusal.still_holds(queues.next_waiting(), *self._available(self.growing_requests())[2])
 
     def row_to_yield(self) -> Request | None:
         """Return a running request to preempt for the next waiting one, of a client below its share of the rows.
@@ -166,15 +167,22 @@ class Admission:
         """Forget the refusal after a prompt advanced, since the first waiting request may share its blocks."""
         self._refusal = None
 
-    def _available(self) -> tuple[int, int, tuple[int, int, int]]:
+    def growing_requests(self) -> list[Request]:
+        """Return the running requests that may need more blocks."""
+        return list(filter(self.may_need_blocks, self._queues.running))
+
+    def may_need_blocks(self, request: Request) -> bool:
+        """Return whether a running request has too few blocks for its greatest length."""
+        return request.max_num_tokens - 1 > self._cache.request_cache(request.request_id).capacity
+
+    def _available(self, growing: Collection[Request]) -> tuple[int, int, tuple[int, int, int]]:
         """Return (spare blocks, spare window blocks, available memory).
 
-        Spare are those that must stay available, one for each running request that may need it, else it would soon
+        Spare are those that must stay available, one for each of the `growing` requests, else it would soon
         preempt the admitted request. Available are (blocks beyond the spare ones, slots, window blocks beyond the spare
         ones).
         """
         cache, window_blocks = self._cache, self._cache.window_blocks
-        growing = list(filter(self._may_need_blocks, self._queues.running))
         spare_blocks, spare_window_blocks, num_window_blocks = len(growing), 0, 0
         if window_blocks is not None:
             spare_window_blocks = sum(
@@ -186,10 +194,6 @@ class Admission:
             spare_window_blocks,
             (cache.blocks.num_available - spare_blocks, cache.slots.num_available, num_window_blocks),
         )
-
-    def _may_need_blocks(self, request: Request) -> bool:
-        """Return whether a running request has too few blocks for its greatest length."""
-        return request.max_num_tokens - 1 > self._cache.request_cache(request.request_id).capacity
 
 
 def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolicy) -> Match:

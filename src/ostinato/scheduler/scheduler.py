@@ -374,7 +374,11 @@ class Scheduler:
     def _admit(self, budget: int, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Admit waiting requests to a step with room for `budget` more tokens, and return their rows."""
         admitted: list[tuple[Request, BatchRow]] = []
-        while (request := self._admission.admit_next(budget, num_drafts)) is not None:
+        if budget <= 0 or len(self.queues.running) >= self.limits.max_num_seqs:
+            return admitted
+        # Kept up to date below: to look at all running requests for each that is admitted would take their square.
+        growing = self._admission.growing_requests()
+        while (request := self._admission.admit_next(budget, num_drafts, growing)) is not None:
             if is_decoding(request):
                 row = make_decode_row(request, self.cache, num_drafts, self._spare_slots())
                 budget -= 1 + num_drafts
@@ -383,6 +387,8 @@ class Scheduler:
                 budget -= len(row.token_ids) if row is not None else 0
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))
+            if self._admission.may_need_blocks(request):
+                growing.append(request)
         return admitted
 
     def _log_step(self, batch: Batch) -> None:
