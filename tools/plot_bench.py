@@ -2,8 +2,8 @@
 
     ostinato bench graphs demo --json > steps.json && python tools/plot_bench.py steps.json steps.png
 
-It draws reports of `ostinato bench graphs`, `bench encoder` and `bench serve`, and the `report.json` of `ostinato
-gpu-check`. FILE may end in .png, .svg or .pdf. It needs matplotlib: `pip install 'ostinato[plot]'`.
+It draws reports of `ostinato bench graphs`, `bench encoder`, `bench serve` and `bench scale`, and the `report.json`
+of `ostinato gpu-check`. FILE may end in .png, .svg or .pdf. It needs matplotlib: `pip install 'ostinato[plot]'`.
 """
 
 from __future__ import annotations
@@ -86,10 +86,29 @@ def draw_gpu_check(report: Report, figure: Figure) -> None:
             axes.legend(frameon=False)
 
 
+def draw_scale(report: Report, figure: Figure) -> None:
+    """Draw each cost's growth against its number: what should stay, and what a step may add, with n^1 beside them."""
+    figure.suptitle(f"{Path(report['model']['name']).name}, {report['settings']['dtype']}, {report['machine']['cpu']}")
+    kinds: dict[tuple[str, str], list[Report]] = {}
+    for row in report["results"]:
+        kinds.setdefault((row["cost"], row["by"]), []).append(row)
+    for place, expected in enumerate(("n^0", "n^0 to n^1"), start=1):
+        axes = _axes(figure, "number", f"growth (expected: {expected})", place, 2)
+        most = 1.0
+        for (cost, by), rows in kinds.items():
+            if rows[0]["expected"] == expected:
+                _line(axes, [(row["number"], row["growth"]) for row in rows], f"{cost} by {by}")
+                most = max(most, *(row["growth"] for row in rows))
+        axes.set(xscale="log", ylim=(0, 1.2 * most))
+        axes.axhline(1, color="0.7", linestyle="--", label="n^0")
+        axes.legend(frameon=False)
+
+
 CHARTS: Mapping[str, tuple[Callable[[Report, Figure], None], int]] = {
     "graphs": (draw_graphs, 1),
     "encoder": (draw_encoder, 1),
     "serve": (draw_serve, 3),
+    "scale": (draw_scale, 2),
     "gpu-check": (draw_gpu_check, 2),
 }
 """Command of a report -> the function that draws it, and its number of panels."""

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
+from tools.plot_bench import draw
 
 
 def calls(run: Callable[[], object]) -> int:
@@ -70,12 +72,13 @@ def test_a_plan_does_not_take_longer_with_a_limit() -> None:
     assert calls(lambda: make_plan(many, spec, device)) < 3 * calls(lambda: make_plan(few, spec, device))
 
 
-def test_the_report_has_each_cost_at_each_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_each_cost_at_each_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = "bench scale demo --depths 16,64 --rows 1,2 --cached-blocks 64,128 --waiting 2,4 --limits 1,8 --rounds 1"
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--json"])
     assert not ended.value.code
-    rows = json.loads(capsys.readouterr().out)["results"]
+    report = json.loads(capsys.readouterr().out)
+    rows = report["results"]
     assert [(row["cost"], row["by"], row["number"]) for row in rows] == [
         ("bookkeeping", "cached blocks", 64),
         ("bookkeeping", "cached blocks", 128),
@@ -93,3 +96,6 @@ def test_the_report_has_each_cost_at_each_number(capsys: pytest.CaptureFixture[s
     assert all(row["seconds"]["min"] > 0 for row in rows)
     assert [row["order"] is None for row in rows] == [True, False] * 6
     assert all(row["growth"] == 1 for row in rows[::2])
+    pytest.importorskip("matplotlib")
+    draw(report, tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").stat().st_size > 0

@@ -1,4 +1,4 @@
-"""How the cost of a step grows: with depth and rows on the engine, and with what the scheduler keeps, without a model.
+"""Growth of costs: of a step with depth and rows, and of its bookkeeping with what the scheduler keeps.
 
 Bookkeeping is measured on the real scheduler and the real cache, with results that no model computed: a step's
 schedule and update, beside many cached blocks or many waiting requests. Neither may make a step longer.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 
@@ -121,7 +121,7 @@ def filled_with_requests(num_waiting: int) -> FakeEngine:
     return engine
 
 
-def scale(settings: Mapping[str, object], bench: ScaleBench, say: ProgressCallback) -> BenchReport:
+def scale(settings: JsonObject, bench: ScaleBench, say: ProgressCallback) -> BenchReport:
     """Measure each cost at each number."""
     results: list[JsonObject] = []
     for blocks in bench.cached_blocks:
@@ -167,7 +167,7 @@ def prompt_seconds(prompts: int) -> float:
 
 
 def plan_seconds(
-    settings: Mapping[str, object], numbers: Sequence[int], rounds: int, say: ProgressCallback
+    settings: JsonObject, numbers: Sequence[int], rounds: int, say: ProgressCallback
 ) -> Iterator[tuple[int, list[float]]]:
     """Yield each value of max_num_seqs with the seconds that a plan with it takes, in each round."""
     config, device = EngineConfig(**settings), replace(detect("cpu"), memory_bytes=2**44)
@@ -184,13 +184,13 @@ def plan_seconds(
 
 
 def _engine_steps(
-    settings: Mapping[str, object], bench: ScaleBench, say: ProgressCallback
+    settings: JsonObject, bench: ScaleBench, say: ProgressCallback
 ) -> tuple[EngineConfig, Plan, list[JsonObject]]:
     """Measure decode steps by depth, with one row, and by rows, with short prompts."""
     from ostinato.engine.core import EngineCore
 
     longest = max((*bench.depths, BLOCK)) + DECODED
-    config = with_room(dict(settings), max_num_seqs=max((*bench.rows, 1)), max_model_len=longest)
+    config = with_room(settings, max_num_seqs=max((*bench.rows, 1)), max_model_len=longest)
     engine = EngineCore(config)
     results: list[JsonObject] = []
     for by, numbers in (("depth", bench.depths), ("rows", bench.rows)):
