@@ -126,15 +126,15 @@ def _measure_decode(
     if plan.capture.backend == "cuda":
         say("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth(runner.device)
-        for each in times_of:
-            needed = decode_bytes(engine.spec, plan, each.rows, context=bench.prompt_len + 1, with_logits=False)
+        for result in times_of:
+            needed = decode_bytes(engine.spec, plan, result.rows, context=bench.prompt_len + 1, with_logits=False)
             if needed is not None:
-                floors[each.rows] = floor_figures(needed, bandwidth, each.median("graph"))
+                floors[result.rows] = floor_figures(needed, bandwidth, result.median("graph"))
     figures = []
-    for each in times_of:
-        mode, size = graph_of(plan, each.rows)
-        backend, rows = plan.capture.backend, each.rows
-        one = step_figures(each, mode, size, backend, shares.get(rows), floors.get(rows))
+    for result in times_of:
+        mode, size = graph_of(plan, result.rows)
+        backend, rows = plan.capture.backend, result.rows
+        one = step_figures(result, mode, size, backend, shares.get(rows), floors.get(rows))
         figures.append(one | _predicted(machine, rows, bench.prompt_len, one[f"{backend}_ms"]))
     return figures, capture_figures(runner.measured["graphs"]), plan
 
@@ -282,7 +282,7 @@ def _summary(data: JsonMapping) -> Table:
 
 def off_stride_table(figures: JsonMapping) -> Table:
     """Return a table of prompt tokens/s by max_num_batched_tokens, and of the modes of the steps."""
-    rows = [{"name": each["max_num_batched_tokens"], **each, **each["steps"]} for each in figures["results"]]
+    rows = [{"name": result["max_num_batched_tokens"], **result, **result["steps"]} for result in figures["results"]]
     ratio = {name: f"{value:.3f}" for name, value in figures["ratio"].items()}
     counts = dict.fromkeys(("piecewise", "full", "eager", "padding"))
     over = f"{rows[0]['name']} over {rows[-1]['name']}"

@@ -74,7 +74,7 @@ def tensors_of_places(
     all tensors missing, left over or of the wrong shape, or tensors of types that are not supported. A bias that may be
     absent is set to zero.
     """
-    unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
+    unknown = {info.type.name for info in header.tensors.values() if not info.type.is_supported}
     if unknown:
         known = ", ".join(SUPPORTED)
         raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")

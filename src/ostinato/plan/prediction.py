@@ -159,9 +159,9 @@ class StepPredictor:
         """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
         assert self.rates is not None, "only what was measured has points"
         found = [
-            each
-            for each in self.rates.rates
-            if (each.operation, each.storage) == (operation, storage) and way in (None, each.way)
+            rate
+            for rate in self.rates.rates
+            if (rate.operation, rate.storage) == (operation, storage) and way in (None, rate.way)
         ]
         return sorted(found, key=lambda each: each.tokens)
 
@@ -174,7 +174,7 @@ def seconds_at(points: Sequence[KernelRate], work: KernelCost, tokens: float) ->
     time by both. Outside the measured range rates stay constant.
     """
     assert points, "what the plan predicts with has every kernel"
-    at = bisect_left([each.tokens for each in points], tokens)
+    at = bisect_left([point.tokens for point in points], tokens)
     one, other = points[max(at - 1, 0)], points[min(at, len(points) - 1)]
     share = 0.0 if one is other else (tokens - one.tokens) / (other.tokens - one.tokens)
 

@@ -57,7 +57,7 @@ class Cell:
     def verdict_of(self, kind: str) -> Verdict:
         if self.error is not None:
             return Verdict.ERROR
-        return verdict_of([each.divergence for each in self.found if each.kind == kind])
+        return verdict_of([finding.divergence for finding in self.found if finding.kind == kind])
 
     def to_json(self) -> JsonObject:
         return {
@@ -65,7 +65,7 @@ class Cell:
             "cache": self.cache,
             "verdict": self.verdict,
             **{kind: self.verdict_of(kind) for kind in KINDS},
-            "found": [each.to_json() for each in self.found],
+            "found": [finding.to_json() for finding in self.found],
             "counts": None if self.counts is None else dict(self.counts),
             "notes": list(self.notes),
             "error": self.error,

@@ -95,7 +95,7 @@ def verdict_of(divergences: Sequence[Divergence]) -> Verdict:
     """Return the verdict of one or several comparisons."""
     if not divergences:
         return Verdict.EQUAL
-    return Verdict.TIE if all(each.is_tie for each in divergences) else Verdict.DIFFERENT
+    return Verdict.TIE if all(divergence.is_tie for divergence in divergences) else Verdict.DIFFERENT
 
 
 def _first_difference(expected: Sequence[int], came: Sequence[int]) -> int | None:

@@ -89,12 +89,12 @@ def overlap_rows(found: Found) -> list[JsonObject]:
     kernels = _by_rows(found.get("kernels-300m", {}).get("decode", ()), "batch_size")
     return [
         {
-            "rows": each["batch_size"],
-            "off_seconds": _p50(each["off"]),
-            "on_seconds": _p50(each["on"]),
-            "kernel_seconds": (kernels.get(each["batch_size"], {}).get("total") or {}).get("seconds"),
+            "rows": point["batch_size"],
+            "off_seconds": _p50(point["off"]),
+            "on_seconds": _p50(point["on"]),
+            "kernel_seconds": (kernels.get(point["batch_size"], {}).get("total") or {}).get("seconds"),
         }
-        for each in found.get("overlap", {}).get("results", ())
+        for point in found.get("overlap", {}).get("results", ())
     ]
 
 
@@ -106,7 +106,7 @@ def aims(found: Found, bandwidth: float | None) -> list[JsonObject]:
 def _reached_at(rows: int) -> Callable[[Found, float | None], float | None]:
     def figure(found: Found, bandwidth: float | None) -> float | None:
         steps = decode_rows(found, bandwidth)
-        return next((each["reached"] for each in steps if (each["model"], each["rows"]) == ("8b", rows)), None)
+        return next((step["reached"] for step in steps if (step["model"], step["rows"]) == ("8b", rows)), None)
 
     return figure
 
@@ -132,7 +132,7 @@ def _off_stride(found: Found, _: float | None) -> float | None:
 
 def _over_kernels(found: Found, _: float | None) -> float | None:
     """Return the greatest ratio of a step with overlap to the sum of its kernels."""
-    pairs = [(each["on_seconds"], each["kernel_seconds"]) for each in overlap_rows(found)]
+    pairs = [(point["on_seconds"], point["kernel_seconds"]) for point in overlap_rows(found)]
     return max((step / kernels for step, kernels in pairs if step and kernels), default=None)
 
 
@@ -237,7 +237,7 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
 
     A sum or a table that cannot be made is a note: the part's measurements are in the data all the same.
     """
-    found = {each.part.name: each.data for each in outcomes if each.data is not None}
+    found = {outcome.part.name: outcome.data for outcome in outcomes if outcome.data is not None}
     bandwidth = device.bandwidth
     notes = ["A dry run, of toy models on a CPU: the figures mean nothing."] if is_dry else []
 
@@ -254,16 +254,16 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
         "device": to_json_data(device),
         "machine": {**machine_facts(), **_torch(found)},
         "budget_seconds": budget,
-        "seconds": sum(each.seconds for each in outcomes),
-        "parts": [each.to_json() for each in outcomes],
+        "seconds": sum(outcome.seconds for outcome in outcomes),
+        "parts": [outcome.to_json() for outcome in outcomes],
         "aims": made("the aims", lambda: aims(found, bandwidth)),
         "decode": made("the figures of decode steps", lambda: decode_rows(found, bandwidth)),
         "overlap": made("the figures of overlap", lambda: overlap_rows(found)),
     }
     tables = [Table(PARTS, data["parts"], "parts")]
     tables += [Table(columns, data[name], name) for name, columns in RESULTS.items() if data[name]]
-    for each in outcomes:
-        tables += made(f"{each.part.name}: its tables", partial(_shown_tables, each))
+    for outcome in outcomes:
+        tables += made(f"{outcome.part.name}: its tables", partial(_shown_tables, outcome))
     facts = {
         "device": f"{device.name}, {format_bytes(device.memory_bytes)}; {device.source}",
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
@@ -281,7 +281,7 @@ def _torch(found: Mapping[str, JsonMapping]) -> JsonObject:
     if "start" in found:
         return dict(found["start"]["versions"])
     machines = (data["machine"] for data in found.values() if "machine" in data)
-    return next(({"torch": each["torch"]} for each in machines if "torch" in each), {})
+    return next(({"torch": machine["torch"]} for machine in machines if "torch" in machine), {})
 
 
 def _shown_tables(outcome: PartOutcome) -> list[Table]:
@@ -303,7 +303,7 @@ def _tables_of(outcome: PartOutcome) -> list[Table]:
             failures = Table((Column("test that failed", "test"), Column("", "reason", is_text=True)), data["failures"])
             return [failures] if data["failures"] else []
         case "compile":
-            findings = [{"finding": each} for each in data["findings"]]
+            findings = [{"finding": finding} for finding in data["findings"]]
             told = Table((Column("finding of the compiler", "finding", is_text=True),), findings)
             return [Table(COMPILED, [data], title), *([told] if findings else [])]
         case "start":

@@ -218,20 +218,20 @@ def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]
     """
     figures = {}
     for name in PROCESSES:
-        used = [each[name] for each in rounds]
+        used = [uses[name] for uses in rounds]
         scale = 1e6 / tokens[name]
         figures[name] = {
-            "user": scale * sum(each.user for each in used),
-            "system": scale * sum(each.system for each in used),
-            "parts": _summed([each.parts for each in used], scale),
-            "main_parts": _summed([each.main_parts for each in used], scale),
+            "user": scale * sum(process.user for process in used),
+            "system": scale * sum(process.system for process in used),
+            "parts": _summed([process.parts for process in used], scale),
+            "main_parts": _summed([process.main_parts for process in used], scale),
         }
     return figures
 
 
 def _summed(parts: Sequence[Mapping[str, float]], scale: float) -> dict[str, float]:
-    names = dict.fromkeys(name for each in parts for name in each)
-    return {name: scale * sum(each.get(name, 0.0) for each in parts) for name in names}
+    names = dict.fromkeys(name for seconds_by_part in parts for name in seconds_by_part)
+    return {name: scale * sum(seconds_by_part.get(name, 0.0) for seconds_by_part in parts) for name in names}
 
 
 def cost_tables(figures: JsonMapping) -> list[Table]:

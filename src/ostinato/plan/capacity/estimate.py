@@ -291,14 +291,14 @@ def _load(
     deadline = offered.deadline
     met = None
     if deadline is not None:
-        met = sum(deadline.is_met(each.first_token, each.per_token) for each in served) / len(served)
+        met = sum(deadline.is_met(request.first_token, request.per_token) for request in served) / len(served)
     return LoadPoint(
         replicas,
         replicas * ranks,
         per_second,
         share,
-        _quantiles([each.first_token for each in served]),
-        _quantiles([each.per_token for each in served if each.per_token is not None]),
+        _quantiles([request.first_token for request in served]),
+        _quantiles([request.per_token for request in served if request.per_token is not None]),
         run.mean_rows,
         met,
     )

@@ -157,7 +157,10 @@ def activation_bytes(
     peak = max(called_bytes(model, width, tokens), tokens * own.kept_elements * element + logits)
     if has_references:
         passes = [own] if drafter is None else [own, drafter]
-        peak = max(peak, *(tokens * each.kept_elements * element + layers_of(each) for each in passes))
+        peak = max(
+            peak,
+            *(tokens * calls_of_pass.kept_elements * element + layers_of(calls_of_pass) for calls_of_pass in passes),
+        )
     positions = sampled_positions(tokens, rows, tokens_per_row)
     layers = own.layers + (() if drafter is None else drafter.layers)
     peak += triton_scratch(
@@ -183,7 +186,7 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
     calls = [model.calls]
     if drafter is not None:
         calls += [drafter.calls, drafter.step_calls, NO_CALLS if drafter.model is None else drafter.model.calls]
-    return max(each.arena_bytes(width, tokens) for each in calls) + tokens * 2 * model.hidden_size * width
+    return max(call.arena_bytes(width, tokens) for call in calls) + tokens * 2 * model.hidden_size * width
 
 
 def scratch_bytes(

@@ -104,7 +104,7 @@ def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: C
         return pool_bytes(_tape_bytes(calls, dtype, largest, capture) + _triton_bytes(model, dtype, largest, capture))
     head = drafter_pass(model) if followed_by is not None else None
     passes = [model_pass(model)] if head is None else [model_pass(model), head]
-    return max(_cuda_bytes(each, dtype, largest.most_tokens, gathered_rows) for each in passes)
+    return max(_cuda_bytes(calls_of_pass, dtype, largest.most_tokens, gathered_rows) for calls_of_pass in passes)
 
 
 def drafter_graph_bytes(

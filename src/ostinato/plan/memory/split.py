@@ -376,7 +376,9 @@ def sliding_window_spec(memory: MemoryPlan, block_size: int, step_tokens: int) -
 
 def window_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
     """Return the bytes of one window block: keys and values of `block_size` tokens in all layers with a window."""
-    return block_size * sum(bytes_per_token(each, dtype) for each in model.attention_layers if each.window is not None)
+    return block_size * sum(
+        bytes_per_token(layer, dtype) for layer in model.attention_layers if layer.window is not None
+    )
 
 
 def window_decisions(
