@@ -271,8 +271,8 @@ def _summary(data: JsonMapping) -> Table:
         rows.append({"name": "speed, median", **{key: each["ratio"]["median"] for key, each in both}})
         worst = {key: f"{each['ratio']['worst']:.2f}x at {each['ratio']['worst_rows']} rows" for key, each in both}
         rows.append({"name": "speed, worst", **worst})
-    for way, found in data["cliff"].items():
-        if found is not None:
+    for way, cliff in data["cliff"].items():
+        if cliff is not None:
             cliffs = {key: each["cliff"][way] for key, each in both}
             said = {key: f"{one['ratio']:.2f}x, {one['from']} to {one['to']} rows" for key, one in cliffs.items()}
             rows.append({"name": f"largest cliff, {way}", **said})

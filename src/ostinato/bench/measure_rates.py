@@ -80,8 +80,8 @@ class _OtherWork:
 
     def share(self) -> float:
         spent = [late - early for early, late in zip(self._begin, self._now(), strict=True)]
-        own, idle, everything = spent
-        return max(0.0, 1 - (own + idle) / everything) if everything else 0.0
+        spent_here, idle, everything = spent
+        return max(0.0, 1 - (spent_here + idle) / everything) if everything else 0.0
 
     def _now(self) -> tuple[float, float, float]:
         """Return the ticks of this process, the idle ones, and all."""

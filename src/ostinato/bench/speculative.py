@@ -290,13 +290,13 @@ def verify_floor(
 
 def _full_steps(rounds: Sequence[DraftRound]) -> list[float]:
     """Return the lengths in seconds of the decode steps in which no request had ended."""
-    found = []
+    lengths = []
     for round_ in rounds:
         trace = round_.trace
         first_end = min(times[-1] for times in trace.token_times)
         steps = pairwise(trace.step_ends)
-        found += [end - begin for begin, end in steps if trace.prefill_end < end <= first_end]
-    return found or [length for round_ in rounds for length in round_.trace.decode_step_seconds]
+        lengths += [end - begin for begin, end in steps if trace.prefill_end < end <= first_end]
+    return lengths or [length for round_ in rounds for length in round_.trace.decode_step_seconds]
 
 
 def _total_rate(one: DraftRound) -> float:

@@ -126,14 +126,14 @@ def _run(
         turn = [i for i, case in enumerate(cases) if (prompts[case.number].after is not None) == is_second]
         outputs |= zip(turn, run_to_end(engine, [cases[i].request() for i in turn], way.preemption), strict=True)
     problem = None if way.preemption else _mixed_salts(engine, cache, prompts, cases, outputs)
-    found = []
+    mismatches = []
     for i, case in enumerate(cases):
         go_on = partial(_go_on, engine, case, way.preemption)
         for divergence in compare(case.tokens, outputs[i].outputs[0].token_ids, partial(plain.scores, case), go_on):
-            found.append(TokenMismatch(case.kind, case.number, divergence))
+            mismatches.append(TokenMismatch(case.kind, case.number, divergence))
     after = _counts(engine)
     counts = {name: after[name] - before[name] for name in after}
-    return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)), problem)
+    return Cell(way, cache, tuple(mismatches), counts, tuple(_not_shown(engine, way, cache, counts)), problem)
 
 
 def _go_on(engine: EngineCore, case: ReferenceCase, preempts: bool, done: int) -> list[int]:

@@ -175,11 +175,11 @@ def sampled(parts: Parts) -> Iterator[list[Used]]:
     """Profile this process; at the end the list has the processor time used meanwhile."""
     sampler = Sampler(parts)
     sampler.start()
-    before, found = used_here(sampler), list[Used]()
+    before, used = used_here(sampler), list[Used]()
     try:
-        yield found
+        yield used
     finally:
-        found.append(used_here(sampler).since(before))
+        used.append(used_here(sampler).since(before))
         sampler.stop()
 
 
@@ -189,13 +189,13 @@ def profiled(directory: Path) -> Iterator[dict[str, Used]]:
 
     At the end the mapping has the processor time that each process used meanwhile.
     """
-    found: dict[str, Used] = {}
+    used: dict[str, Used] = {}
     names = (SERVER, ENGINE_PROCESS)
     before = {name: _told(directory, name) for name in names}
-    with sampled(GENERATOR) as own:
-        yield found
-    found |= {name: _told(directory, name).since(before[name]) for name in names}
-    found["generator"] = own[0]
+    with sampled(GENERATOR) as generator:
+        yield used
+    used |= {name: _told(directory, name).since(before[name]) for name in names}
+    used["generator"] = generator[0]
 
 
 def _told(directory: Path, name: str) -> Used:
