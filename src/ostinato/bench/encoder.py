@@ -174,11 +174,11 @@ def _first_tokens(
         prompt = prompt_of(named, spec.vision, spec.vocab_size, index)
         return run_batch(engine, [prompt.token_ids], 1, media=prompt).prefill_end
 
-    own = encoding.graphs
+    graphs = encoding.graphs
     try:
         return _in_turns(seconds_of, list(enumerate(items)), rounds, say, "first tokens")
     finally:
-        encoding.graphs = own
+        encoding.graphs = graphs
 
 
 def _check_measurable(config: EngineConfig) -> None:

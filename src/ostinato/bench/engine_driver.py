@@ -107,10 +107,10 @@ def share_cache(
     weights and activations leave. Raises CapacityError if that is too little.
     """
     number = len(configs)
-    if number == 1 or any(each.is_given("cache_memory") for each in configs.values()):
+    if number == 1 or any(config.is_given("cache_memory") for config in configs.values()):
         return dict(configs)
-    plans = [plan(each) for each in configs.values()]
-    memories = [each.memory for each in plans]
+    plans = [plan(config) for config in configs.values()]
+    memories = [made.memory for made in plans]
     part = max(memory.cache for memory in memories) // number
     if plans[0].device.kind == "cuda":
         beside = sum(memory.beside_cache for memory in memories)

@@ -126,15 +126,15 @@ def _measure_decode(
     if plan.capture.backend == "cuda":
         say("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth(runner.device)
-        for each in times_of:
-            needed = decode_bytes(engine.spec, plan, each.rows, context=bench.prompt_len + 1, with_logits=False)
+        for result in times_of:
+            needed = decode_bytes(engine.spec, plan, result.rows, context=bench.prompt_len + 1, with_logits=False)
             if needed is not None:
-                floors[each.rows] = floor_figures(needed, bandwidth, each.median("graph"))
+                floors[result.rows] = floor_figures(needed, bandwidth, result.median("graph"))
     figures = []
-    for each in times_of:
-        mode, size = graph_of(plan, each.rows)
-        backend, rows = plan.capture.backend, each.rows
-        one = step_figures(each, mode, size, backend, shares.get(rows), floors.get(rows))
+    for result in times_of:
+        mode, size = graph_of(plan, result.rows)
+        backend, rows = plan.capture.backend, result.rows
+        one = step_figures(result, mode, size, backend, shares.get(rows), floors.get(rows))
         figures.append(one | _predicted(machine, rows, bench.prompt_len, one[f"{backend}_ms"]))
     return figures, capture_figures(runner.measured["graphs"]), plan
 
@@ -271,8 +271,8 @@ def _summary(data: JsonMapping) -> Table:
         rows.append({"name": "speed, median", **{key: each["ratio"]["median"] for key, each in both}})
         worst = {key: f"{each['ratio']['worst']:.2f}x at {each['ratio']['worst_rows']} rows" for key, each in both}
         rows.append({"name": "speed, worst", **worst})
-    for way, found in data["cliff"].items():
-        if found is not None:
+    for way, cliff in data["cliff"].items():
+        if cliff is not None:
             cliffs = {key: each["cliff"][way] for key, each in both}
             said = {key: f"{one['ratio']:.2f}x, {one['from']} to {one['to']} rows" for key, one in cliffs.items()}
             rows.append({"name": f"largest cliff, {way}", **said})
@@ -282,7 +282,7 @@ def _summary(data: JsonMapping) -> Table:
 
 def off_stride_table(figures: JsonMapping) -> Table:
     """Return a table of prompt tokens/s by max_num_batched_tokens, and of the modes of the steps."""
-    rows = [{"name": each["max_num_batched_tokens"], **each, **each["steps"]} for each in figures["results"]]
+    rows = [{"name": result["max_num_batched_tokens"], **result, **result["steps"]} for result in figures["results"]]
     ratio = {name: f"{value:.3f}" for name, value in figures["ratio"].items()}
     counts = dict.fromkeys(("piecewise", "full", "eager", "padding"))
     over = f"{rows[0]['name']} over {rows[-1]['name']}"

@@ -63,7 +63,7 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         dtype=plan.settings.dtype,
         measured=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         bandwidth=bandwidth.best,
-        product_rate=max(each.flops_per_second for each in rates),
+        product_rate=max(rate.flops_per_second for rate in rates),
         call_seconds=empty,
         step_seconds=of_step,
         row_seconds=of_row,
@@ -80,8 +80,8 @@ class _OtherWork:
 
     def share(self) -> float:
         spent = [late - early for early, late in zip(self._begin, self._now(), strict=True)]
-        own, idle, everything = spent
-        return max(0.0, 1 - (own + idle) / everything) if everything else 0.0
+        spent_here, idle, everything = spent
+        return max(0.0, 1 - (spent_here + idle) / everything) if everything else 0.0
 
     def _now(self) -> tuple[float, float, float]:
         """Return the ticks of this process, the idle ones, and all."""

@@ -63,7 +63,7 @@ class PrefixRound:
     counters: dict[str, int]
 
     def of_role(self, role: str) -> list[AskResult]:
-        return [each for each in self.served if each.role == role]
+        return [ask for ask in self.served if ask.role == role]
 
 
 def run_round(engine: EngineCore, asks: Sequence[PromptRequest], concurrency: int, number: int) -> PrefixRound:
@@ -124,14 +124,14 @@ def prefix_figures(rounds: Sequence[PrefixRound], baseline: Sequence[PrefixRound
     `baseline` are the same rounds in a configuration that finds nothing; `first_token_ratio` is the mean time over
     theirs, round by round. None without a baseline.
     """
-    served = [each for one in rounds for each in one.of_role("counted")]
-    seconds = [each.first_token_seconds for each in served]
-    prompt_tokens = sum(each.prompt_tokens for each in served)
-    cached_tokens = sum(each.cached_tokens for each in served)
+    served = [ask for one in rounds for ask in one.of_role("counted")]
+    seconds = [ask.first_token_seconds for ask in served]
+    prompt_tokens = sum(ask.prompt_tokens for ask in served)
+    cached_tokens = sum(ask.cached_tokens for ask in served)
     misses: Counter[str] = Counter()
     counters: Counter[str] = Counter()
-    for each in served:
-        misses.update(each.misses)
+    for ask in served:
+        misses.update(ask.misses)
     for one in rounds:
         counters.update(one.counters)
     times, theirs = percentiles(seconds), None if baseline is None else _counted_seconds(baseline)
@@ -167,19 +167,19 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
 
 def _counted_seconds(rounds: Sequence[PrefixRound]) -> list[float]:
     """Return the mean time to the first token of each round's counted asks."""
-    return [statistics.mean(each.first_token_seconds for each in one.of_role("counted")) for one in rounds]
+    return [statistics.mean(ask.first_token_seconds for ask in one.of_role("counted")) for one in rounds]
 
 
 def _cold_seconds(rounds: Sequence[PrefixRound]) -> list[float]:
-    return [statistics.mean(each.first_token_seconds for each in one.of_role("cold")) for one in rounds]
+    return [statistics.mean(ask.first_token_seconds for ask in one.of_role("cold")) for one in rounds]
 
 
 def _round_figures(one: PrefixRound) -> JsonObject:
     counted = one.of_role("counted")
     return {
-        "cached_tokens": sum(each.cached_tokens for each in counted),
-        "first_token_seconds": [each.first_token_seconds for each in counted],
-        "cold_first_token_seconds": [each.first_token_seconds for each in one.of_role("cold")],
+        "cached_tokens": sum(ask.cached_tokens for ask in counted),
+        "first_token_seconds": [ask.first_token_seconds for ask in counted],
+        "cold_first_token_seconds": [ask.first_token_seconds for ask in one.of_role("cold")],
         **one.counters,
     }
 

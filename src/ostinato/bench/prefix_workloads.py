@@ -114,9 +114,9 @@ def few_shot(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     """Return requests for sets of examples, alternating, with tails of many lengths."""
     examples = [writer.text(sizes.shared_len) for _ in range(sizes.sessions)]
     return [
-        PromptRequest((each, writer.about(sizes.new_len)), sizes.output_len)
+        PromptRequest((example, writer.about(sizes.new_len)), sizes.output_len)
         for _ in range(sizes.turns)
-        for each in examples
+        for example in examples
     ]
 
 

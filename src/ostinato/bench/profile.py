@@ -197,7 +197,7 @@ def _step_figures(
     settings = plan.settings
     work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
     kernels = kernel_figures(calls, work, roofs)
-    in_model = sum(each["seconds"] for each in kernels if each["kernel"] != "logits")
+    in_model = sum(kernel["seconds"] for kernel in kernels if kernel["kernel"] != "logits")
     return {
         "kernels": kernels,
         "total": total_figures(kernels),
@@ -260,9 +260,9 @@ def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: R
 
 def total_figures(figures: Sequence[JsonMapping]) -> JsonObject:
     """Return the totals of all kernels of a step. The roofline is None if that of a kernel with experts is."""
-    seconds = sum(each["seconds"] for each in figures)
-    is_known = all(each["floor_seconds"] is not None for each in figures if each["kernel"] == "moe")
-    floor = sum(each["floor_seconds"] or 0.0 for each in figures) if is_known else None
+    seconds = sum(figure["seconds"] for figure in figures)
+    is_known = all(figure["floor_seconds"] is not None for figure in figures if figure["kernel"] == "moe")
+    floor = sum(figure["floor_seconds"] or 0.0 for figure in figures) if is_known else None
     return {
         "seconds": seconds,
         "floor_seconds": floor,
@@ -284,7 +284,8 @@ def _kernel_table(title: str, step: JsonMapping, chosen: Mapping[str, str]) -> T
     """Return a table of a step's kernels, longest first, with the sum of all, and the time between them."""
     empty = dict.fromkeys(("calls", "share", "bytes", "flops", "floor_seconds", "fraction_reached"))
     rows = [
-        {**each, "kind": chosen.get(KERNEL_OF.get(each["kernel"], each["kernel"]), "torch")} for each in step["kernels"]
+        {**kernel, "kind": chosen.get(KERNEL_OF.get(kernel["kernel"], kernel["kernel"]), "torch")}
+        for kernel in step["kernels"]
     ]
     rows.append({**empty, "kernel": "all", "kind": "", **step["total"]})
     rows.append({**empty, "kernel": "between them", "kind": "", "seconds": step["between_kernels_seconds"]})

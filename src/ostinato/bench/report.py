@@ -139,12 +139,12 @@ class BenchReport:
 
 def at(row: Row, path: str) -> Any:
     """Return the value at `path`, names with points between them; None if a value on the way is None."""
-    found: Any = row
+    value: Any = row
     for name in path.split("."):
-        if found is None:
+        if value is None:
             return None
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def spread_columns(path: str, format: Format, *others: str) -> tuple[Column, ...]:

@@ -112,7 +112,7 @@ def speculative(settings: JsonObject, bench: SpeculativeBench, say: ProgressCall
     needed = {"max_num_seqs": max(bench.batch_sizes), "max_model_len": max(lengths) + bench.output_len}
     config = with_room(settings, **needed)
     variants = [DraftVariant(k) for k in sorted({0, *bench.num_drafts})] + ([DraftVariant(most, True)] if most else [])
-    configs = {each: config.with_settings(**each.settings(bench.method)) for each in variants}
+    configs = {key: config.with_settings(**key.settings(bench.method)) for key in variants}
     engines = _start(configs, bench.accept, say)
     rounds = _take_turns(engines, bench, prompts, say)
     roofs = _roofs(engines[DraftVariant(0)], say)
@@ -253,9 +253,9 @@ def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound
         for one, other in zip(rounds, plain, strict=True)
         for pair in zip(one.trace.outputs, other.trace.outputs, strict=True)
     ]
-    rates, plain_rates = ([each.trace.decode_rate for each in given] for given in (rounds, plain))
-    totals, plain_totals = ([_total_rate(each) for each in given] for given in (rounds, plain))
-    reached, accepted = (_sum([getattr(each, name) for each in rounds], k) for name in ("reached", "accepted"))
+    rates, plain_rates = ([round_.trace.decode_rate for round_ in given] for given in (rounds, plain))
+    totals, plain_totals = ([_total_rate(round_) for round_ in given] for given in (rounds, plain))
+    reached, accepted = (_sum([getattr(round_, name) for round_ in rounds], k) for name in ("reached", "accepted"))
     seconds, plain_seconds = (statistics.median(_full_steps(each)) for each in (rounds, plain))
     return {
         "decode_tokens_per_second": spread(rates),
@@ -265,7 +265,7 @@ def speculative_figures(rounds: Sequence[DraftRound], plain: Sequence[DraftRound
         "tokens_per_step": 1 + sum(accepted) / reached[0] if any(reached) else 1.0,
         "step_milliseconds": 1e3 * seconds,
         "step_cost": seconds / plain_seconds,
-        "output_tokens": sum(each.trace.output_tokens for each in rounds),
+        "output_tokens": sum(round_.trace.output_tokens for round_ in rounds),
         "equal_outputs": sum(own == other for own, other in written) / len(written) if written else None,
     }
 
@@ -290,13 +290,13 @@ def verify_floor(
 
 def _full_steps(rounds: Sequence[DraftRound]) -> list[float]:
     """Return the lengths in seconds of the decode steps in which no request had ended."""
-    found = []
-    for each in rounds:
-        trace = each.trace
+    lengths = []
+    for round_ in rounds:
+        trace = round_.trace
         first_end = min(times[-1] for times in trace.token_times)
         steps = pairwise(trace.step_ends)
-        found += [end - begin for begin, end in steps if trace.prefill_end < end <= first_end]
-    return found or [length for each in rounds for length in each.trace.decode_step_seconds]
+        lengths += [end - begin for begin, end in steps if trace.prefill_end < end <= first_end]
+    return lengths or [length for round_ in rounds for length in round_.trace.decode_step_seconds]
 
 
 def _total_rate(one: DraftRound) -> float:
@@ -304,7 +304,7 @@ def _total_rate(one: DraftRound) -> float:
 
 
 def _sum(counts: Sequence[Sequence[int]], k: int) -> list[int]:
-    return [sum(each[i] for each in counts if each) for i in range(k)]
+    return [sum(count[i] for count in counts if count) for i in range(k)]
 
 
 def speculative_tables(data: JsonMapping) -> list[Table]:

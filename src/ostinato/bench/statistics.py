@@ -188,15 +188,15 @@ def min_steps(steps: Sequence[JsonMapping]) -> list[dict[str, object]]:
 
     Other work on the machine makes a step longer, never shorter.
     """
-    found = []
+    shortest = []
     for step in steps:
         least = step["least_ms"]
         graph = next((milliseconds for way, milliseconds in least.items() if way != "eager"), None)
         speed = None if graph is None else least["eager"] / graph
-        found.append(
+        shortest.append(
             {"rows": step["rows"], "speed": speed, **{f"{way}_ms": least.get(way) for way in ("eager", "tape", "cuda")}}
         )
-    return found
+    return shortest
 
 
 def largest_cliff(steps: Sequence[JsonMapping], kind: str) -> JsonObject | None:
@@ -204,12 +204,12 @@ def largest_cliff(steps: Sequence[JsonMapping], kind: str) -> JsonObject | None:
 
     Return None if no two neighbours were measured. `kind` names the time to compare, such as `eager_ms`.
     """
-    found = [
+    cliffs = [
         {"ratio": max(one[kind] / other[kind], other[kind] / one[kind]), "from": one["rows"], "to": other["rows"]}
         for one, other in pairwise(steps)
         if one[kind] is not None and other[kind] is not None
     ]
-    return max(found, key=lambda cliff: cliff["ratio"], default=None)
+    return max(cliffs, key=lambda cliff: cliff["ratio"], default=None)
 
 
 def capture_figures(measured: JsonMapping) -> JsonObject:

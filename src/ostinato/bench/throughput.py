@@ -133,8 +133,8 @@ def startup(settings: dict[str, object], workload: Workload, say: ProgressCallba
     for number in range(workload.rounds):
         say(f"round {number + 1}")
         rounds.append(run_in_process("startup", {"settings": settings, "prompt_len": workload.prompt_len}))
-    phases = {phase: spread([each["seconds"][phase] for each in rounds]) for phase in (*PHASES, "total")}
-    peak = max(each["peak_memory_bytes"] for each in rounds)
+    phases = {phase: spread([round_["seconds"][phase] for round_ in rounds]) for phase in (*PHASES, "total")}
+    peak = max(round_["peak_memory_bytes"] for round_ in rounds)
     data = {**rounds[0]["facts"], **run_facts("startup")}
     data["settings"] |= {"rounds": workload.rounds}
     data["results"] = [{"rounds": workload.rounds, "seconds": phases, "peak_memory_bytes": peak}]

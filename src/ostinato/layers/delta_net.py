@@ -53,22 +53,9 @@ class DeltaMixer(Module):
         v = v.unflatten(-1, (-1, spec.value_dim))
         return run_state_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
 
-    def _update(
-        self,
-        memory: LayerCache,
-        rows: DecodeRows,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-    ) -> torch.Tensor:
+    def _update(self, memory: LayerCache, rows: DecodeRows, *parts: torch.Tensor) -> torch.Tensor:
         return self.ops.delta_update(
-            q,
-            k,
-            v,
-            a,
-            b,
+            *parts,
             *self.decay,
             self.beta_scale,
             self.spec.interleaved_key_heads,
@@ -77,22 +64,9 @@ class DeltaMixer(Module):
             rows.write_slots,
         )
 
-    def _scan(
-        self,
-        memory: LayerCache,
-        rows: PrefillRows,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-    ) -> torch.Tensor:
+    def _scan(self, memory: LayerCache, rows: PrefillRows, *parts: torch.Tensor) -> torch.Tensor:
         return self.ops.delta_scan(
-            q,
-            k,
-            v,
-            a,
-            b,
+            *parts,
             *self.decay,
             self.beta_scale,
             self.spec.interleaved_key_heads,

@@ -5,20 +5,19 @@ It has a projection, a convolution, the selective recurrence and a gate.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
-from ostinato.ops.step_inputs import run_state_rows
+from ostinato.ops.step_inputs import run_selective_rows
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""
@@ -97,54 +96,5 @@ class Mamba1Mixer(Module):
         memory: LayerCache,
     ) -> torch.Tensor:
         """Apply the recurrence along each row -> [tokens, channels]."""
-        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
-
-    def _update(
-        self,
-        memory: LayerCache,
-        rows: DecodeRows,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.selective_update(
-            x,
-            dt,
-            self.A_log,
-            B,
-            C,
-            self.D,
-            self.dt_bias,
-            memory.states["ssm"],
-            rows.read_slots,
-            rows.write_slots,
-            rows.start_positions,
-            memory.noise,
-        )
-
-    def _scan(
-        self,
-        memory: LayerCache,
-        rows: PrefillRows,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.selective_scan(
-            x,
-            dt,
-            self.A_log,
-            B,
-            C,
-            self.D,
-            self.dt_bias,
-            memory.states["ssm"],
-            rows.row_starts,
-            rows.start_positions,
-            rows.read_slots,
-            rows.write_slots,
-            rows.checkpoints,
-            noise=memory.noise,
-        )
+        weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
+        return run_selective_rows(step, memory, (x, dt, B, C), weights, ops.selective_update, ops.selective_scan)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.ops.step_inputs import run_state_rows
+from ostinato.ops.step_inputs import run_selective_rows
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
 
 
 class Mamba2Mixer(Module):
@@ -83,57 +82,13 @@ class Mamba2Mixer(Module):
         x, B, C = convolved.split(self.splits[1], dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
-        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
-
-    def _update(
-        self,
-        memory: LayerCache,
-        rows: DecodeRows,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.state_update(
-            x,
-            dt,
-            self.A_log,
-            B,
-            C,
-            self.D,
-            self.dt_bias,
-            self.dt_limit,
-            memory.states["ssm"],
-            rows.read_slots,
-            rows.write_slots,
-            rows.start_positions,
-            memory.noise,
-        )
-
-    def _scan(
-        self,
-        memory: LayerCache,
-        rows: PrefillRows,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.ops.ssd_scan(
-            x,
-            dt,
-            self.A_log,
-            B,
-            C,
-            self.D,
-            self.dt_bias,
-            self.dt_limit,
-            self.spec.chunk_size,
-            memory.states["ssm"],
-            rows.row_starts,
-            rows.start_positions,
-            rows.read_slots,
-            rows.write_slots,
-            rows.checkpoints,
-            noise=memory.noise,
+        return run_selective_rows(
+            step,
+            memory,
+            (x, dt, B, C),
+            (self.A_log, self.D, self.dt_bias),
+            self.ops.state_update,
+            self.ops.ssd_scan,
+            (self.dt_limit,),
+            scan_options=(spec.chunk_size,),
         )

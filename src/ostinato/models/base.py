@@ -183,10 +183,10 @@ class CausalLM(Module, ABC):
         """
         head: QuantizableMatrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         scale, out_dtype = self.logits_scale, self.build.float32
-        own = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
+        logits = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
         if self.build.rank.of == 1:
-            return own
-        return self.build.ops.gather_columns(own, self.starts, self.spec.vocab_size)
+            return logits
+        return self.build.ops.gather_columns(logits, self.starts, self.spec.vocab_size)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""

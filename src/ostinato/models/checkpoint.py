@@ -109,10 +109,10 @@ def resolve_model_dir(
             "its config.json"
         )
     # A single word is more likely a leftover argument of a command line.
-    found = _HUB_ID.fullmatch(model)
-    if found is None or (found["file"] is None and directory.suffix == ".gguf" and is_directory(directory.parent)):
+    match = _HUB_ID.fullmatch(model)
+    if match is None or (match["file"] is None and directory.suffix == ".gguf" and is_directory(directory.parent)):
         raise ModelError(_no_such_model(model, directory))
-    if found["file"] is None:
+    if match["file"] is None:
         directory = fetch_from_hub(model, revision, files, download_dir)
         wants_config = any(fnmatchcase("config.json", pattern) for pattern in files)
         if wants_config and not is_file(directory / "config.json") and (held := gguf_files(model, revision)):
@@ -121,12 +121,12 @@ def resolve_model_dir(
                 f"{model} on the hub has no config.json; it has GGUF files: give one, as {model}:{held[0]}{all_of_them}"
             )
         return directory
-    parts = [str(part) for part in all_parts(Path(found["file"]))]
-    file = fetch_from_hub(found["name"], revision, tuple(parts), download_dir) / found["file"]
+    parts = [str(part) for part in all_parts(Path(match["file"]))]
+    file = fetch_from_hub(match["name"], revision, tuple(parts), download_dir) / match["file"]
     if not is_gguf(file):
-        held = gguf_files(found["name"], revision)
+        held = gguf_files(match["name"], revision)
         also = f"; it holds {', '.join(held)}" if held else ""
-        raise ModelError(f"{found['name']} on the hub holds no file {found['file']!r}{also}")
+        raise ModelError(f"{match['name']} on the hub holds no file {match['file']!r}{also}")
     return file
 
 

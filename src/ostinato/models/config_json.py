@@ -408,7 +408,7 @@ def layer_windows(config: JsonMapping, slides: Sequence[bool], window: int | Non
     longest = config.get("max_position_embeddings")
     if isinstance(longest, int) and size >= longest:
         return (None,) * len(slides)
-    return tuple(size if each else None for each in slides)
+    return tuple(size if is_on_layer else None for is_on_layer in slides)
 
 
 def window_kinds(config: JsonMapping) -> tuple[str, ...] | None:
@@ -442,7 +442,7 @@ def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | 
             f"config.json has layer_types {SLIDING}, and use_sliding_window = false; make it true, or the layers {FULL}"
         )
     is_on = is_on and config.get("sliding_window", window) is not None
-    return layer_windows(config, [is_on and each for each in slides], window)
+    return layer_windows(config, [is_on and is_on_layer for is_on_layer in slides], window)
 
 
 def qwen_windows(config: JsonMapping) -> tuple[int | None, ...]:

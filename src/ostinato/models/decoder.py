@@ -189,10 +189,10 @@ class Decoder(CausalLM):
         return self.mtp
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
-        own = len(self.model.layers)
-        hidden = self.model(step, memory[:own])
+        num_layers = len(self.model.layers)
+        hidden = self.model(step, memory[:num_layers])
         if self.mtp is not None:
-            self.mtp.update_head_cache(hidden, self.embedding(step.token_ids), step, memory[own:])
+            self.mtp.update_head_cache(hidden, self.embedding(step.token_ids), step, memory[num_layers:])
         return hidden
 
 

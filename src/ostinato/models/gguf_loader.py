@@ -74,27 +74,27 @@ def tensors_of_places(
     all tensors missing, left over or of the wrong shape, or tensors of types that are not supported. A bias that may be
     absent is set to zero.
     """
-    unknown = {each.type.name for each in header.tensors.values() if not each.type.is_supported}
+    unknown = {info.type.name for info in header.tensors.values() if not info.type.is_supported}
     if unknown:
         known = ", ".join(SUPPORTED)
         raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
     named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
     places = _places(views, {name for name in named.values() if name is not None})
     parts = {name: part for name, place in places.items() if (part := _share_of(name, place, shares)) is not None}
-    found: dict[str, GgufTensor] = {}
+    loaded: dict[str, GgufTensor] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
         stored_as = named[tensor.name]
         name = None if stored_as is None else model.checkpoint_name(stored_as)
         if tensor.name in NO_WEIGHTS or (stored_as is not None and name is None):  # It is known, and not loaded.
             continue
-        if name is None or name not in places or name in found:
+        if name is None or name not in places or name in loaded:
             unexpected.append(tensor.name)
         elif checkpoint_shape(tensor.name, tensor.shape) != (expected := _shape(places[name], parts.get(name))):
             misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
-            found[name] = tensor
-    absent = [name for name in places if name not in found]
+            loaded[name] = tensor
+    absent = [name for name in places if name not in loaded]
     missing = sorted(name for name in absent if not may_be_absent(model.spec.architecture, name))
     if missing or unexpected or misshapen:
         raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
@@ -102,7 +102,7 @@ def tensors_of_places(
         bias = places[name]
         assert isinstance(bias, torch.Tensor), "biases are not quantised"
         bias.zero_()
-    return found, places, parts
+    return loaded, places, parts
 
 
 def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, GgufTarget]:

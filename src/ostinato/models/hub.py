@@ -99,11 +99,11 @@ def _wanted(model: str, revision: str | None, patterns: dict[str, Any], blobs: P
         if exists(blobs / lfs.sha256):
             continue
         url = hf_hub_url(model, name, revision=info.sha)
-        found = get_hf_file_metadata(url)
-        is_of_xet = getattr(found, "xet_file_data", None) is not None and is_xet_available()
-        if found.etag == lfs.sha256 and not is_of_xet:
-            is_of_hub = urlsplit(found.location).netloc == urlsplit(url).netloc
-            yield _File(name, found.location, is_of_hub, lfs.size, lfs.sha256)
+        metadata = get_hf_file_metadata(url)
+        is_of_xet = getattr(metadata, "xet_file_data", None) is not None and is_xet_available()
+        if metadata.etag == lfs.sha256 and not is_of_xet:
+            is_of_hub = urlsplit(metadata.location).netloc == urlsplit(url).netloc
+            yield _File(name, metadata.location, is_of_hub, lfs.size, lfs.sha256)
 
 
 @contextmanager

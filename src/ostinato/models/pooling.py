@@ -34,9 +34,9 @@ def load_pooling(directory: Path) -> Pooling:
     modules = read_json_value(directory / "modules.json")
     if modules is None:
         return Pooling()
-    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelError("modules.json should be a list of objects")
-    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if unknown or kinds[:2] != ["Transformer", "Pooling"] or len(kinds) != len(set(kinds)):
         raise ModelError(

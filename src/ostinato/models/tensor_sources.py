@@ -104,8 +104,8 @@ def find_sources(
                 if part in source.parts and not _equal(source.parts[part], tensors.get_tensor(source_name)):
                     differing.append(source_name)
                 source.parts[part] = (file, source_name)
-                found = tensors.get_slice(source_name)
-                shape, kind = list(found.get_shape()), found.get_dtype()
+                stored_slice = tensors.get_slice(source_name)
+                shape, kind = list(stored_slice.get_shape()), stored_slice.get_dtype()
                 of_place = list(shares.get(place, places[place]).shape)
                 source.in_turns = place.endswith(model.in_turns)
                 if part == VALUES:

@@ -127,12 +127,12 @@ def tensor_shards(model: CausalLM, found: Container[str] = ()) -> dict[str, Tens
     drafter = None if model.head is None else whole_spec.head
     build = WeightAllocator(model.build.ops, torch.float32, torch.device("meta"))
     whole = make_model(build, replace(whole_spec, drafter=drafter))
-    own = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
+    shard_shapes = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
     segments, of_whole = _segments(model), _segments(whole)
     vocabulary = {row.names[0] for _, _, row in model.weights() if row.role == "embedding" or row.is_lm_head}
     shares = {}
     for name, view in checkpoint_views(whole, found=found):
-        shape, part = tuple(view.shape), own[name]
+        shape, part = tuple(view.shape), shard_shapes[name]
         if shape == part:
             continue
         [dim] = [i for i, (size, have) in enumerate(zip(shape, part, strict=True)) if size != have]
@@ -147,10 +147,10 @@ def tensor_shards(model: CausalLM, found: Container[str] = ()) -> dict[str, Tens
     return shares
 
 
-def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tuple[int, int]]:
+def _parts(shard: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tuple[int, int]]:
     """Return the rank's part of each segment; if there are fewer parts than ranks, neighbours have the same one."""
     parts, begin = [], 0
-    for have, size in zip(own, whole, strict=True):
+    for have, size in zip(shard, whole, strict=True):
         count = size // have
         assert size % have == rank.of % count == 0, "ranks have equal parts"
         first = begin + rank.number * count // rank.of * have
@@ -161,7 +161,7 @@ def _parts(own: tuple[int, ...], whole: tuple[int, ...], rank: Rank) -> list[tup
 
 def _segments(model: CausalLM) -> dict[str, tuple[int, ...]]:
     """Return the segments of each tensor, by name."""
-    return {name: own for _, _, row in model.weights() for name, own in _segments_of(row)}
+    return {name: segments for _, _, row in model.weights() for name, segments in _segments_of(row)}
 
 
 def _segments_of(row: Weight) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -172,7 +172,7 @@ def _segments_of(row: Weight) -> Iterator[tuple[str, tuple[int, ...]]]:
         return
     left = iter(row.segments)
     for name, size in zip(row.names, row.sizes, strict=True):
-        own: tuple[int, ...] = ()
-        while sum(own) < size:
-            own += (next(left),)
-        yield name, own
+        segments: tuple[int, ...] = ()
+        while sum(segments) < size:
+            segments += (next(left),)
+        yield name, segments

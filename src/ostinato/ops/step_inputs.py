@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -285,3 +285,39 @@ def run_state_rows(
     out[:tokens] = decoded
     out[tokens:] = scan(prefill, *(part[tokens:] for part in parts))
     return out
+
+
+def run_selective_rows(
+    step: StepInputs,
+    memory: LayerCache,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    update: Callable[..., torch.Tensor],
+    scan: Callable[..., torch.Tensor],
+    options: tuple[object, ...] = (),
+    scan_options: tuple[object, ...] = (),
+) -> torch.Tensor:
+    """Apply a selective recurrence along each row: `update` to decode rows, `scan` to prefill rows.
+
+    `parts` are x, dt, B and C of each token, `weights` A_log, D and dt_bias. Both operations take `options` after
+    them, and `scan` also `scan_options`. -> [tokens, ...].
+    """
+    decode = partial(_run_selective, update, memory, weights, options)
+    return run_state_rows(step, parts, decode, partial(_run_selective, scan, memory, weights, options + scan_options))
+
+
+def _run_selective(
+    op: Callable[..., torch.Tensor],
+    memory: LayerCache,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: tuple[object, ...],
+    rows: DecodeRows | PrefillRows,
+    *parts: torch.Tensor,
+) -> torch.Tensor:
+    x, dt, B, C = parts
+    A_log, D, dt_bias = weights
+    arguments = (x, dt, A_log, B, C, D, dt_bias, *options, memory.states["ssm"])
+    if isinstance(rows, DecodeRows):
+        return op(*arguments, rows.read_slots, rows.write_slots, rows.start_positions, memory.noise)
+    starts = rows.row_starts, rows.start_positions
+    return op(*arguments, *starts, rows.read_slots, rows.write_slots, rows.checkpoints, noise=memory.noise)

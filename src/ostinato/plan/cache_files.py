@@ -83,7 +83,7 @@ def plan_cache_files(
     if limit < 2 * least:
         message = f"cache_offload {format_bytes(limit)} has no room for two files of {format_bytes(least)}"
         raise ConfigError(message, [Remedy("cache_offload", 64 * least)])
-    rates = next((each for each in device.rates if each.threads == settled.threads), None)
+    rates = next((kernel_rate for kernel_rate in device.rates if kernel_rate.threads == settled.threads), None)
     rate = CORE_RATE * (settled.threads or device.cores) if rates is None else rates.product_rate
     size, rules = config.block_size, sliding_window_spec(memory, config.block_size, 1)
 

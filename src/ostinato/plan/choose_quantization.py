@@ -91,7 +91,7 @@ def _read_formats(config: EngineConfig, model: ModelSpec, device_kind: str) -> f
     if config.kernels == "reference":
         kind = "reference"
     products = [OPERATIONS[op].implementation(kind) for op in ("linear", "moe") if op in model.ops]
-    return frozenset(BLOCK_FORMATS).intersection(*(each.block_formats if each else () for each in products))
+    return frozenset(BLOCK_FORMATS).intersection(*(product.block_formats if product else () for product in products))
 
 
 def _expands_because(config: EngineConfig, model: ModelSpec, device_kind: str) -> str | None:

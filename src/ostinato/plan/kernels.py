@@ -90,7 +90,9 @@ def choose_kernels(
 def _block_formats(model: ModelSpec) -> frozenset[str]:
     """Return the formats of the weights in blocks, including a draft model's."""
     chosen = model.quantizations
-    return frozenset().union(*(each.used for each in chosen if isinstance(each, BlockQuantization)))
+    return frozenset().union(
+        *(quantization.used for quantization in chosen if isinstance(quantization, BlockQuantization))
+    )
 
 
 def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
@@ -98,8 +100,8 @@ def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
     draft = None if model.drafter is None else model.drafter.model
     layers = [*model.layers, *(() if draft is None else draft.layers)]
     return {
-        "elements of a head": max((each.attention.head_dim for each in layers if each.attention), default=0),
-        "taps of a convolution": max((each.mixer.sizes.get("width", 0) for each in layers if each.mixer), default=0),
+        "elements of a head": max((layer.attention.head_dim for layer in layers if layer.attention), default=0),
+        "taps of a convolution": max((layer.mixer.sizes.get("width", 0) for layer in layers if layer.mixer), default=0),
     }
 
 

@@ -67,18 +67,18 @@ def _with_launches(
     row = operation.triton
     if choice.implementation != "triton" or row is None or row.launches is None:
         return choice
-    found: list[Launch] = []
+    distinct: list[Launch] = []
     of_one_row = 0
     for sizes in _distinct(_sizes_of(op, model)):
         for tokens, rows in steps:
             launches = call_with_known(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
-            found += [launch for launch in launches if launch not in found]
+            distinct += [launch for launch in launches if launch not in distinct]
             of_one_row = of_one_row or len(launches)
-    return replace(choice, launches=tuple(found), launches_per_call=operation.decode_launches or max(of_one_row, 1))
+    return replace(choice, launches=tuple(distinct), launches_per_call=operation.decode_launches or max(of_one_row, 1))
 
 
-def _distinct(found: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]:
-    yield from {tuple(sizes.items()): sizes for sizes in found}.values()
+def _distinct(layers: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]:
+    yield from {tuple(sizes.items()): sizes for sizes in layers}.values()
 
 
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
@@ -129,13 +129,13 @@ def _group_sizes(model: ModelSpec, of_experts: bool) -> list[int | None]:
     quantization = model.quantization
     if not isinstance(quantization, BlockQuantization):
         return [None if quantization is None else quantization.group_size]
-    found = [
+    sizes = [
         BLOCK_FORMATS[name].elements
         for weight in model.table
         if (weight.role == "experts") == of_experts
         for name, _ in quantization.blocks_of(weight) or ()
     ]
-    return [*sorted(set(found))] or [None]
+    return [*sorted(set(sizes))] or [None]
 
 
 def _groups(model: ModelSpec) -> dict[str, int]:
@@ -180,12 +180,12 @@ def launches_of(calls: CallTrace, kernels: Mapping[str, KernelChoice], leaves_ou
 
 def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, decodes: bool) -> int:
     """Return the launches of a decode step or of a prompt's step, including the logits and sampling."""
-    own = launches_of(model.calls, kernels)
+    launches = launches_of(model.calls, kernels)
     if not decodes:
         # The calls are those of a decode step; in a prompt a scan replaces the recurrence.
         named = [call.operation for call in model.calls.calls if call.operation in OPERATIONS]
-        own += sum(launches_of_call(prefill_op(name), kernels) - launches_of_call(name, kernels) for name in named)
-    return own + launches_of_call("linear", kernels) + launches_of_call("sample", kernels)
+        launches += sum(launches_of_call(prefill_op(name), kernels) - launches_of_call(name, kernels) for name in named)
+    return launches + launches_of_call("linear", kernels) + launches_of_call("sample", kernels)
 
 
 def launches_of_call(operation: str, kernels: Mapping[str, KernelChoice]) -> int:
@@ -202,8 +202,8 @@ def capture_time(
 ) -> CaptureTime:
     """Return the capture time of all CUDA graphs: the model's, the drafter's (`of_drafts`), and the encoder's."""
     drafter = model.drafter
-    own = model.calls if drafter is None or drafter.method != "mtp" else drafter.step_calls
-    graphs = _graphs(capture, own, kernels)
+    model_calls = model.calls if drafter is None or drafter.method != "mtp" else drafter.step_calls
+    graphs = _graphs(capture, model_calls, kernels)
     if of_drafts is not None and drafter is not None:
         calls = drafter.calls if drafter.model is None else drafter.model.calls
         graphs += _graphs(of_drafts, calls, kernels)

@@ -31,8 +31,8 @@ def largest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
 
 def smallest(low: int, high: int, works: Callable[[int], bool]) -> int | None:
     """Return the smallest of `low` to `high` that works, if all larger ones work too; None if not even `high` does."""
-    found = largest(-high, -low, lambda value: works(-value))
-    return None if found is None else -found
+    negative = largest(-high, -low, lambda value: works(-value))
+    return None if negative is None else -negative
 
 
 DEFAULT_MAX_NUM_SEQS = {"cuda": 256, "cpu": 32}

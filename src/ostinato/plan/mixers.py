@@ -118,8 +118,8 @@ class Mixer(Protocol):
 
 def operations_of(mixer: Mixer | None) -> tuple[str, ...]:
     """Return all operations with the mixer's sizes: those of a decode step, and their replacements in prompts."""
-    own = () if mixer is None else tuple(mixer.operations)
-    return tuple(dict.fromkeys((*own, *map(prefill_op, own))))
+    names = () if mixer is None else tuple(mixer.operations)
+    return tuple(dict.fromkeys((*names, *map(prefill_op, names))))
 
 
 @dataclass(frozen=True)

@@ -205,18 +205,18 @@ class ModelSpec:
     def quantizations(self) -> list[AnyQuantization]:
         """Quantizations of the model and of a draft model, if they are quantised."""
         draft = None if self.drafter is None else self.drafter.model
-        return [each.quantization for each in (self, draft) if each is not None and each.quantization is not None]
+        return [spec.quantization for spec in (self, draft) if spec is not None and spec.quantization is not None]
 
     @property
     def is_in_order(self) -> bool:
         """True if matmuls must reorder their inputs first (act-order)."""
-        return any(each.has_act_order for each in self.quantizations)
+        return any(quantization.has_act_order for quantization in self.quantizations)
 
     @property
     def gathers_inputs(self) -> bool:
         """True if ranks must gather the inputs that are sharded among them, because groups are in act-order."""
         draft = None if self.drafter is None else self.drafter.model
-        shared = [each.quantization for each in (self, draft) if each is not None and each.ranks > 1]
+        shared = [spec.quantization for spec in (self, draft) if spec is not None and spec.ranks > 1]
         return any(each is not None and each.has_act_order for each in shared)
 
     @property

@@ -246,7 +246,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
 
 def _summary(fitted: FitResult) -> ModelSummary:
     model, dtype = fitted.settled.model, fitted.settled.dtype
-    own = replace(model, drafter=None)
+    target = replace(model, drafter=None)
     return ModelSummary(
         architecture=model.architecture,
         checkpoint_dtype=model.dtype,
@@ -255,8 +255,8 @@ def _summary(fitted: FitResult) -> ModelSummary:
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         layers=dict(Counter(layer.kind for layer in model.layers)),
-        kv_bytes_per_token=kv_block_bytes(own, 1, fitted.settled.kv_cache_dtype),
-        state_bytes_per_request=state_slot_bytes(own, dtype, fitted.settled.ssm_state_dtype)
+        kv_bytes_per_token=kv_block_bytes(target, 1, fitted.settled.kv_cache_dtype),
+        state_bytes_per_request=state_slot_bytes(target, dtype, fitted.settled.ssm_state_dtype)
         * fitted.memory.slots_per_request,
         states=_states(model, {"model": dtype, "state": fitted.settled.ssm_state_dtype}),
         vision=None if model.vision is None else _vision_summary(model.vision),

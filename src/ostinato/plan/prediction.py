@@ -135,12 +135,12 @@ class StepPredictor:
     @cached_property
     def _calls(self) -> dict[str, tuple[int, int]]:
         """Operation -> its calls in a decode step, and the elements of their results for one token."""
-        found: dict[str, tuple[int, int]] = {}
+        by_operation: dict[str, tuple[int, int]] = {}
         for call in self.model.calls.calls:
             if call.operation in OPERATIONS:
-                calls, elements = found.get(call.operation, (0, 0))
-                found[call.operation] = calls + 1, elements + call.elements
-        return found
+                calls, elements = by_operation.get(call.operation, (0, 0))
+                by_operation[call.operation] = calls + 1, elements + call.elements
+        return by_operation
 
     def _seconds(self, part: KernelCostPart, step: StepShape) -> float:
         if self.rates is None:
@@ -158,12 +158,12 @@ class StepPredictor:
     def _points(self, operation: str, storage: str, way: StepKind | None = None) -> list[KernelRate]:
         """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
         assert self.rates is not None, "only what was measured has points"
-        found = [
-            each
-            for each in self.rates.rates
-            if (each.operation, each.storage) == (operation, storage) and way in (None, each.way)
+        points = [
+            rate
+            for rate in self.rates.rates
+            if (rate.operation, rate.storage) == (operation, storage) and way in (None, rate.way)
         ]
-        return sorted(found, key=lambda each: each.tokens)
+        return sorted(points, key=lambda each: each.tokens)
 
 
 def seconds_at(points: Sequence[KernelRate], work: KernelCost, tokens: float) -> float:
@@ -174,7 +174,7 @@ def seconds_at(points: Sequence[KernelRate], work: KernelCost, tokens: float) ->
     time by both. Outside the measured range rates stay constant.
     """
     assert points, "what the plan predicts with has every kernel"
-    at = bisect_left([each.tokens for each in points], tokens)
+    at = bisect_left([point.tokens for point in points], tokens)
     one, other = points[max(at - 1, 0)], points[min(at, len(points) - 1)]
     share = 0.0 if one is other else (tokens - one.tokens) / (other.tokens - one.tokens)
 
@@ -207,10 +207,10 @@ def plan_prediction(
     """Return the plan's prediction of the time of its steps, or the reason why there is none."""
     rates: Rates | None = None
     if device.kind == "cpu":
-        found = find_rates(device, kernels, dtype, threads, deterministic)
-        if isinstance(found, str):
-            return Prediction(f"not predicted: {found}")
-        rates = found
+        rates_or_reason = find_rates(device, kernels, dtype, threads, deterministic)
+        if isinstance(rates_or_reason, str):
+            return Prediction(f"not predicted: {rates_or_reason}")
+        rates = rates_or_reason
         reason = f"kernels as measured on {rates.measured}: {rates.processor}, {rates.threads} threads"
     else:
         reason = (
@@ -228,7 +228,8 @@ def plan_prediction(
     if device.kind == "cuda":
         launches = {way: step_launches(model, kernels, decodes=way) for way in (True, False)}
         predicted = tuple(
-            replace(found, launches=launches[step.decodes]) for found, step in zip(predicted, steps, strict=True)
+            replace(predicted_step, launches=launches[step.decodes])
+            for predicted_step, step in zip(predicted, steps, strict=True)
         )
     return Prediction(reason, rates is None, rates, predicted)
 

@@ -44,24 +44,24 @@ def working_remedies(
 ) -> list[Remedy]:
     """Return `remedies` with values that also fit: each the nearest one that does, left out if there is none."""
     works = _works_with(config, model, device)
-    found: list[Remedy] = []
+    working: list[Remedy] = []
     for remedy in remedies:
         if works(remedy.setting, remedy.value):
-            found.append(remedy)
+            working.append(remedy)
         elif remedy.setting == "speculative":
-            found += remedy_fewer_drafts(config, works)
+            working += remedy_fewer_drafts(config, works)
         elif remedy.setting == "encoder_token_budgets":
-            found += _without_budgets(config, works)
+            working += _without_budgets(config, works)
         elif remedy.setting in MIN_VALUES:
             value = _largest_below(remedy.value, remedy.setting, config, works)
-            found += [Remedy(remedy.setting, value)] if value is not None else []
-    return found
+            working += [Remedy(remedy.setting, value)] if value is not None else []
+    return working
 
 
 def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
     """Return one remedy for each setting that has a working value, with all other settings unchanged."""
     works = _works_with(config, model, device)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         # An open value was lowered to 1 already, so only a given one can be lowered.
         "max_num_seqs": _less_of_given("max_num_seqs", config, works),
         "max_num_batched_tokens": _max_num_batched_tokens(failure, config, works),
@@ -74,8 +74,8 @@ def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec,
         "encoder_token_budgets": _smaller_budgets(config, works),
         "encoder_graph_mode": _no_encoder_graphs(config, model, works),
     }
-    remedies = [Remedy(setting, value) for setting, value in found.items() if value is not None]
-    if found["encoder_token_budgets"] is None:
+    remedies = [Remedy(setting, value) for setting, value in values.items() if value is not None]
+    if values["encoder_token_budgets"] is None:
         remedies += _without_budgets(config, works)
     return remedies + remedy_fewer_drafts(config, works)
 

@@ -124,7 +124,7 @@ def plan_speculation(
     if speculative is None:
         idle = no_effect(config, "speculative_adaptive", "speculative is open")
         return None, [idle] if config.is_given("speculative_adaptive") else []
-    own, drafter = replace(model, drafter=None), model.drafter
+    target, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model
     decisions: list[Decision] = []
     rope = None
@@ -145,8 +145,8 @@ def plan_speculation(
         weights=0 if drafter is None else drafter.weight_bytes(dtype),
         quantization=None if draft is None else draft.quantization,
         kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype)
-        - kv_block_bytes(own, config.block_size, kv_cache_dtype),
-        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(own, dtype, ssm_state_dtype),
+        - kv_block_bytes(target, config.block_size, kv_cache_dtype),
+        state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(target, dtype, ssm_state_dtype),
         rope=rope,
         prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
         prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,

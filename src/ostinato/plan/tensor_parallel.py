@@ -73,13 +73,13 @@ def shard(spec: ModelSpec, ranks: int) -> ModelSpec:
 
     All ranks have the same sizes; norms and routers are whole on each. ConfigError if the model cannot be sharded so.
     """
-    found = sharding_problems(spec, ranks)
-    if found:
+    problems = sharding_problems(spec, ranks)
+    if problems:
         working = [count for count in range(1, MOST + 1) if not sharding_problems(spec, count)]
         nearest = [max(c for c in working if c < ranks), *(c for c in working if c > ranks)][:2]
         numbers = ", ".join(map(str, working))
         raise ConfigError(
-            f"tensor_parallel_size {ranks}: {'; '.join(found)}; what works is {numbers}",
+            f"tensor_parallel_size {ranks}: {'; '.join(problems)}; what works is {numbers}",
             [Remedy("tensor_parallel_size", count) for count in nearest],
         )
     hyper = spec.hyperparameters
@@ -231,7 +231,7 @@ def _whole_drafts(model: ModelSpec) -> list[Decision]:
     draft = None if model.drafter is None else model.drafter.model
     if draft is None or draft.ranks == model.ranks:
         return []
-    found = sharding_problems(draft, model.ranks)
-    why = "; ".join(found) or "a part of its matrices would be quantised in another way than the whole"
+    problems = sharding_problems(draft, model.ranks)
+    why = "; ".join(problems) or "a part of its matrices would be quantised in another way than the whole"
     reason = f"the draft model is whole on each rank, which computes all of it: {why}"
     return [Decision("draft.tensor_parallel_size", model.ranks, 1, reason)]

@@ -408,8 +408,8 @@ def _chosen(
 
 
 def _token_outcome(counts: Mapping[int, int], sizes: tuple[int, ...]) -> LadderOutcome:
-    found = expected_padding(counts, sizes)
-    return LadderOutcome(sizes, found.covered, found.uncovered, found.padding)
+    padding = expected_padding(counts, sizes)
+    return LadderOutcome(sizes, padding.covered, padding.uncovered, padding.padding)
 
 
 def _row_outcome(decode: Mapping[int, Mapping[int, int]], sizes: tuple[int, ...]) -> LadderOutcome:

@@ -50,13 +50,13 @@ class Product:
 
 def products_of(model: ModelSpec, kv_cache_dtype: str | None = None) -> tuple[Product, ...]:
     """Return the distinct products of a model, its drafter and its image encoder, in the order of the layers."""
-    found = [product for layer in model.cached_layers for product in _of_layer(model, layer, kv_cache_dtype)]
+    products = [product for layer in model.cached_layers for product in _of_layer(model, layer, kv_cache_dtype)]
     drafter = () if model.drafter is None else model.drafter.weights
     vision = () if model.vision is None else model.vision.weights
     for weight in (*model.weights, *drafter, *vision):
         if weight.is_lm_head or weight.role == "linear":
-            found += _of_matrix(model, weight)
-    return tuple(dict.fromkeys(found))
+            products += _of_matrix(model, weight)
+    return tuple(dict.fromkeys(products))
 
 
 def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) -> Iterator[Product]:

@@ -39,7 +39,7 @@ def truncate_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> t
 
     Logits of tokens that must not be sampled are -inf. A row whose best logit is not finite becomes NaN.
     """
-    return sample.restrict(logits, torch.tensor([each.draw_settings for each in params], dtype=torch.float64))
+    return sample.restrict(logits, torch.tensor([param.draw_settings for param in params], dtype=torch.float64))
 
 
 def guide_error(pick: PendingToken) -> RequestError | None:

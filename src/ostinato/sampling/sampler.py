@@ -44,7 +44,7 @@ def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequenc
     ids = torch.tensor(token_ids, device=logits.device)[:, None]
     # The sum is in int32, as torch copies its input to the dtype of the sum.
     ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=torch.int32) + 1).tolist()
-    own = logprobs.gather(1, ids).squeeze(1).tolist()
+    chosen = logprobs.gather(1, ids).squeeze(1).tolist()
     vocab_size = logits.shape[-1]
     # One more than asked for shows whether the last place is shared.
     most = min(max(num_top) + 1, vocab_size) if max(num_top) > 0 else 0
@@ -59,7 +59,7 @@ def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequenc
         else:
             order = sorted(range(wanted), key=lambda j: (-best_logits[i][j], best_ids[i][j]))
             top = [(best_ids[i][j], best_logprobs[i][j]) for j in order]
-        scored.append(TokenLogprobs(token, own[i], ranks[i], tuple(top)))
+        scored.append(TokenLogprobs(token, chosen[i], ranks[i], tuple(top)))
     return scored
 
 

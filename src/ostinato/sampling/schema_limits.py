@@ -88,7 +88,7 @@ def check_object(place: Place, value: Mapping[str, object]) -> None:
         _check_alternatives((*place, name), value.get(name))
     values = value.get("enum")
     if isinstance(values, list):
-        _check_alternatives((*place, "enum"), [each for each in values if isinstance(each, list | dict)])
+        _check_alternatives((*place, "enum"), [constant for constant in values if isinstance(constant, list | dict)])
     several = value.get("patternProperties")
     if isinstance(several, dict) and len(several) > MAX_PATTERN_PROPERTIES:
         where = path((*place, "patternProperties"))

@@ -57,7 +57,7 @@ class Cell:
     def verdict_of(self, kind: str) -> Verdict:
         if self.error is not None:
             return Verdict.ERROR
-        return verdict_of([each.divergence for each in self.found if each.kind == kind])
+        return verdict_of([finding.divergence for finding in self.found if finding.kind == kind])
 
     def to_json(self) -> JsonObject:
         return {
@@ -65,7 +65,7 @@ class Cell:
             "cache": self.cache,
             "verdict": self.verdict,
             **{kind: self.verdict_of(kind) for kind in KINDS},
-            "found": [each.to_json() for each in self.found],
+            "found": [finding.to_json() for finding in self.found],
             "counts": None if self.counts is None else dict(self.counts),
             "notes": list(self.notes),
             "error": self.error,
@@ -126,14 +126,14 @@ def _run(
         turn = [i for i, case in enumerate(cases) if (prompts[case.number].after is not None) == is_second]
         outputs |= zip(turn, run_to_end(engine, [cases[i].request() for i in turn], way.preemption), strict=True)
     problem = None if way.preemption else _mixed_salts(engine, cache, prompts, cases, outputs)
-    found = []
+    mismatches = []
     for i, case in enumerate(cases):
         go_on = partial(_go_on, engine, case, way.preemption)
         for divergence in compare(case.tokens, outputs[i].outputs[0].token_ids, partial(plain.scores, case), go_on):
-            found.append(TokenMismatch(case.kind, case.number, divergence))
+            mismatches.append(TokenMismatch(case.kind, case.number, divergence))
     after = _counts(engine)
     counts = {name: after[name] - before[name] for name in after}
-    return Cell(way, cache, tuple(found), counts, tuple(_not_shown(engine, way, cache, counts)), problem)
+    return Cell(way, cache, tuple(mismatches), counts, tuple(_not_shown(engine, way, cache, counts)), problem)
 
 
 def _go_on(engine: EngineCore, case: ReferenceCase, preempts: bool, done: int) -> list[int]:

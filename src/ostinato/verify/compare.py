@@ -63,23 +63,23 @@ def compare(
     """Return where `actual` differs from `expected`: ties, and perhaps a difference, which ends the list.
 
     `scores_at(place)` returns the plain path's scores after `expected[:place]`. After a tie the comparison continues
-    from the plain token: `go_on(count)` returns the tokens that follow `expected[:count]`.
+    from the plain token: `continue_from(count)` returns the tokens that follow `expected[:count]`.
     """
-    found: list[Divergence] = []
+    divergences: list[Divergence] = []
     done = 0
     while (place := _first_difference(expected[done:], came)) is not None:
         scores = scores_at(done + place)
-        own, other = _token(expected, done + place), _token(came, place)
+        right, other = _token(expected, done + place), _token(came, place)
         # Rounding does not decide on an end without an end token.
-        is_tie = own is not None and other is not None and scores.is_tie(other)
-        found.append(
+        is_tie = right is not None and other is not None and scores.is_tie(other)
+        divergences.append(
             Divergence(
                 place=done + place,
-                expected=own,
+                expected=right,
                 actual=other,
                 best=scores.best,
                 tolerance=scores.tolerance,
-                expected_score=None if own is None else scores.score_of(own),
+                expected_score=None if right is None else scores.score_of(right),
                 came_score=None if other is None else scores.score_of(other),
                 is_tie=is_tie,
             )
@@ -88,20 +88,20 @@ def compare(
         if not is_tie or done == len(expected):
             break
         came = continue_from(done)
-    return found
+    return divergences
 
 
 def verdict_of(divergences: Sequence[Divergence]) -> Verdict:
     """Return the verdict of one or several comparisons."""
     if not divergences:
         return Verdict.EQUAL
-    return Verdict.TIE if all(each.is_tie for each in divergences) else Verdict.DIFFERENT
+    return Verdict.TIE if all(divergence.is_tie for divergence in divergences) else Verdict.DIFFERENT
 
 
 def _first_difference(expected: Sequence[int], came: Sequence[int]) -> int | None:
     """Return the first place where they differ, which may be the end of the shorter one, or None."""
-    for place, (own, other) in enumerate(zip(expected, came, strict=False)):
-        if own != other:
+    for place, (right, other) in enumerate(zip(expected, came, strict=False)):
+        if right != other:
             return place
     return None if len(expected) == len(came) else min(len(expected), len(came))
 

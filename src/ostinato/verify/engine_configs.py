@@ -112,10 +112,10 @@ def check_memory(plain: EngineConfig, ways: Sequence[EngineConfig]) -> None:
     """Raise CapacityError if the plain path's engine and that of some way do not fit together."""
     device = detect(plain.device)
     memories = [make_plan(config, load_spec(config), device).memory for config in (plain, *ways)]
-    own, most = memories[0].used, max(memory.used for memory in memories[1:])
+    plain_bytes, most = memories[0].used, max(memory.used for memory in memories[1:])
     available = memories[0].available
-    if own + most > available:
+    if plain_bytes + most > available:
         raise CapacityError(
-            f"the plain path takes {format_bytes(own)} and the largest engine beside it {format_bytes(most)}; "
+            f"the plain path takes {format_bytes(plain_bytes)} and the largest engine beside it {format_bytes(most)}; "
             f"together that is more than the {format_bytes(available)} there are"
         )

@@ -114,9 +114,9 @@ def speculations(config: EngineConfig, model: ModelSpec, draft: str | None) -> t
         if draft is not None:
             raise ConfigError("the speculation is given, so there is no other draft model; leave out one of them")
         return (config.speculative,)
-    own = {"model": config.model if draft is None else draft}
+    named_model = {"model": config.model if draft is None else draft}
     made = [
-        Speculative(method=method, num_speculative_tokens=DRAFTS[method], **(own if method == "draft" else {}))
+        Speculative(method=method, num_speculative_tokens=DRAFTS[method], **(named_model if method == "draft" else {}))
         for method in available_methods(model)
         if method != "draft" or can_draft(model, draft)
     ]

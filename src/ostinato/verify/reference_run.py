@@ -150,7 +150,7 @@ class PlainPath:
         count = len(case.tokens)
         logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count, case.media)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
-        best = [each.best[0][0] for each in scores]
+        best = [score.best[0][0] for score in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
 
     @torch.inference_mode()

@@ -35,7 +35,7 @@ def check_states(engine: EngineCore, text: Sequence[int]) -> JsonObject:
     # No state is rounded within such a prompt.
     length = min((SCAN_CHUNK, *(mixer.chunk_size or 1 for mixer in mixers)))
     dtypes = {name: _count(engine, text, length, getattr(torch, name)) for name in names}
-    is_right = all(each["others"] <= OTHERS * each["values"] for each in dtypes.values())
+    is_right = all(figures["others"] <= OTHERS * figures["values"] for figures in dtypes.values())
     return {"verdict": Verdict.EQUAL if is_right else Verdict.DIFFERENT, "dtypes": dtypes}
 
 

@@ -57,7 +57,7 @@ def verify(settings: JsonObject, trial: Trial, progress: Callable[[str, int, int
     config = base_config(settings)
     model = load_spec(config)
     methods = speculations(config, model, trial.draft)
-    most_drafts = max((each.num_speculative_tokens for each in methods if each is not None), default=0)
+    most_drafts = max((method.num_speculative_tokens for method in methods if method is not None), default=0)
     texts = make_texts(config, model, trial.lines, trial.num_prompts, trial.seed)
     small = small_chunks(config, most_drafts)
     assert config.state_block_size is not None, "the base of all ways has it"
@@ -93,8 +93,8 @@ def verify(settings: JsonObject, trial: Trial, progress: Callable[[str, int, int
         "left_out": matrix.left_out if can_draft(model, trial.draft) else (NO_DRAFT, *matrix.left_out),
         "prompts": _prompt_facts(prompts, cases),
         "plain": {
-            "verdict": verdict_of([each.divergence for each in contradictions]),
-            "found": [each.to_json() for each in contradictions],
+            "verdict": verdict_of([contradiction.divergence for contradiction in contradictions]),
+            "found": [contradiction.to_json() for contradiction in contradictions],
         },
         "states": states,
         "cells": [cell.to_json() for cell in cells],

@@ -24,7 +24,7 @@ from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.units import format_bytes
 
-Found = Mapping[str, JsonMapping]
+PartResults = Mapping[str, JsonMapping]
 """The data of the parts that have some, by name."""
 MODELS = ("8b", "300m")
 
@@ -34,20 +34,20 @@ class Aim:
     """A target: the least or the greatest value that a measurement should have."""
 
     name: str
-    figure: Callable[[Found, float | None], float | None]
+    figure: Callable[[PartResults, float | None], float | None]
     """Function of the data, and the catalogue's bandwidth in bytes/s; it returns None if the value was not measured."""
     least: float | None = None
     most: float | None = None
 
-    def row(self, found: Found, bandwidth: float | None) -> JsonObject:
-        value = self.figure(found, bandwidth)
+    def row(self, results: PartResults, bandwidth: float | None) -> JsonObject:
+        value = self.figure(results, bandwidth)
         is_met = None
         if value is not None:
             is_met = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
         return {"name": self.name, "least": self.least, "most": self.most, "reached": value, "is_met": is_met}
 
 
-def decode_rows(found: Found, bandwidth: float | None) -> list[JsonObject]:
+def decode_rows(results: PartResults, bandwidth: float | None) -> list[JsonObject]:
     """Return the times of a decode step by model and number of rows.
 
     They are of the engine, with sampling and all; up to hidden states with a graph and without; the sum of the kernels;
@@ -58,10 +58,10 @@ def decode_rows(found: Found, bandwidth: float | None) -> list[JsonObject]:
     """
     rows = []
     for model in MODELS:
-        steps = _by_rows(found.get(f"decode-{model}", {}).get("results", ()), "batch_size")
-        graphs = _by_rows(found.get(f"graphs-{model}", {}).get("steps", ()), "rows")
-        kernels = _by_rows(found.get(f"kernels-{model}", {}).get("decode", ()), "batch_size")
-        peers = _by_rows(found.get("transformers", {}).get("results", ()) if model == "300m" else (), "batch_size")
+        steps = _by_rows(results.get(f"decode-{model}", {}).get("results", ()), "batch_size")
+        graphs = _by_rows(results.get(f"graphs-{model}", {}).get("steps", ()), "rows")
+        kernels = _by_rows(results.get(f"kernels-{model}", {}).get("decode", ()), "batch_size")
+        peers = _by_rows(results.get("transformers", {}).get("results", ()) if model == "300m" else (), "batch_size")
         for number in sorted({*steps, *graphs, *kernels}):
             step, graph, kernel, peer = (each.get(number, {}) for each in (steps, graphs, kernels, peers))
             seconds = (step.get("decode_step_seconds") or {}).get("p50")
@@ -84,67 +84,67 @@ def decode_rows(found: Found, bandwidth: float | None) -> list[JsonObject]:
     return rows
 
 
-def overlap_rows(found: Found) -> list[JsonObject]:
+def overlap_rows(results: PartResults) -> list[JsonObject]:
     """Return the time between steps by number of rows, with and without overlap, and that of the step's kernels."""
-    kernels = _by_rows(found.get("kernels-300m", {}).get("decode", ()), "batch_size")
+    kernels = _by_rows(results.get("kernels-300m", {}).get("decode", ()), "batch_size")
     return [
         {
-            "rows": each["batch_size"],
-            "off_seconds": _p50(each["off"]),
-            "on_seconds": _p50(each["on"]),
-            "kernel_seconds": (kernels.get(each["batch_size"], {}).get("total") or {}).get("seconds"),
+            "rows": point["batch_size"],
+            "off_seconds": _p50(point["off"]),
+            "on_seconds": _p50(point["on"]),
+            "kernel_seconds": (kernels.get(point["batch_size"], {}).get("total") or {}).get("seconds"),
         }
-        for each in found.get("overlap", {}).get("results", ())
+        for point in results.get("overlap", {}).get("results", ())
     ]
 
 
-def aims(found: Found, bandwidth: float | None) -> list[JsonObject]:
+def aims(results: PartResults, bandwidth: float | None) -> list[JsonObject]:
     """Return the targets and the measured values. `is_met` None: it was not measured."""
-    return [aim.row(found, bandwidth) for aim in AIMS]
+    return [aim.row(results, bandwidth) for aim in AIMS]
 
 
-def _reached_at(rows: int) -> Callable[[Found, float | None], float | None]:
-    def figure(found: Found, bandwidth: float | None) -> float | None:
-        steps = decode_rows(found, bandwidth)
-        return next((each["reached"] for each in steps if (each["model"], each["rows"]) == ("8b", rows)), None)
+def _reached_at(rows: int) -> Callable[[PartResults, float | None], float | None]:
+    def figure(results: PartResults, bandwidth: float | None) -> float | None:
+        steps = decode_rows(results, bandwidth)
+        return next((step["reached"] for step in steps if (step["model"], step["rows"]) == ("8b", rows)), None)
 
     return figure
 
 
-def _of_state_update(found: Found, bandwidth: float | None) -> float | None:
+def _of_state_update(results: PartResults, bandwidth: float | None) -> float | None:
     """Return the least share of the bandwidth that `state_update` reaches from 64 rows on."""
     reached = [
         kernel["bytes"] / bandwidth / kernel["seconds"]
-        for step in found.get("kernels-8b", {}).get("decode", ())
+        for step in results.get("kernels-8b", {}).get("decode", ())
         for kernel in step["kernels"]
         if kernel["kernel"] == "state_update" and step["batch_size"] >= 64 and bandwidth and kernel["bytes"]
     ]
     return min(reached, default=None)
 
 
-def _capture_seconds(found: Found, _: float | None) -> float | None:
-    return _at(found, "graphs-8b", "capture", "seconds")
+def _capture_seconds(results: PartResults, _: float | None) -> float | None:
+    return _at(results, "graphs-8b", "capture", "seconds")
 
 
-def _off_stride(found: Found, _: float | None) -> float | None:
-    return _at(found, "graphs-300m", "off_stride", "ratio", "median")
+def _off_stride(results: PartResults, _: float | None) -> float | None:
+    return _at(results, "graphs-300m", "off_stride", "ratio", "median")
 
 
-def _over_kernels(found: Found, _: float | None) -> float | None:
+def _over_kernels(results: PartResults, _: float | None) -> float | None:
     """Return the greatest ratio of a step with overlap to the sum of its kernels."""
-    pairs = [(each["on_seconds"], each["kernel_seconds"]) for each in overlap_rows(found)]
+    pairs = [(point["on_seconds"], point["kernel_seconds"]) for point in overlap_rows(results)]
     return max((step / kernels for step, kernels in pairs if step and kernels), default=None)
 
 
-def _failed_tests(found: Found, _: float | None) -> float | None:
-    return _at(found, "tests", "failed")
+def _failed_tests(results: PartResults, _: float | None) -> float | None:
+    return _at(results, "tests", "failed")
 
 
-def _memory(found: Found, _: float | None) -> float | None:
+def _memory(results: PartResults, _: float | None) -> float | None:
     """Return the most memory that torch held, over what the plan says is used."""
     observed, planned = (
-        _at(found, "start", "observed_bytes", "reserved_peak"),
-        _at(found, "start", "planned_bytes", "used"),
+        _at(results, "start", "observed_bytes", "reserved_peak"),
+        _at(results, "start", "planned_bytes", "used"),
     )
     return None if observed is None or not planned else observed / planned
 
@@ -161,8 +161,8 @@ AIMS = (
 )
 
 
-def _at(found: Found, *path: str) -> Any:
-    value: Any = found
+def _at(results: PartResults, *path: str) -> Any:
+    value: Any = results
     for name in path:
         value = None if value is None else value.get(name)
     return value
@@ -237,7 +237,7 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
 
     A sum or a table that cannot be made is a note: the part's measurements are in the data all the same.
     """
-    found = {each.part.name: each.data for each in outcomes if each.data is not None}
+    results = {outcome.part.name: outcome.data for outcome in outcomes if outcome.data is not None}
     bandwidth = device.bandwidth
     notes = ["A dry run, of toy models on a CPU: the figures mean nothing."] if is_dry else []
 
@@ -252,18 +252,18 @@ def make_report(outcomes: Sequence[PartOutcome], device: DeviceSpec, budget: flo
         **run_facts("gpu-check"),
         "is_dry_run": is_dry,
         "device": to_json_data(device),
-        "machine": {**machine_facts(), **_torch(found)},
+        "machine": {**machine_facts(), **_torch(results)},
         "budget_seconds": budget,
-        "seconds": sum(each.seconds for each in outcomes),
-        "parts": [each.to_json() for each in outcomes],
-        "aims": made("the aims", lambda: aims(found, bandwidth)),
-        "decode": made("the figures of decode steps", lambda: decode_rows(found, bandwidth)),
-        "overlap": made("the figures of overlap", lambda: overlap_rows(found)),
+        "seconds": sum(outcome.seconds for outcome in outcomes),
+        "parts": [outcome.to_json() for outcome in outcomes],
+        "aims": made("the aims", lambda: aims(results, bandwidth)),
+        "decode": made("the figures of decode steps", lambda: decode_rows(results, bandwidth)),
+        "overlap": made("the figures of overlap", lambda: overlap_rows(results)),
     }
     tables = [Table(PARTS, data["parts"], "parts")]
     tables += [Table(columns, data[name], name) for name, columns in RESULTS.items() if data[name]]
-    for each in outcomes:
-        tables += made(f"{each.part.name}: its tables", partial(_shown_tables, each))
+    for outcome in outcomes:
+        tables += made(f"{outcome.part.name}: its tables", partial(_shown_tables, outcome))
     facts = {
         "device": f"{device.name}, {format_bytes(device.memory_bytes)}; {device.source}",
         "machine": ", ".join(f"{name} {value}" for name, value in data["machine"].items()),
@@ -276,12 +276,12 @@ RESULTS = {"aims": AIM_COLUMNS, "decode": DECODE, "overlap": OVERLAP}
 """Tables that combine several parts."""
 
 
-def _torch(found: Mapping[str, JsonMapping]) -> JsonObject:
+def _torch(results: Mapping[str, JsonMapping]) -> JsonObject:
     """Return the versions that a first start reported, else torch's from any other part: this process has no torch."""
-    if "start" in found:
-        return dict(found["start"]["versions"])
-    machines = (data["machine"] for data in found.values() if "machine" in data)
-    return next(({"torch": each["torch"]} for each in machines if "torch" in each), {})
+    if "start" in results:
+        return dict(results["start"]["versions"])
+    machines = (data["machine"] for data in results.values() if "machine" in data)
+    return next(({"torch": machine["torch"]} for machine in machines if "torch" in machine), {})
 
 
 def _shown_tables(outcome: PartOutcome) -> list[Table]:
@@ -303,7 +303,7 @@ def _tables_of(outcome: PartOutcome) -> list[Table]:
             failures = Table((Column("test that failed", "test"), Column("", "reason", is_text=True)), data["failures"])
             return [failures] if data["failures"] else []
         case "compile":
-            findings = [{"finding": each} for each in data["findings"]]
+            findings = [{"finding": finding} for finding in data["findings"]]
             told = Table((Column("finding of the compiler", "finding", is_text=True),), findings)
             return [Table(COMPILED, [data], title), *([told] if findings else [])]
         case "start":

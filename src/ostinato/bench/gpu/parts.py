@@ -89,13 +89,13 @@ def versions(engine: EngineCore) -> dict[str, str]:
     """Return the versions of the device's software, and the device's name."""
     import torch
 
-    found = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    versions = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
     if find_spec("triton") is not None:
-        found["triton"] = version("triton")
+        versions["triton"] = version("triton")
     if engine.runner.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(engine.runner.device)
-        found |= {"device": torch.cuda.get_device_name(engine.runner.device), "capability": f"{major}.{minor}"}
-    return found
+        versions |= {"device": torch.cuda.get_device_name(engine.runner.device), "capability": f"{major}.{minor}"}
+    return versions
 
 
 def taken_bytes(engine: EngineCore) -> dict[str, int | None]:

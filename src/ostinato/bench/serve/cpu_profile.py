@@ -175,11 +175,11 @@ def sampled(parts: Parts) -> Iterator[list[Used]]:
     """Profile this process; at the end the list has the processor time used meanwhile."""
     sampler = Sampler(parts)
     sampler.start()
-    before, found = used_here(sampler), list[Used]()
+    before, used = used_here(sampler), list[Used]()
     try:
-        yield found
+        yield used
     finally:
-        found.append(used_here(sampler).since(before))
+        used.append(used_here(sampler).since(before))
         sampler.stop()
 
 
@@ -189,13 +189,13 @@ def profiled(directory: Path) -> Iterator[dict[str, Used]]:
 
     At the end the mapping has the processor time that each process used meanwhile.
     """
-    found: dict[str, Used] = {}
+    used: dict[str, Used] = {}
     names = (SERVER, ENGINE_PROCESS)
     before = {name: _told(directory, name) for name in names}
-    with sampled(GENERATOR) as own:
-        yield found
-    found |= {name: _told(directory, name).since(before[name]) for name in names}
-    found["generator"] = own[0]
+    with sampled(GENERATOR) as generator:
+        yield used
+    used |= {name: _told(directory, name).since(before[name]) for name in names}
+    used["generator"] = generator[0]
 
 
 def _told(directory: Path, name: str) -> Used:
@@ -218,20 +218,20 @@ def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]
     """
     figures = {}
     for name in PROCESSES:
-        used = [each[name] for each in rounds]
+        used = [uses[name] for uses in rounds]
         scale = 1e6 / tokens[name]
         figures[name] = {
-            "user": scale * sum(each.user for each in used),
-            "system": scale * sum(each.system for each in used),
-            "parts": _summed([each.parts for each in used], scale),
-            "main_parts": _summed([each.main_parts for each in used], scale),
+            "user": scale * sum(process.user for process in used),
+            "system": scale * sum(process.system for process in used),
+            "parts": _summed([process.parts for process in used], scale),
+            "main_parts": _summed([process.main_parts for process in used], scale),
         }
     return figures
 
 
 def _summed(parts: Sequence[Mapping[str, float]], scale: float) -> dict[str, float]:
-    names = dict.fromkeys(name for each in parts for name in each)
-    return {name: scale * sum(each.get(name, 0.0) for each in parts) for name in names}
+    names = dict.fromkeys(name for seconds_by_part in parts for name in seconds_by_part)
+    return {name: scale * sum(seconds_by_part.get(name, 0.0) for seconds_by_part in parts) for name in names}
 
 
 def cost_tables(figures: JsonMapping) -> list[Table]:

@@ -114,7 +114,7 @@ def overhead(settings: dict[str, object], bench: OverheadBench, say: ProgressCal
     data = {
         **generated["facts"],
         **overhead_figures(rounds),
-        "served": [{name: value for name, value in each.items() if name != "outcomes"} for each in figures],
+        "served": [{name: value for name, value in figure.items() if name != "outcomes"} for figure in figures],
     }
     more = {"concurrency": bench.concurrency, "rounds": bench.rounds}
     data["settings"] = {**load_settings(target, bench.load), **data["settings"], **more}
@@ -143,18 +143,20 @@ def compare_round(run: LoadRun, answer: JsonObject, used: Mapping[str, Used] | N
 def overhead_figures(rounds: Sequence[OverheadRound]) -> JsonObject:
     """Return median, least and greatest of both rates (output tokens per second), and of their ratio round by round."""
     return {
-        "server_tokens_per_second": spread([each.served for each in rounds]),
-        "generate_tokens_per_second": spread([each.generated for each in rounds]),
-        "ratio": paired_ratio([each.served for each in rounds], [each.generated for each in rounds]),
-        "same_answers": [each.same for each in rounds],
+        "server_tokens_per_second": spread([round_.served for round_ in rounds]),
+        "generate_tokens_per_second": spread([round_.generated for round_ in rounds]),
+        "ratio": paired_ratio([round_.served for round_ in rounds], [round_.generated for round_ in rounds]),
+        "same_answers": [round_.same for round_ in rounds],
         **({"microseconds_per_token": _cost(rounds)} if rounds[0].used else {}),
     }
 
 
 def _cost(rounds: Sequence[OverheadRound]) -> JsonObject:
-    served, generated = (sum(getattr(each, name) for each in rounds) for name in ("served_tokens", "generated_tokens"))
+    served, generated = (
+        sum(getattr(round_, name) for round_ in rounds) for name in ("served_tokens", "generated_tokens")
+    )
     tokens = {name: generated if name == GENERATED else served for name in PROCESSES}
-    return cost_figures([each.used for each in rounds], tokens)
+    return cost_figures([round_.used for round_ in rounds], tokens)
 
 
 def run_job(job: JsonObject) -> JsonObject:

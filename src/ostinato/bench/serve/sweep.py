@@ -46,38 +46,40 @@ def serve_figures(run: LoadRun, deadline: Deadline | None) -> JsonObject:
     behind a generator that waits for it. Rates count complete replies, over the time from the first arrival to the last
     end. There is a time between chunks for each gap, and a time per output token for each request.
     """
-    complete = [each for each in run.outcomes if each.error is None]
+    complete = [outcome for outcome in run.outcomes if outcome.error is None]
     output_tokens = sum(map(count_tokens, complete))
-    first = [seconds for each in complete if (seconds := first_token_seconds(each)) is not None]
-    met = None if deadline is None else sum(meets_slo(deadline, each) for each in run.outcomes)
+    first = [seconds for outcome in complete if (seconds := first_token_seconds(outcome)) is not None]
+    met = None if deadline is None else sum(meets_slo(deadline, outcome) for outcome in run.outcomes)
     return {
         "requests": len(run.outcomes),
         "complete": len(complete),
-        "errors": dict(Counter(each.error for each in run.outcomes if each.error is not None)),
-        "error_details": {each.error: each.detail for each in reversed(run.outcomes) if each.error is not None},
+        "errors": dict(Counter(outcome.error for outcome in run.outcomes if outcome.error is not None)),
+        "error_details": {
+            outcome.error: outcome.detail for outcome in reversed(run.outcomes) if outcome.error is not None
+        },
         "not_sent": run.not_sent,
         "empty": len(complete) - len(first),
         "seconds": run.seconds,
         "requests_per_second": len(complete) / run.seconds,
         "output_tokens_per_second": output_tokens / run.seconds,
-        "total_tokens_per_second": (output_tokens + _sum(each.prompt_tokens for each in complete)) / run.seconds,
+        "total_tokens_per_second": (output_tokens + _sum(outcome.prompt_tokens for outcome in complete)) / run.seconds,
         "met_deadline": met,
         "goodput": None if met is None else met / run.seconds,
         "time_to_first_token": summary(first),
-        "time_per_output_token": summary([t for each in complete if (t := seconds_per_token(each)) is not None]),
+        "time_per_output_token": summary([t for outcome in complete if (t := seconds_per_token(outcome)) is not None]),
         "time_between_chunks": summary(
-            [later - sooner for each in complete for sooner, later in pairwise(each.chunk_times)]
+            [later - sooner for outcome in complete for sooner, later in pairwise(outcome.chunk_times)]
         ),
-        "end_to_end": summary([each.end - each.due for each in complete]),
+        "end_to_end": summary([outcome.end - outcome.due for outcome in complete]),
         "at_once": at_once(run.outcomes),
         "tokens": _token_figures(complete),
         "generator": {
-            "send_lag": summary([each.sent - each.due for each in run.outcomes]),
+            "send_lag": summary([outcome.sent - outcome.due for outcome in run.outcomes]),
             "loop_lag": summary(run.loop_lags),
             "cpu_seconds": run.cpu_seconds,
             "cpu_share": run.cpu_seconds / run.seconds,
         },
-        "outcomes": [_outcome_figures(each) for each in run.outcomes],
+        "outcomes": [_outcome_figures(outcome) for outcome in run.outcomes],
     }
 
 
@@ -113,24 +115,24 @@ def count_tokens(outcome: RequestOutcome) -> int:
 
 def at_once(outcomes: Sequence[RequestOutcome]) -> dict[str, float]:
     """Return the number of requests in progress: most at one moment, and the mean over the run."""
-    ends = max(each.end for each in outcomes)
-    changes = sorted(chain.from_iterable(((each.sent, 1), (each.end, -1)) for each in outcomes))
+    ends = max(outcome.end for outcome in outcomes)
+    changes = sorted(chain.from_iterable(((outcome.sent, 1), (outcome.end, -1)) for outcome in outcomes))
     most = running = 0
     for _, change in changes:
         running += change
         most = max(most, running)
-    return {"mean": sum(each.end - each.sent for each in outcomes) / ends, "most": most}
+    return {"mean": sum(outcome.end - outcome.sent for outcome in outcomes) / ends, "most": most}
 
 
 def _token_figures(complete: Sequence[RequestOutcome]) -> JsonObject:
     """Return the tokens of all complete replies together. Replies that the server did not count are `uncounted`."""
-    cached = [each.cached_tokens for each in complete if each.cached_tokens is not None]
+    cached = [outcome.cached_tokens for outcome in complete if outcome.cached_tokens is not None]
     return {
-        "prompt": _sum(each.prompt_tokens for each in complete),
+        "prompt": _sum(outcome.prompt_tokens for outcome in complete),
         "cached": sum(cached) if cached else None,
         "output": sum(map(count_tokens, complete)),
-        "chunks": sum(len(each.chunk_times) for each in complete),
-        "uncounted": sum(each.output_tokens is None for each in complete),
+        "chunks": sum(len(outcome.chunk_times) for outcome in complete),
+        "uncounted": sum(outcome.output_tokens is None for outcome in complete),
     }
 
 

@@ -18,7 +18,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     has_windows = config.get("sliding_window", DEFAULT_WINDOW) is not None
     kind = SLIDING if has_windows else FULL
     kinds = window_kinds(config) or (kind,)
-    if any(each != kind for each in kinds):
+    if any(other != kind for other in kinds):
         raise ModelError(
             f"config.json has layer_types {', '.join(sorted(set(kinds)))}, and sliding_window = "
             f"{config.get('sliding_window', DEFAULT_WINDOW)}; supported: all layers {SLIDING} with a window, or all "

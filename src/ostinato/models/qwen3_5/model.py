@@ -42,10 +42,10 @@ class Qwen35VL(Qwen3VL):
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
         """Compute one step; `memory` is that of the layers, of the head's layers, and of the encoder's outputs."""
         text = self.model.language_model
-        own = len(text.layers)
-        hidden = text(step, (*memory[:own], memory[-1]))
+        num_layers = len(text.layers)
+        hidden = text(step, (*memory[:num_layers], memory[-1]))
         if self.mtp is not None:
-            self.mtp.update_head_cache(hidden, text.embedded(step, memory[-1]), step, memory[own:-1])
+            self.mtp.update_head_cache(hidden, text.embedded(step, memory[-1]), step, memory[num_layers:-1])
         return hidden
 
     def checkpoint_name(self, name: str) -> str | None:

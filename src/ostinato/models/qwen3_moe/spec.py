@@ -22,7 +22,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         qkv_bias=bias,
         out_bias=bias,
         windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
-        experts=[qwen_experts(config) if each else None for each in sparse_layers(config, num_layers)],
+        experts=[qwen_experts(config) if is_sparse else None for is_sparse in sparse_layers(config, num_layers)],
         qk_norms="of_heads",
         normalizes=flag(config, "norm_topk_prob", False),
     )

@@ -25,7 +25,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         default_theta=DEFAULT_THETA,
         rotates=rotates,
         # Without `layer_types`, layers with positions have no window.
-        windows=switched_windows(config, [not each for each in rotates], None),
+        windows=switched_windows(config, [not is_rotated for is_rotated in rotates], None),
     )
 
 

@@ -86,16 +86,16 @@ class StepTimeTable:
         return seconds
 
     def _row_step(self, rows: int, context: int) -> PredictedStep:
-        found = self._rows.get((rows, context))
-        if found is None:
-            found = self._rows[rows, context] = self._machine.predict(StepShape(rows, 1, context, decodes=True))
-        return found
+        step = self._rows.get((rows, context))
+        if step is None:
+            step = self._rows[rows, context] = self._machine.predict(StepShape(rows, 1, context, decodes=True))
+        return step
 
     def _prompt_step(self, tokens: int, before: int) -> PredictedStep:
-        found = self._prompts.get((tokens, before))
-        if found is None:
-            found = self._prompts[tokens, before] = self._machine.predict(StepShape(1, tokens, before, decodes=False))
-        return found
+        step = self._prompts.get((tokens, before))
+        if step is None:
+            step = self._prompts[tokens, before] = self._machine.predict(StepShape(1, tokens, before, decodes=False))
+        return step
 
 
 def _around(count: float, context: float) -> list[tuple[float, tuple[int, int]]]:
@@ -291,14 +291,14 @@ def _load(
     deadline = offered.deadline
     met = None
     if deadline is not None:
-        met = sum(deadline.is_met(each.first_token, each.per_token) for each in served) / len(served)
+        met = sum(deadline.is_met(request.first_token, request.per_token) for request in served) / len(served)
     return LoadPoint(
         replicas,
         replicas * ranks,
         per_second,
         share,
-        _quantiles([each.first_token for each in served]),
-        _quantiles([each.per_token for each in served if each.per_token is not None]),
+        _quantiles([request.first_token for request in served]),
+        _quantiles([request.per_token for request in served if request.per_token is not None]),
         run.mean_rows,
         met,
     )
@@ -318,8 +318,8 @@ def _fewest(
         raise CapacityError(f"{per_second:g} requests per second need {least:,} replicas; at most {MAX_REPLICAS:,}")
     if deadline is None:
         return least
-    found = smallest(least, MAX_REPLICAS, lambda count: (at(count, per_second).in_time or 0.0) >= IN_TIME)
-    if found is None:
+    replicas = smallest(least, MAX_REPLICAS, lambda count: (at(count, per_second).in_time or 0.0) >= IN_TIME)
+    if replicas is None:
         alone = at(MAX_REPLICAS, per_second)
         assert alone.first_token is not None, "less comes than is carried"
         between = f", {alone.per_token[-1] * 1e3:.0f} ms between tokens" if alone.per_token else ""
@@ -327,4 +327,4 @@ def _fewest(
             f"no number of replicas meets the deadline for {IN_TIME:.0%} of the requests: one that is alone waits up "
             f"to {alone.first_token[-1] * 1e3:.0f} ms for its first token{between}"
         )
-    return found
+    return replicas

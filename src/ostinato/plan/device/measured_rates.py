@@ -85,12 +85,12 @@ def save_rates(rates: Rates, directory: Path) -> Path:
 
 def kept_rates(processor: str, directory: Path) -> tuple[Rates, ...]:
     """Return all saved rates of a processor. Unreadable files count as absent: they can be measured again."""
-    found = []
+    of_processor = []
     for path in matches(directory, "rates-*.json"):
         try:
             rates = from_plain(Rates, parse_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, ValidationError):
             continue
         if rates.processor == processor:
-            found.append(rates)
-    return tuple(found)
+            of_processor.append(rates)
+    return tuple(of_processor)

@@ -196,5 +196,5 @@ def _steps(calls: CallTrace, widths: Mapping[str, int], leaves_out: frozenset[st
         read = {lies_in[read] for member in members for read in calls.calls[member].reads if read not in members}
         lies_in[number] = number if call.elements else lies_in[call.reads[0]] if call.reads else None
         size = call.elements * widths[call.dtype]
-        steps.append(_Step(number, size, frozenset(each for each in read if each is not None)))
+        steps.append(_Step(number, size, frozenset(tensor for tensor in read if tensor is not None)))
     return steps

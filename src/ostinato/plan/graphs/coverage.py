@@ -204,7 +204,7 @@ def uncovered(
         changed = ladders
         if _serves(ladders, mode, batches)[0] == "eager":
             changes += _size_changes(batches, mode, ladders, settings)
-            sizes_changed = {each.setting: each.value for each in changes if each.setting != "graph_mode"}
+            sizes_changed = {change.setting: change.value for change in changes if change.setting != "graph_mode"}
             changed = make_capture_sizes(replace(settings, **sizes_changed))
         # A default token ladder follows the max_num_seqs asked for, and `condition` the one that fits: its sizes are a
         # subset of the present ones, so none of them counts as added.

@@ -122,7 +122,7 @@ def activation_bytes(
     has_references = bool({*model.ops} - with_kernel - ops_called_by("encoder"))
     width = DTYPE_BYTES[dtype]
     element = width + 4 if has_references else width
-    own, drafter = model_pass(model), drafter_pass(model)
+    target, drafter = model_pass(model), drafter_pass(model)
 
     def scratch(layer: LayerSpec) -> int:
         """Return the scratch memory of the largest reference."""
@@ -154,12 +154,15 @@ def activation_bytes(
     copies = NATIVE_LOGIT_COPIES if "sample" in with_kernel else LOGIT_COPIES
     floats = max(min(tokens, rows * tokens_per_row) * copies, min(tokens, PROMPT_POSITIONS) * SCORE_COPIES)
     logits = floats * model.vocab_size * 4
-    peak = max(called_bytes(model, width, tokens), tokens * own.kept_elements * element + logits)
+    peak = max(called_bytes(model, width, tokens), tokens * target.kept_elements * element + logits)
     if has_references:
-        passes = [own] if drafter is None else [own, drafter]
-        peak = max(peak, *(tokens * each.kept_elements * element + layers_of(each) for each in passes))
+        passes = [target] if drafter is None else [target, drafter]
+        peak = max(
+            peak,
+            *(tokens * calls_of_pass.kept_elements * element + layers_of(calls_of_pass) for calls_of_pass in passes),
+        )
     positions = sampled_positions(tokens, rows, tokens_per_row)
-    layers = own.layers + (() if drafter is None else drafter.layers)
+    layers = target.layers + (() if drafter is None else drafter.layers)
     peak += triton_scratch(
         layers,
         (model.hidden_size, model.vocab_size),
@@ -183,7 +186,7 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
     calls = [model.calls]
     if drafter is not None:
         calls += [drafter.calls, drafter.step_calls, NO_CALLS if drafter.model is None else drafter.model.calls]
-    return max(each.arena_bytes(width, tokens) for each in calls) + tokens * 2 * model.hidden_size * width
+    return max(call.arena_bytes(width, tokens) for call in calls) + tokens * 2 * model.hidden_size * width
 
 
 def scratch_bytes(

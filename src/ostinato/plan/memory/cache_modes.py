@@ -38,7 +38,7 @@ def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) ->
     layers = model.attention_layers
     if not layers:
         return INT8, [no_effect(config, "kv_cache_dtype", "the model has no attention, and keeps no keys")]
-    kept, plain = (sum(bytes_per_token(each, kind) for each in layers) for kind in (INT8, dtype))
+    kept, plain = (sum(bytes_per_token(layer, kind) for layer in layers) for kind in (INT8, dtype))
     reason = (
         "rounded to 8 bits when they are written, with one scale for each token's head, and read so by every step: "
         f"{kept} bytes per token in place of {plain}; results differ slightly from those in {dtype}"

@@ -104,7 +104,7 @@ def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: C
         return pool_bytes(_tape_bytes(calls, dtype, largest, capture) + _triton_bytes(model, dtype, largest, capture))
     head = drafter_pass(model) if followed_by is not None else None
     passes = [model_pass(model)] if head is None else [model_pass(model), head]
-    return max(_cuda_bytes(each, dtype, largest.most_tokens, gathered_rows) for each in passes)
+    return max(_cuda_bytes(calls_of_pass, dtype, largest.most_tokens, gathered_rows) for calls_of_pass in passes)
 
 
 def drafter_graph_bytes(
@@ -125,8 +125,8 @@ def drafter_graph_bytes(
     if drafter is None or way is None:
         return 0
     is_head = drafter.method == "mtp"
-    own = LargestGraphs(0 if is_head else largest.tokens, largest.rows, 1)
-    if own.most_tokens == 0:
+    graphs = LargestGraphs(0 if is_head else largest.tokens, largest.rows, 1)
+    if graphs.most_tokens == 0:
         return 0
     most_tokens = limits.max_num_seqs if is_head else limits.max_num_batched_tokens
     buffers = buffer_bytes(
@@ -135,12 +135,14 @@ def drafter_graph_bytes(
     buffers += limits.max_num_seqs * drafter.hidden_elements * DTYPE_BYTES[dtype]
     if capture.backend == "tape":
         calls = drafter.calls if drafter.model is None else drafter.model.calls
-        return buffers + _tape_bytes(calls, dtype, own, capture)
+        return buffers + _tape_bytes(calls, dtype, graphs, capture)
     if not capture.holds_references:
         calls = drafter.calls if drafter.model is None else drafter.model.calls
-        return buffers + pool_bytes(_tape_bytes(calls, dtype, own, capture) + _triton_bytes(model, dtype, own, capture))
+        return buffers + pool_bytes(
+            _tape_bytes(calls, dtype, graphs, capture) + _triton_bytes(model, dtype, graphs, capture)
+        )
     gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
-    return buffers + _cuda_bytes(way, dtype, own.most_tokens, gathered_rows)
+    return buffers + _cuda_bytes(way, dtype, graphs.most_tokens, gathered_rows)
 
 
 def _tape_bytes(calls: CallTrace, dtype: str, largest: LargestGraphs, capture: Capture) -> int:

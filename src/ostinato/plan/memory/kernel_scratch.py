@@ -42,7 +42,7 @@ def native_scratch(
     for op in native:
         needed += _in_layers("native", op, layers, step)
     needed += _of_head("native", native, head, positions, step)
-    return max(each.shared for each in needed) + threads * max(each.own for each in needed)
+    return max(scratch.shared for scratch in needed) + threads * max(scratch.own for scratch in needed)
 
 
 def triton_scratch(
@@ -67,7 +67,7 @@ def triton_scratch(
     for op in triton:
         needed += _in_layers("triton", op, layers, step | ({"tokens": decode_tokens} if op == "attention" else {}))
     needed += _of_head("triton", triton, head, positions, step)
-    return max(each.shared for each in needed)
+    return max(scratch.shared for scratch in needed)
 
 
 def reference_scratch(
@@ -94,12 +94,12 @@ def reference_scratch(
     if is_quantized and "linear" not in native:
         # The reference of `moe` dequantizes by the rule of `linear`.
         matrices = (*layer.linears, *layer.expert_weights)
-        needed += (_scratch("reference", "linear", {"elements": each.num_elements}) for each in matrices)
+        needed += (_scratch("reference", "linear", {"elements": matrix.num_elements}) for matrix in matrices)
     if gathering_ranks and "gather_act_order" not in native:
         widest = max((sizes["in_size"] for sizes in layer_sizes("linear", layer)), default=0)
         sizes = step | {"elements": gathering_ranks * widest}
         needed.append(_scratch("reference", "gather_act_order", sizes))
-    return max(each.shared for each in needed)
+    return max(scratch.shared for scratch in needed)
 
 
 def _in_layers(

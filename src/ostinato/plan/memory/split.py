@@ -70,17 +70,17 @@ def prefixes_in(tables: BlockDemand, blocks: int, window_blocks: int) -> int:
     Running requests have a prefix's length and fill all rows, but no more than half of each pool; one of max_model_len
     always fits.
     """
-    rules, found = tables.rules, []
+    rules, prefixes = tables.rules, []
     if tables.block:
         running = max(min(tables.rows * tables.expected, blocks // 2), tables.longest)
-        found.append((blocks - running) // tables.expected)
+        prefixes.append((blocks - running) // tables.expected)
     if tables.prefix_window_blocks:
         used = max(
             min(rules.blocks_needed(tables.expected, tables.rows), window_blocks // 2),
             rules.blocks_needed(tables.longest),
         )
-        found.append((window_blocks - used) // tables.prefix_window_blocks)
-    return max(0, min(found, default=0))
+        prefixes.append((window_blocks - used) // tables.prefix_window_blocks)
+    return max(0, min(prefixes, default=0))
 
 
 DEFAULT_PREFIX_TOKENS = 1024
@@ -262,8 +262,8 @@ def fit_memory(
     left = room - num_slots * budget.state_slot
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     if tables is not None:
-        found = split_tables(tables, left - budget.kv_block - budget.window_block, budget.holds_prefixes)
-        num_blocks, num_window_blocks = found[0] + bool(budget.kv_block), found[1] + 1
+        split = split_tables(tables, left - budget.kv_block - budget.window_block, budget.holds_prefixes)
+        num_blocks, num_window_blocks = split[0] + bool(budget.kv_block), split[1] + 1
     elif budget.kv_block:
         num_blocks = left // budget.kv_block
     if possible > most or not budget.holds_prefixes:
@@ -376,7 +376,9 @@ def sliding_window_spec(memory: MemoryPlan, block_size: int, step_tokens: int) -
 
 def window_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
     """Return the bytes of one window block: keys and values of `block_size` tokens in all layers with a window."""
-    return block_size * sum(bytes_per_token(each, dtype) for each in model.attention_layers if each.window is not None)
+    return block_size * sum(
+        bytes_per_token(layer, dtype) for layer in model.attention_layers if layer.window is not None
+    )
 
 
 def window_decisions(

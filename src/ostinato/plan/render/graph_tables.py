@@ -154,7 +154,9 @@ def _cells(load: LoadPoint) -> Iterator[str]:
 def _milliseconds(values: tuple[float, ...]) -> str:
     """Return the quantiles as text: `12 / 40 / 81`."""
     milliseconds = [1e3 * value for value in values]
-    return " / ".join(f"{each:,.0f}" if each >= 10 else f"{each:.1f}" for each in milliseconds)
+    return " / ".join(
+        f"{millisecond:,.0f}" if millisecond >= 10 else f"{millisecond:.1f}" for millisecond in milliseconds
+    )
 
 
 def _capacity_lines(estimate: CapacityEstimate) -> Iterator[str]:

@@ -30,11 +30,12 @@ def plan_html(plan: JsonMapping) -> str:
     about = (
         f"{model['architecture']}, {model['parameters']:,} parameters, {plan['settings']['dtype']} on {device['name']}"
     )
-    rows = [(each.name, f"{plan['settings'][each.name]:,}") for each in fields(Limits)]
+    rows = [(field.name, f"{plan['settings'][field.name]:,}") for field in fields(Limits)]
     rows += [(name, format_bytes(memory[name])) for name in ("weights", "activations")]
     rows += [(name, f"{memory[f'num_{name}']:,}") for name in ("blocks", "slots")]
     decisions = [
-        (each["topic"], f"{each['requested']} -> {each['effective']}: {each['reason']}") for each in plan["decisions"]
+        (decision["topic"], f"{decision['requested']} -> {decision['effective']}: {decision['reason']}")
+        for decision in plan["decisions"]
     ]
     sections = [
         folded(name, table(_flat(section)))
