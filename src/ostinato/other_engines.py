@@ -77,8 +77,8 @@ _SETTINGS = {
 }
 """Flag or setting here -> names of it."""
 _PARAMETERS = {
-    "max_tokens max_output_tokens": "-n --predict n_predict num_predict max_new_tokens max_gen_toks max_length"
-    " max_completion_tokens",
+    "max_tokens max_output_tokens num_predict options.num_predict": "-n --predict n_predict num_predict max_new_tokens"
+    " max_gen_toks max_length max_completion_tokens",
     "min_tokens": "min_new_tokens min_length",
     "temperature": "temp",
     "temperature, where 0 is greedy": "do_sample",

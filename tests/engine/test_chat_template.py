@@ -316,6 +316,10 @@ WITH_KEYS = ["{ns.a: 1}", "{}[ns.a]", "{}.get(ns.a)", "dict([(ns.a, 1)])", "[ns.
         "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}" + TEXTS.replace("STEP", "{% set ns.s = f(ns.s) %}"),
         TEXTS.replace("STEP", "{% set ns.s = [ns.s, ns.s]|join %}"),
         TEXTS.replace("STEP", "{% set ns.s = ns.s.replace('a', 'aa') %}"),
+        TEXTS.replace("STEP", "{% set ns.s = '{0}{0}'.format(ns.s) %}"),
+        "{{ '{:>9}{}'.format('a', 'b') }}",
+        "{{ '{0.__class__}'.format('a') }}",
+        "{{ '{a}'.format(a='b') }}",
         TEXTS.replace("STEP", "{% set ns.n = ns.n * ns.n %}"),
         "{% for a in range(9**5) if false %}{% endfor %}",
         "{% for i in range(999) %}{{ range(10**5)|select('odd')|list|length }}{% endfor %}",
@@ -338,6 +342,11 @@ def test_whatever_grows_is_counted_before_it_is_done(template: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_format_that_only_inserts_texts_is_counted() -> None:
+    chat = ChatTemplate({"default": "{{ '<{0}{1}>'.format('think', ':x') }}"})
+    assert chat.render([USER], budget=PROBE_BUDGET) == "<think:x>"
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA, MACROS])

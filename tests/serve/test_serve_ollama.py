@@ -186,6 +186,17 @@ def test_embeddings_are_those_of_openais_api(served, client):
     assert client.embed("demo", "apples " * 9000).embeddings
 
 
+def test_num_ctx_bounds_what_a_vector_is_of(client):
+    whole, cut = (client.embed("demo", QUESTION, options={"num_ctx": num_ctx}) for num_ctx in (64, 4))
+    assert cut.prompt_eval_count == 4 < whole.prompt_eval_count
+    assert whole.embeddings == client.embed("demo", QUESTION).embeddings != cut.embeddings
+
+
+def test_an_empty_schema_is_any_json(client):
+    answer = client.chat("demo", USER, options=GREEDY | {"num_predict": 4}, format={})
+    assert re.match(r'[-{\["tfn\d]', answer.message.content)
+
+
 def test_the_model_is_listed_and_described(served, client):
     [listed] = client.list().models
     [running] = client.ps().models
@@ -217,7 +228,20 @@ def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client):
         ("chat", {"messages": USER, "options": {"mirostat": 2}}, "options.mirostat: not served; give temperature"),
         ("chat", {"messages": USER, "options": {"temperatur": 2}}, "temperatur"),
         ("chat", {"messages": USER, "options": {"num_predict": 0}}, "options.num_predict should be at least 1, or -1"),
-        ("chat", {"messages": [{"role": "user", "content": "x", "images": ["?"]}]}, "images"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "images": ["?"]}]}, "messages[0].images[0]: "),
+        ("generate", {"prompt": "x", "system": "s", "images": ["?"]}, "images[0]: "),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "args": 1}}]}]},
+            "unknown parameter: messages[0].tool_calls[0].function.args; known are index, name, arguments",
+        ),
+        ("chat", {"messages": USER, "options": {"repeat_penalty": 0}}, "options.repeat_penalty=0.0: input should be"),
+        ("chat", {"messages": USER, "temperature": -1}, "temperature=-1.0: input should be"),
+        ("chat", {"messages": USER, "max_tokens": 3}, "unknown parameter: max_tokens; here it is options.num_predict"),
+        ("chat", {"messages": USER, "options": {"max_tokens": 3}}, "options.max_tokens; here it is num_predict"),
+        ("embed", {"input": "x", "options": {"num_ctx": 10**9}}, "options.num_ctx is 1000000000, and this server"),
+        ("embed", {"input": "x", "options": {"temperature": 1}}, "options.temperature has no effect on a vector"),
+        ("embed", {"input": [5, 6, 7], "truncate": False, "options": {"num_ctx": 2}}, "maximum context length is 2"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0]"),
         ("chat", {"messages": USER, "options": {"top_p": 3.0}}, "top_p"),
         ("chat", {"messages": USER, "temperature": 0, "options": {"temperature": 0}}, "give one"),

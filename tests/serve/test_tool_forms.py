@@ -19,7 +19,7 @@ from ostinato.serve.chat.tools import Tool
 from tests.support.answer_cases import CLOCK, TOOLS, WEATHER, parse
 from tests.support.tool_form_cases import written
 
-ONE_CALL = {formats.LLAMA3}
+ONE_CALL = {form for form in FORMS if form.block_gap is None}
 """Forms whose answers have one call."""
 CALLS: list[tuple[str, Any]] = [
     ("get_weather", {"city": "Tromsø, north", "days": 3, "hourly": True}),
@@ -136,8 +136,9 @@ class Tokens:
 
 
 def special_tags(form: ToolCallFormat) -> tuple[str, ...]:
-    """Those that may be tokens of their own: not the punctuation between them."""
-    return tuple(tag for tag in form.tags if re.fullmatch(r"<[^ =]+>|\[\w+\]", tag))
+    """Those that may be tokens of their own: not the punctuation between them, nor tags with a token within."""
+    tags = [tag for tag in form.tags if re.fullmatch(r"<[^ =]+>|\[\w+\]|｜DSML｜", tag)]
+    return tuple(tag for tag in tags if not any(other in tag for other in tags if other != tag))
 
 
 def accepts(grammar: str, tokens: Tokens, text: str) -> bool:
@@ -159,8 +160,13 @@ def canonical(form: ToolCallFormat, *calls: tuple[str, Any]) -> str:
         text = text.replace("\n", "")
         for place in range(len(calls)):
             text = text.replace(f'"tool_call_id": "{place}", ', "")
+    if form is formats.COMMAND_R:
+        head, body = text.split("[", 1)
+        body = body.replace("\n", "").replace("    ", "").replace('","parameters"', '", "parameters"')
+        text = f"{head.rstrip()}\n[{body.replace(',{', ', {')}"
     if form is formats.MISTRAL_LIST:
         text = text.replace(', "id": "abcdef123"', "").replace("] [", "][")
+    text = text.replace("None", "null") if form is formats.GEMMA else text
     return text.replace("'", '"') if form is formats.LFM2 else text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from ostinato.serve.chat.guides import tool_guide
 from ostinato.serve.chat.tool_calls import formats
 from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
 from ostinato.serve.chat.tools import Tool
-from tests.serve.test_tool_forms import canonical
+from tests.serve.test_tool_forms import Tokens, canonical, special_tags
+from tests.serve.test_tool_forms import accepts as form_accepts
 from tests.support.answer_cases import CLOCK, HERMES, TOOLCALL, TOOLS, WEATHER, XML, parse
 
 SPECIAL = {"<TOOLCALL>": 257, "</TOOLCALL>": 258, "<think>": 259, "</think>": 260}
@@ -365,6 +367,67 @@ def test_required_names_without_a_schema_are_written_in_every_form(form: ToolCal
     if form in (formats.XML, formats.LFM2):
         with pytest.raises(RequestError, match="tool f: parameters: 'x' is required, and nothing may be its value"):
             guide("required", AnswerFormats(None, form), (impossible,))
+
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+NODE = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}, "k": COUNT}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (TEXT, ["x{],}:y", "", "True"], [3, None]),
+        (COUNT, [3], [-1, "3", 1.5]),
+        ({"type": "array", "items": COUNT, "minItems": 2, "maxItems": 3}, [[1, 2], [1, 2, 3]], [[], [1], [1, 2, 3, 4]]),
+        ({"type": "array", "items": TEXT, "maxItems": 1}, [[], ["a"]], [["a", "b"], [1]]),
+        ({"type": "array", "prefixItems": [COUNT, TEXT], "items": False}, [[], [1], [1, "x"]], [["a"], [1, "x", 3]]),
+        ({"$ref": "#/$defs/N"}, [{}, {"n": {"n": {"k": 3}}}], [{"n": {"x": 3}}, {"k": "3"}]),
+        ({"anyOf": [{"type": "null"}, TEXT]}, ["q", None], [3]),
+        ({"type": ["string", "boolean"]}, [True, "True"], [3]),
+        ({"type": "string", "enum": ["u", 3]}, ["u"], [3, "v"]),
+        ({"const": {"b": ["x", None], "a": True}}, [{"b": ["x", None], "a": True}], [{"b": ["x"], "a": True}]),
+        ({"type": "object", "additionalProperties": COUNT}, [{}, {"x": 1, "y": 2}], [{"x": "1"}]),
+        ({"type": "object", "properties": {"a": TEXT}, "required": ["b"]}, [{"b": 1}, {"a": "", "b": []}], [{"a": ""}]),
+        ({}, [{"p": [1, "a", {"b": True}]}, [], None, 1.5, "x"], []),
+    ],
+)
+@pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
+def test_a_form_with_bare_keys_has_rules_of_its_own_for_values(
+    special: bool, schema: dict[str, Any], right: list[Any], wrong: list[Any]
+) -> None:
+    form = formats.GEMMA
+    parameters = {"type": "object", "properties": {"v": schema}, "required": ["v"], "$defs": {"N": NODE}}
+    tool = Tool("f", "", parameters)
+    tokens = Tokens(special_tags(form) if special else ())
+    grammar = tool_guide((tool,), "required", AnswerFormats(None, form), special_tags=tokens.tags)
+    assert grammar is not None
+    for value in right:
+        text = canonical(form, ("f", {"v": value}))
+        assert form_accepts(grammar, tokens, text), text
+        ((name, arguments),) = parse([text], AnswerFormats(None, form), tools=(tool,)).calls
+        assert (name, json.loads(arguments)) == ("f", {"v": value})
+    for value in wrong:
+        assert not form_accepts(grammar, tokens, canonical(form, ("f", {"v": value}))), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "string", "minLength": 3}, "$.properties.v.minLength"),
+        ({"type": "array", "items": {"oneOf": [TEXT, COUNT]}}, "$.properties.v.items.oneOf"),
+        ({"type": "string", "anyOf": [TEXT]}, "$.properties.v.anyOf"),
+        ({"$ref": "#/$defs/N", "required": ["k"]}, "$.properties.v.$ref"),
+        ({"type": "integer", "enum": ["x"]}, "$.properties.v.enum"),
+        (False, "$.properties.v.false"),
+    ],
+)
+def test_what_the_rules_of_bare_keys_lack_is_refused_by_name(schema: Any, place: str) -> None:
+    parameters = {"type": "object", "properties": {"v": schema}, "$defs": {"N": NODE}}
+    with pytest.raises(RequestError, match=re.escape(f"tool f: parameters: {place} cannot be enforced in this model")):
+        tool_guide((Tool("f", "", parameters),), "required", AnswerFormats(None, formats.GEMMA))
+    circular = {"type": "object", "properties": {"v": {"$ref": "#/properties/v"}}}
+    with pytest.raises(RequestError, match=r"tool f: parameters: "):
+        tool_guide((Tool("f", "", circular),), "required", AnswerFormats(None, formats.GEMMA))
 
 
 def test_descriptions_of_tools_need_no_room_and_what_does_is_said_of_tools() -> None:

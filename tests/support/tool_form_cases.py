@@ -16,6 +16,20 @@ _PYTHON = (
     "{{ f.name }}({% for key, value in f.arguments.items() %}{{ key }}="
     "{% if value is string %}'{{ value }}'{% else %}{{ value }}{% endif %}" + _LISTED + "{% endfor %})"
 )
+_DSML = (
+    '<｜DSML｜invoke name="{{ f.name }}">\n{% for key, value in f.arguments.items() %}'
+    '<｜DSML｜parameter name="{{ key }}" '
+    'string={% if value is string %}"true">{{ value }}{% else %}"false">{{ value | tojson }}{% endif %}'
+    "</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n"
+)
+_BARE = (
+    "{% macro bare(value) %}{% if value is string %}{{ '<|\"|>' ~ value ~ '<|\"|>' }}"
+    "{% elif value is boolean %}{{ 'true' if value else 'false' }}"
+    "{% elif value is mapping %}{{ '{' }}{% for key, item in value | dictsort %}{{ key }}:{{ bare(item) }}"
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}"
+    "{% elif value is sequence %}[{% for item in value %}{{ bare(item) }}{{ ',' if not loop.last }}{% endfor %}]"
+    "{% else %}{{ value }}{% endif %}{% endmacro %}"
+)
 CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
     formats.HERMES: ("", "<tool_call>\n" + _JSON + "\n</tool_call>\n", ""),
     formats.XML: ("", "<tool_call>\n" + _TAGGED.replace("%s", "\n") + "\n</tool_call>\n", ""),
@@ -53,6 +67,20 @@ CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
         '{"{{ f.name }}": {{ f.arguments | tojson }}}' + _LISTED,
         "]<|tools_suffix|>",
     ),
+    formats.COMMAND_R: (
+        "Action:\n```json\n[\n",
+        '    {\n        "tool_name": "{{ f.name }}",\n        "parameters": {{ f.arguments | tojson }}\n    }'
+        "{% if not loop.last %},\n{% endif %}",
+        "\n]```\n",
+    ),
+    formats.GRANITE: ("<|tool_call|>[", _JSON + _LISTED, "]"),
+    formats.FIREFUNCTION: ("functools[", _JSON + _LISTED, "]"),
+    formats.GIGACHAT3: ("", "<|message_sep|>\n\nfunction call<|role_sep|>\n" + _JSON + "<|message_sep|>\n\n", ""),
+    formats.GEMMA: (
+        _BARE,
+        "<|tool_call>call:{{ f.name }}{{ bare(f.arguments) }}<tool_call|>",
+        "",
+    ),
     formats.GIGACHAT: ("", "<|function_call|>" + _JSON + "\n", ""),
     formats.DEEPSEEK: (
         "<｜tool▁calls▁begin｜>",
@@ -64,6 +92,16 @@ CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```"
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
+    ),
+    formats.DEEPSEEK_V32: ("<｜DSML｜function_calls>\n", _DSML, "</｜DSML｜function_calls>"),
+    formats.DEEPSEEK_V4: ("<｜DSML｜tool_calls>\n", _DSML, "</｜DSML｜tool_calls>"),
+    formats.HUNYUAN: (
+        "<tool_calls:opensource>\n",
+        "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n{% for key, value in f.arguments.items() %}"
+        "<arg_key:opensource>{{ key }}</arg_key:opensource>\n<arg_value:opensource>"
+        "{{ value if value is string else value | tojson }}</arg_value:opensource>\n{% endfor %}"
+        "</tool_call:opensource>\n",
+        "</tool_calls:opensource>",
     ),
     formats.MISTRAL: ("", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
     formats.MISTRAL_WITH_IDS: (

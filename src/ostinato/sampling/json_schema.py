@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -158,6 +158,19 @@ class SchemaRewriter:
             definitions[name] = self._schema(target, place, base, outer)
         self._cost.check()
         return {**document, "$defs": definitions} if definitions else document
+
+    def resolved(self, schema: object, annotations: Collection[str]) -> object:
+        """Return a part of the root, or the schema that it refers to if it has nothing else but `annotations`.
+
+        ValueError for circular references.
+        """
+        followed = set[int]()
+        while isinstance(schema, Mapping) and "$ref" in schema and schema.keys() <= {"$ref", *annotations}:
+            if id(schema) in followed:
+                raise ValueError(f"$ref {schema['$ref']!r} leads back to itself")
+            followed.add(id(schema))
+            schema, _ = self._target(schema["$ref"], (), self._bases.get(id(schema), ""))
+        return schema
 
     def _index(self) -> None:
         """Find the schemas that have names of their own: `$id` and `$anchor`."""

@@ -11,6 +11,7 @@ The tables below hold the filters, tests and methods whose cost follows from the
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
@@ -283,6 +284,8 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.meter.charge_deep(None if isinstance(owner, str | dict) else owner, *args, *more.values())
             if name in ("join", "replace"):
                 self._charge_growth(_GROWTH[name](*((args[0], owner) if name == "join" else (owner, *args))))
+        elif name == "format" and _inserts_texts(text := _formatted(function), args, more):
+            self._charge_growth(len(text) + text.count("{") * sum(map(_weight, args)))
         elif isinstance(function, (*_RUNTIME, type)):
             self.meter.charge(_ITEM * (len(args) + len(more)))
         elif isinstance(owner, _RUNTIME) or any(
@@ -335,6 +338,20 @@ _RUNTIME = (
     jinja2.utils.Joiner,
     jinja2.Undefined,  # whose call is an error
 )
+
+
+_PLAIN_FORMAT = re.compile(r"[^{}]*(\{\d?\}[^{}]*)*")
+
+
+def _formatted(function: object) -> str:
+    """Return the text whose method `format` jinja2 has wrapped, empty if it is something else."""
+    text = getattr(getattr(function, "__wrapped__", None), "__self__", "")
+    return text if isinstance(text, str) else ""
+
+
+def _inserts_texts(text: str, args: tuple[Any, ...], more: dict[str, object]) -> bool:
+    """Return whether `format` of a text only puts texts into it: a width could make it of any length."""
+    return not more and all(isinstance(each, str) for each in args) and _PLAIN_FORMAT.fullmatch(text) is not None
 
 
 def _bits(value: float) -> int:

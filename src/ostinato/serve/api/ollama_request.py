@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
@@ -29,6 +31,7 @@ from ostinato.serve.chat.conversation import (
 from ostinato.serve.chat.guides import GuideRequest, plain_guide
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, ListOf, unsupported_field
+from ostinato.serve.http.unknown_fields import check_members
 from ostinato.serve.settings import ServeSettings
 
 LATEST = ":latest"
@@ -45,6 +48,8 @@ _PARAMETERS = {
     "stop": "stop",
 }
 """Option -> sampling parameter of the same meaning."""
+
+_IMAGE = re.compile(r"(messages\[\d+\])\.content(\[\d+\])")
 
 Unused = Annotated[Any, Field(description="Accepted for Ollama's clients; the server's settings decide it.")]
 
@@ -70,9 +75,9 @@ class Options(EchoedBody):
     repeat_penalty: float | None = None
     """The repetition penalty, of all tokens before."""
     stop: str | ListOf[str] | None = None
-    num_predict: int | None = Field(None, ge=-2)
+    num_predict: int | None = Field(default=None, ge=-2)
     """Most tokens of output; -1 and -2: as many as there is room for."""
-    num_ctx: int | None = Field(None, ge=1)
+    num_ctx: int | None = Field(default=None, ge=1)
     """Most tokens of prompt and output together; at most the server's max_model_len."""
     repeat_last_n: Annotated[
         Literal[-1] | None, unsupported_field("repeat_penalty is of all tokens before, as with -1", but=-1)
@@ -98,6 +103,16 @@ class Options(EchoedBody):
     def parameters(self) -> JsonObject:
         """Return the options that are sampling parameters, by the parameter's name."""
         return {ours: value for name, ours in _PARAMETERS.items() if (value := getattr(self, name)) is not None}
+
+    def context(self, max_model_len: int) -> int | None:
+        """Return `num_ctx`. ApiError if that is more than the server's context."""
+        if self.num_ctx is None or self.num_ctx <= max_model_len:
+            return self.num_ctx
+        message = (
+            f"options.num_ctx is {self.num_ctx}, and this server plans {max_model_len} tokens for a request; give at "
+            f"most {max_model_len}, or start the server with --max-model-len {self.num_ctx}"
+        )
+        raise ApiError(400, message, param="options.num_ctx")
 
 
 class OllamaBody(GenerationBody):
@@ -142,7 +157,18 @@ class OllamaBody(GenerationBody):
                 if getattr(self, name, None) is not None:
                     raise field_error(name, "is given, and so is the option that means the same; give one")
             more |= options
-        return super().sampling(defaults, **more)
+        try:
+            return super().sampling(defaults, **more)
+        except RequestError as error:
+            raise self._in_options(error) from None
+
+    def _in_options(self, error: RequestError) -> Exception:
+        """Return the error of a parameter with the name of the option that set it."""
+        name, equals, problem = error.message.partition("=")
+        option = next((option for option, ours in _PARAMETERS.items() if ours == name), None)
+        if not equals or self.options is None or option is None or getattr(self.options, option) is None:
+            return error
+        return ApiError(400, f"options.{option}={problem}", param=f"options.{option}")
 
     def max_output(self) -> int | None:
         """Return the most tokens of output; None: as many as there is room for."""
@@ -156,15 +182,9 @@ class OllamaBody(GenerationBody):
 
         ApiError if that is more than the server's context.
         """
-        num_ctx = None if self.options is None else self.options.num_ctx
+        num_ctx = None if self.options is None else self.options.context(max_model_len)
         if num_ctx is None:
             return prepared
-        if num_ctx > max_model_len:
-            message = (
-                f"options.num_ctx is {num_ctx}, and this server plans {max_model_len} tokens for a request; give at "
-                f"most {max_model_len}, or start the server with --max-model-len {num_ctx}"
-            )
-            raise ApiError(400, message, param="options.num_ctx")
         check_prompt_length(len(prepared.token_ids), num_ctx, param)
         room, asked = num_ctx - len(prepared.token_ids), prepared.params.max_tokens
         most = room if asked is None else min(room, asked)
@@ -177,7 +197,7 @@ class OllamaBody(GenerationBody):
         return self.think, None
 
     def _format_request(self) -> GuideRequest | None:
-        if not self.format:
+        if self.format in (None, ""):
             return None
         if self.format == "json":
             return GuideRequest("format", "json_object", True)
@@ -191,6 +211,7 @@ class OllamaCall(EchoedBody):
 
     def to_call(self, where: str) -> ToolCall:
         """Return the call in OpenAI's form. ApiError, which names its place, if it is no call."""
+        check_members(self.function, ("index", "name", "arguments"), f"{where}.function")
         name, arguments = self.function.get("name"), self.function.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict | str):
             raise field_error(f"{where}.function", "should have a name, and arguments that are an object")
@@ -272,13 +293,24 @@ class OllamaChatRequest(OllamaBody):
             False,
         )
         asked = ConversationRequest(conversation, checked.callable, checked.choice, True, self.guide_request(), param)
-        prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=None)
+        try:
+            prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=None)
+        except ApiError as error:
+            raise self._with_places(error) from None
         return self.within_context(prepared, text.max_model_len, param)
+
+    def _with_places(self, error: ApiError) -> ApiError:
+        """Return an error with the place of an image in this body: images stand before a message's text."""
+        message, param = (_IMAGE.sub(self._image, text) for text in (error.message, error.param or ""))
+        return ApiError(error.status, message, param=param or None, code=error.code, headers=error.headers)
+
+    _image: ClassVar[str] = r"\1.images\2"
 
 
 class OllamaGenerateRequest(OllamaChatRequest):
     model_config = ConfigDict(json_schema_extra={"required": ["prompt"]})
 
+    _image: ClassVar[str] = r"images\2"
     prompt: str | None = None
     """The question. Without one, the answer says that the model is loaded."""
     system: str | None = None
@@ -334,9 +366,17 @@ class OllamaEmbedRequest(EmbeddingRequest):
 
     def token_ids(self, work: RequestContext, given: Any, param: str) -> list[list[int]]:
         self.model = served_name(self.model, work.model_name, work.settings)
+        options = self.options or Options()
+        for name in ("num_predict", *_PARAMETERS):
+            if getattr(options, name) is not None:
+                raise field_error(f"options.{name}", "has no effect on a vector; leave it out")
+        num_ctx = options.context(work.text.max_model_len)
         if self.truncate is not False and self.truncate_prompt_tokens is None:
-            self.truncate_prompt_tokens = -1
-        return super().token_ids(work, given, param)
+            self.truncate_prompt_tokens = num_ctx or -1
+        inputs = super().token_ids(work, given, param)
+        for ids in inputs:
+            check_prompt_length(len(ids), num_ctx or work.text.max_model_len, param, has_output=False)
+        return inputs
 
 
 class OllamaEmbeddingRequest(OllamaEmbedRequest):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ostinato.serve.chat.tool_calls.formats import CHANNEL, END, HARMONY, MESSAGE, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import CHANNEL, END, HARMONY, MESSAGE, ToolCallFormat, tokens_of
 from ostinato.serve.chat.tools import Tool
 
 
@@ -119,7 +119,7 @@ class AnswerFormats:
         """
         if self.tools is not None and self.has_channels:
             return self.tools.tags
-        reasoning = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        reasoning = () if self.reasoning is None else tokens_of(self.reasoning.begin, self.reasoning.end)
         tools = () if self.tools is None else self.tools.tags
         return reasoning + tools
 
@@ -154,6 +154,9 @@ REASONING = (
     ReasoningTags("<seed:think>", "</seed:think>"),
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningTags("<|channel>thought", "<channel|>"),
+    ReasoningTags("<think:opensource>", "</think:opensource>"),
+    ReasoningTags("<mm:think>", "</mm:think>"),
 )
 """All other known reasoning tags."""
 

@@ -16,7 +16,7 @@ from ostinato.sampling.json_schema import follow_pointer
 from ostinato.serve.chat.incremental_text import load_json
 
 # Templates render earlier calls' values as Python prints them, so models write these too.
-_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 def argument_json(value: str, parameters: Mapping[str, object], key: str) -> str:
@@ -30,7 +30,7 @@ def argument_json(value: str, parameters: Mapping[str, object], key: str) -> str
         if value == "null" and allows(schema, "null", parameters):
             return value
         return _string(value)
-    literal = _PYTHON_LITERALS.get(value.strip(), value.strip())
+    literal = PYTHON_LITERALS.get(value.strip(), value.strip())
     try:
         load_json(literal)
     except ValueError:

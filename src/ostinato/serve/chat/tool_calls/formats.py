@@ -6,6 +6,7 @@ one of these is one more entry of `FORMS`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -50,7 +51,8 @@ class TagSyntax:
     A call is `function` NAME `name_end`, then for each argument `key` KEY `key_end` VALUE `value_end`, then
     `function_end`. Strings are written verbatim, other values as JSON. With `on_lines` each tag and value is on a
     separate line, and one newline on either side of a value belongs to the form; else newlines between tags do not
-    matter.
+    matter. `kinds` are words for a string and for any other value; the value's stands after the first of `key_end`.
+    `after` is white space that templates print after `name_end` and values; readers skip it.
     """
 
     function: str
@@ -60,6 +62,15 @@ class TagSyntax:
     value_end: str
     function_end: str
     on_lines: bool = False
+    kinds: tuple[str, ...] = ()
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BareKeySyntax:
+    """`call:NAME{KEY:VALUE,...}`, where strings stand between two `quote`s and keys of objects have no quotes."""
+
+    quote: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,15 @@ class ChannelSyntax:
     """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/harmony.py`)."""
 
 
-Syntax = JsonSyntax | NamedSyntax | TagSyntax | PythonSyntax | ChannelSyntax
+Syntax = JsonSyntax | NamedSyntax | TagSyntax | BareKeySyntax | PythonSyntax | ChannelSyntax
+
+_TOKEN = re.compile(r"<\|[^<>|\s]+\|?>|<[^<>|\s]+\|>|｜DSML｜")
+"""The part of a tag that is a token where the whole is none, as vocabularies write such tokens."""
+
+
+def tokens_of(*texts: str) -> tuple[str, ...]:
+    """Return texts that may be special tokens: the tags themselves, and marks within them."""
+    return tuple(dict.fromkeys(token for text in texts if text.strip() for token in (text, *_TOKEN.findall(text))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +111,8 @@ class ToolCallFormat:
     close: str = ""
     gap: str = ""
     """White space after the begin tag and before the end tag, as templates print it. A reader skips any there."""
-    block_gap: str = "\n"
-    """Text between two blocks."""
+    block_gap: str | None = "\n"
+    """Text between two blocks. None: an answer has one block."""
     hints: tuple[str, ...] = ()
     """Texts that identify the form in a template that prints no calls; if there are none, its tags do."""
 
@@ -104,15 +123,17 @@ class ToolCallFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All texts that may be special tokens of a tokenizer."""
+        """The form's tags, and the marks within them: all texts that may be special tokens of a tokenizer."""
         syntax, inner = self.syntax, tuple[str, ...]()
         if isinstance(syntax, NamedSyntax):
             inner = tuple(part for part in syntax.parts if isinstance(part, str))
         elif isinstance(syntax, TagSyntax):
             inner = (syntax.key, *syntax.key_end, syntax.value_end)
+        elif isinstance(syntax, BareKeySyntax):
+            inner = (syntax.quote,)
         elif isinstance(syntax, ChannelSyntax):
             inner = (CHANNEL, "<|constrain|>", MESSAGE, END, "<|return|>")
-        return tuple(tag for tag in (self.begin, *inner, self.end) if tag.strip())
+        return tokens_of(self.begin, *inner, self.end)
 
 
 HERMES = ToolCallFormat("Hermes, Qwen, Granite 4", "<tool_call>", "</tool_call>", JsonSyntax(), gap="\n")
@@ -150,7 +171,7 @@ LFM2 = ToolCallFormat(
     block_gap="",
     hints=("<|tool_list_start|>",),
 )
-LLAMA3 = ToolCallFormat("Llama 3", "", "", JsonSyntax(arguments="parameters"))
+LLAMA3 = ToolCallFormat("Llama 3", "", "", JsonSyntax(arguments="parameters"), block_gap=None)
 MISTRAL = ToolCallFormat(
     "Mistral Small 3.1, later ones", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
 )
@@ -219,7 +240,28 @@ COMMAND = ToolCallFormat(
 APERTUS = ToolCallFormat(
     "Apertus", "<|tools_prefix|>", "<|tools_suffix|>", JsonSyntax(None), separator=",", open="[", close="]"
 )
+COMMAND_R = ToolCallFormat(
+    "Command R+",
+    "Action:\n```json\n",
+    "```",
+    JsonSyntax("tool_name", "parameters"),
+    separator=",",
+    open="[",
+    close="]",
+)
+GRANITE = ToolCallFormat("Granite 3.3", "<|tool_call|>", "", JsonSyntax(), separator=",", open="[", close="]")
+FIREFUNCTION = ToolCallFormat(
+    "Firefunction", "functools", "", JsonSyntax(), separator=",", open="[", close="]", hints=("functools[{",)
+)
 GIGACHAT = ToolCallFormat("GigaChat 3.1", "<|function_call|>", "", JsonSyntax())
+GIGACHAT3 = ToolCallFormat(
+    "GigaChat 3",
+    "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    "<|message_sep|>",
+    JsonSyntax(),
+    block_gap=None,
+)
+GEMMA = ToolCallFormat("Gemma 4", "<|tool_call>", "<tool_call|>", BareKeySyntax('<|"|>'), block_gap="")
 DEEPSEEK = ToolCallFormat(
     "DeepSeek V3.1",
     "<｜tool▁calls▁begin｜>",
@@ -250,6 +292,38 @@ DEEPSEEK_R1 = ToolCallFormat(
     separator="",
     block_gap="",
 )
+_DSML = TagSyntax(
+    '<｜DSML｜invoke name="',
+    '">',
+    '<｜DSML｜parameter name="',
+    ('" string="', '">'),
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    kinds=("true", "false"),
+    after="\n",
+)
+DEEPSEEK_V32 = ToolCallFormat(
+    "DeepSeek V3.2", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", _DSML, separator="", gap="\n"
+)
+DEEPSEEK_V4 = ToolCallFormat(
+    "DeepSeek V4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", _DSML, separator="", gap="\n"
+)
+HUNYUAN = ToolCallFormat(
+    "Hy3",
+    "<tool_calls:opensource>",
+    "</tool_calls:opensource>",
+    TagSyntax(
+        "<tool_call:opensource>",
+        "<tool_sep:opensource>",
+        "<arg_key:opensource>",
+        ("</arg_key:opensource>", "\n", "<arg_value:opensource>"),
+        "</arg_value:opensource>",
+        "</tool_call:opensource>",
+        after="\n",
+    ),
+    separator="",
+    gap="\n",
+)
 FUNCTIONARY = ToolCallFormat(
     "Functionary 3.1", "<function=", "</function>", NamedSyntax((NAME, ">", ARGUMENTS)), block_gap=""
 )
@@ -267,9 +341,17 @@ FORMS = (
     SEED,
     COMMAND,
     APERTUS,
+    COMMAND_R,
+    GRANITE,
+    FIREFUNCTION,
     GIGACHAT,
+    GIGACHAT3,
+    GEMMA,
     DEEPSEEK,
     DEEPSEEK_R1,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
+    HUNYUAN,
     MISTRAL,
     MISTRAL_WITH_IDS,
     MISTRAL_LIST,

@@ -16,13 +16,14 @@ from ostinato.serve.chat.incremental_text import EndOfText, JsonScan, NotJson, R
 from ostinato.serve.chat.tool_calls.formats import (
     ARGUMENTS,
     NAME,
+    BareKeySyntax,
     JsonSyntax,
     NamedSyntax,
     TagSyntax,
     ToolCallFormat,
     VariablePart,
 )
-from ostinato.serve.chat.tools import Tool, argument_json
+from ostinato.serve.chat.tools import PYTHON_LITERALS, Tool, argument_json
 
 
 class ToolCallSyntaxError(Exception):
@@ -50,6 +51,22 @@ class CallReader:
     def read_call(self) -> Reading[None]:
         """Read a call, and release it once it is recognised. ToolCallSyntaxError if the text is none."""
         raise NotImplementedError
+
+    def _read_tool_name(self, before: str) -> Reading[str]:
+        """Return the tool's name that comes next, directly before the character `before`, which is not read."""
+        text = self._text
+        yield from text.next_character()
+        start = text.position
+        while True:
+            run = _NAME.match(text.text, start)
+            assert run is not None
+            text.position = run.end()
+            if text.position < len(text.text):
+                break
+            yield from text.wait()
+        if run[0] not in self._tools or text.text[text.position] != before:
+            raise ToolCallSyntaxError
+        return run[0]
 
 
 class JsonCalls(CallReader):
@@ -230,22 +247,11 @@ class PythonCalls(CallReader):
     """Reader of calls `NAME(KEY=VALUE, ...)` whose values are literals. A call is passed on at its end."""
 
     def read_call(self) -> Reading[None]:
-        text = self._text
-        yield from text.next_character()
-        start = text.position
-        while True:
-            run = _NAME.match(text.text, start)
-            assert run is not None
-            text.position = run.end()
-            if text.position < len(text.text):
-                break
-            yield from text.wait()
-        if run[0] not in self._tools or text.text[text.position] != "(":
-            raise ToolCallSyntaxError
+        name = yield from self._read_tool_name("(")
         arguments = _arguments((yield from self._read_parentheses()))
-        self._collector.begin_call(run[0])
+        self._collector.begin_call(name)
         self._collector.add_arguments(arguments)
-        text.consume()
+        self._text.consume()
 
     def _read_parentheses(self) -> Reading[str]:
         """Return the text from one parenthesis to the one that closes it. Brackets in strings do not count."""
@@ -339,6 +345,10 @@ class _WrittenCall:
         self._arguments, self._position = "", 0
 
 
+_OF_KIND: Mapping[bool, Mapping[str, object]] = {True: {"type": "string"}, False: {}}
+"""Schemas of the values that a form's kinds name as strings, and as others."""
+
+
 class TagCalls(CallReader):
     """Reader of calls such as `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
@@ -357,14 +367,17 @@ class TagCalls(CallReader):
         call, keys = _WrittenCall(text, collector, name), set[str]()
         try:
             while (yield from text.tag(syntax.key)):
-                key = yield from self._read_key()
-                if not key or key in keys:
+                key, kind = yield from self._read_key()
+                if not key or key in keys or (syntax.kinds and kind not in syntax.kinds):
                     raise ToolCallSyntaxError
                 value = yield from text.until(syntax.value_end)
                 if syntax.on_lines:
                     value = value.removeprefix("\n").removesuffix("\n")
                 head = f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}"
-                call.add(f"{head}: {argument_json(value, tool.parameters, key)}")
+                parameters = (
+                    tool.parameters if not kind else {"additionalProperties": _OF_KIND[kind == syntax.kinds[0]]}
+                )
+                call.add(f"{head}: {argument_json(value, parameters, key)}")
                 keys.add(key)
             if syntax.function_end and not (yield from text.tag(syntax.function_end)):
                 raise ToolCallSyntaxError
@@ -374,13 +387,16 @@ class TagCalls(CallReader):
         call.add("}" if keys else "{}")
         call.pass_on()
 
-    def _read_key(self) -> Reading[str]:
-        first, *more = self._syntax.key_end
-        key = yield from self._read_name(first)
+    def _read_key(self) -> Reading[tuple[str, str]]:
+        """Read a key with its end tags; return it and the kind of its value, empty in forms without kinds."""
+        first, *more = (tag for tag in self._syntax.key_end if not tag.isspace())
+        key, kind = (yield from self._read_name(first)), ""
+        if self._syntax.kinds:
+            kind = yield from self._read_name(more.pop(0))
         for tag in more:
             if not (yield from self._text.tag(tag)):
                 raise ToolCallSyntaxError
-        return key
+        return key, kind
 
     def _read_name(self, end: str) -> Reading[str]:
         """Read the text before `end`, on one line and without angle brackets, and `end` itself.
@@ -407,7 +423,63 @@ class TagCalls(CallReader):
             yield from text.wait()
 
 
-_READERS: dict[type, type[CallReader]] = {JsonSyntax: JsonCalls, NamedSyntax: NamedCalls, TagSyntax: TagCalls}
+class BareKeyCalls(CallReader):
+    """Reader of calls `call:NAME{KEY:VALUE,...}`. A call is passed on at its end."""
+
+    def read_call(self) -> Reading[None]:
+        text, quote = self._text, self._syntax.quote
+        if not (yield from text.tag("call:")):
+            raise ToolCallSyntaxError
+        name = yield from self._read_tool_name("{")
+        start, depth, is_text = text.position, 0, False
+        plain = re.compile(rf"[^{{}}\[\]{re.escape(quote[0])}]*")
+        while depth or text.position == start:
+            run = plain.match(text.text, text.position)
+            assert run is not None
+            text.position = run.end()
+            rest = text.text[text.position : text.position + len(quote)]
+            if rest == quote:
+                is_text = not is_text
+                text.position += len(quote)
+            elif quote.startswith(rest):
+                yield from text.wait()
+            else:
+                depth += 0 if is_text else {"{": 1, "[": 1, "}": -1, "]": -1}.get(rest[0], 0)
+                text.position += 1
+        arguments = _json_of_bare_keys(text.text[start : text.position], quote)
+        self._collector.begin_call(name)
+        self._collector.add_arguments(arguments)
+        text.consume()
+
+
+def _json_of_bare_keys(written: str, quote: str) -> str:
+    """Return the JSON text of an object whose keys have no quotes, and whose strings stand between two of `quote`."""
+    parts = written.split(quote)
+    made = []
+    for place, part in enumerate(parts):
+        if place % 2:
+            made.append(json.dumps(part, ensure_ascii=False))
+            continue
+        keyed = _BARE_KEY.sub(lambda found: found[1] + json.dumps(found[2], ensure_ascii=False) + ":", part)
+        made.append(_PYTHON_NAME.sub(lambda found: PYTHON_LITERALS[found[0]], keyed))
+    text = "".join(made)
+    try:
+        if not isinstance(load_json(text), dict):
+            raise ToolCallSyntaxError
+    except ValueError:
+        raise ToolCallSyntaxError from None
+    return text
+
+
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*):")
+_PYTHON_NAME = re.compile(r"\b(True|False|None)\b(?=\s*([,}\]]|$))")
+
+_READERS: dict[type, type[CallReader]] = {
+    JsonSyntax: JsonCalls,
+    NamedSyntax: NamedCalls,
+    TagSyntax: TagCalls,
+    BareKeySyntax: BareKeyCalls,
+}
 
 
 class BlockReader:
