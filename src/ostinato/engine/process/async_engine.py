@@ -343,7 +343,8 @@ class AsyncEngine:
             self._heartbeat.stop()
         for name in list(self._streams):
             self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
-        if self.plan.cache_files is not None and self.failure is None:
+        has_files = self.plan.cache_files is not None or self.plan.settings.record is not None
+        if has_files and self.failure is None:
             with contextlib.suppress(Exception):  # the engine ends in any case
                 await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE + 5)
         self._calls.fail_all(EngineStopped("the engine was stopped"))
