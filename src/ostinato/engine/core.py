@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import cache_fingerprint, engine_identity, open_files
@@ -55,6 +55,24 @@ from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
 
 kernel_log = logging.getLogger("ostinato.kernels")
+
+
+class IdleWork(Protocol):
+    """Checks of finished requests, for times at which the engine has nothing else to do."""
+
+    def note_request(self, generation: RequestState) -> None:
+        """Note a request that was added."""
+        ...
+
+    def advance(self) -> bool:
+        """Do a part of the work, of some milliseconds; return False if there is none."""
+        ...
+
+    def pause(self) -> None:
+        """Note that a request has come."""
+        ...
+
+    def stats(self) -> JsonObject: ...
 
 
 class EngineCore:
@@ -139,6 +157,7 @@ class EngineCore:
         self._num_added = 0
         self.step_log: StepLog | None = None if config.record is None else FlightRecorder(self, config)
         """Log of all that enters the engine and of its steps, if they are recorded or replayed."""
+        self.online_checks: IdleWork | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -224,6 +243,8 @@ class EngineCore:
         self.output_processor.add(generation)
         if self.step_log is not None:
             self.step_log.note_request(generation)
+        if self.online_checks is not None:
+            self.online_checks.note_request(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
         """End a request here and return its export, from which another engine of the same plan continues it.
@@ -473,4 +494,5 @@ class EngineCore:
     def stats(self) -> JsonObject:
         """Return counts since the start, and the cache's present use, as plain data."""
         stats = engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)
-        return {**stats, "record": None if self.step_log is None else self.step_log.stats()}
+        of_record = None if self.step_log is None else self.step_log.stats()
+        return {**stats, "record": of_record, "verify": self.online_checks and self.online_checks.stats()}

@@ -302,6 +302,12 @@ class AsyncEngine:
         """Seconds since the engine last answered; 0 if it is not watched."""
         return 0.0 if self._heartbeat is None else self._heartbeat.age
 
+    @property
+    def last_stats(self) -> JsonObject:
+        """Counts of the engine's last answer; empty if it is not watched."""
+        last = None if self._heartbeat is None else self._heartbeat.last
+        return {} if last is None else last.stats
+
     async def observe(self) -> StatsSnapshot:
         """Return the engine's counts between two steps."""
         counts: StatsSnapshot = await self._ask("observe")
