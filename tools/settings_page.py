@@ -48,7 +48,7 @@ makes this page from the code.
 
 """
 SIZES = {*BYTE_SETTINGS, *OF_SERVER}
-OFF_BY_DEFAULT = {"revision", "download_dir", "tokenizer", "chat_template", "speculative"}
+OFF_BY_DEFAULT = {"record", "revision", "download_dir", "tokenizer", "chat_template", "speculative"}
 """Settings of the engine whose default None means that there is none, and not that the plan chooses."""
 
 

@@ -20,7 +20,7 @@ from ostinato.units import read_size
 if TYPE_CHECKING:
     from ostinato.setting_types import EngineSettings
 
-BYTE_SETTINGS = ("cache_memory", "cache_offload")
+BYTE_SETTINGS = ("cache_memory", "cache_offload", "record_limit")
 """Settings that are bytes, and can be given as 8GiB."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -233,6 +233,18 @@ class EngineConfig(BaseModel):
         "among them, and each keeps its own part of weights, blocks and slots.",
     )
     seed: int = Field(0, ge=0, lt=2**64, description="Of requests that bring no seed of their own.")
+    record: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory for a record of all requests, by step, from which `ostinato replay` runs them again. It "
+        "holds prompts and outputs as token ids.",
+    )
+    record_limit: int = Field(
+        2**30, ge=2**20, description="Bytes of the directory of records; beyond them the oldest files are removed."
+    )
+    record_images: bool = Field(
+        False, description="Records hold the pixels of images too, without which requests with images are not replayed."
+    )
     threads: int | None = Field(None, ge=1, le=2**12, description="CPU threads (the cores that the process may use).")
     random_weights: bool = Field(
         False, description="Random weights in place of the checkpoint's: a config.json is enough."
@@ -247,7 +259,7 @@ class EngineConfig(BaseModel):
         except ValidationError as error:
             raise config_error(error.errors(include_url=False), EngineConfig.model_fields) from None
 
-    @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", mode="before")
+    @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", "record", mode="before")
     @classmethod
     def _accept_a_path(cls, value: object) -> object:
         return os.fspath(value) if isinstance(value, os.PathLike) else value

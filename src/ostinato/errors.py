@@ -120,6 +120,18 @@ class ForeignExport(MoveError):
         return ForeignExport, (list(self.differences),)
 
 
+class RecordError(OstinatoError):
+    """Error for a record that cannot be read, or cannot be replayed."""
+
+
+class DamagedRecord(RecordError):
+    """Error for a file of a record that holds other bytes than were written."""
+
+
+class TruncatedRecord(DamagedRecord):
+    """Error for a file of a record that ends within a block. What stands before it is whole."""
+
+
 class RankError(OstinatoError):
     """Error for a rank that has ended or failed, so that the engine cannot continue.
 

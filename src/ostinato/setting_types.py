@@ -66,6 +66,9 @@ class LLMSettings(TypedDict, total=False):
     scheduling_policy: Literal["fcfs", "priority"]
     tensor_parallel_size: int
     seed: int
+    record: str | None
+    record_limit: int
+    record_images: bool
     threads: int | None
     random_weights: bool
     # vLLM's names.

@@ -145,7 +145,7 @@ def test_a_client_of_lower_priority_takes_no_row() -> None:
 
 def test_no_step_is_scheduled_ahead_of_one_after_which_a_row_is_yielded() -> None:
     scheduler = make_caching_scheduler(max_num_seqs=2)
-    scheduler._choose_drafts = None
+    scheduler.choose_drafts = None
     runner = runner_for(scheduler)
     flood(scheduler, "a", 3)
     step(scheduler, runner)

@@ -41,7 +41,7 @@ def test_outputs_are_the_same_whichever_steps_have_drafts(name: str, graph_mode:
         check_replay=True, **GRAPHS[graph_mode],
     )  # fmt: skip
     poison(engine)
-    engine.scheduler._choose_drafts = lambda rows: generator.choice((0, 0, 0, K, K)) if rows else 0
+    engine.scheduler.choose_drafts = lambda rows: generator.choice((0, 0, 0, K, K)) if rows else 0
     script(engine, outputs_of(cases), at_random(K), keep=True)
     outputs = [add(engine, case) for case in cases[:2]]
     run_with_preemptions(engine, outputs, (5, 14))

@@ -50,7 +50,7 @@ METHODS = {
 def draft_when(engine: EngineCore, asked: Callable[[int], bool]) -> None:
     """Ask for drafts only in steps of which this is true of the position of the first request's next token."""
     scheduler, k = engine.scheduler, engine.plan.speculative.num_speculative_tokens  # type: ignore[union-attr]
-    scheduler._choose_drafts = lambda rows: (
+    scheduler.choose_drafts = lambda rows: (
         k if scheduler.queues.running and asked(scheduler.queues.running[0].num_computed_tokens) else 0
     )
 

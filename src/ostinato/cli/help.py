@@ -31,6 +31,7 @@ ENGINE_GROUPS = {
         "expected_prefix_tokens", "cache_offload", "cache_dir",
     ),
     "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
+    "records": ("record", "record_limit", "record_images"),
     "kernels and graphs": (
         "kernels", "deterministic", "graph_mode", "capture_sizes", "capture_rows", "max_capture_size",
         "performance_mode", "capture", "prefer_graph_sizes", "strict", "check_replay",

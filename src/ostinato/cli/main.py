@@ -41,13 +41,14 @@ COMMANDS = {
     "eval": "ostinato.cli.eval:evaluate",
     "verify": "ostinato.cli.verify:verify",
     "doctor": "ostinato.cli.doctor:doctor",
+    "replay": "ostinato.cli.replay:replay",
     "bench": "ostinato.cli.bench:app",
     "ray-config": "ostinato.cli.serve:ray_config",
     "cache": "ostinato.cli.cache:app",
     "gpu-check": "ostinato.cli.gpu_check:gpu_check",
 }
 """Location of each command: name -> module, and in it the function or the app of commands."""
-COMPUTING = frozenset({"generate", "chat", "eval", "verify", "bench"})
+COMPUTING = frozenset({"generate", "chat", "eval", "verify", "replay", "bench"})
 """Subcommands that import torch into their own process."""
 STYLE: dict[str, Any] = {
     "no_args_is_help": True,

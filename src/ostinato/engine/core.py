@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ostinato.config import EngineConfig
 from ostinato.engine.cache_files import cache_fingerprint, engine_identity, open_files
 from ostinato.engine.executor import OverlapExecutor, StepExecutor, StepHandle, SyncExecutor
+from ostinato.engine.flight.flight_recorder import FlightRecorder, StepLog
+from ostinato.engine.flight.record_files import PieceKind
 from ostinato.engine.input_processor import InputProcessor, check_template_kwargs
 from ostinato.engine.migration.export_import import make_export, restore_request
 from ostinato.engine.output_processor import OutputProcessor, RequestState
@@ -53,6 +55,24 @@ from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
 
 kernel_log = logging.getLogger("ostinato.kernels")
+
+
+class IdleWork(Protocol):
+    """Checks of finished requests, for times at which the engine has nothing else to do."""
+
+    def note_request(self, generation: RequestState) -> None:
+        """Note a request that was added."""
+        ...
+
+    def advance(self) -> bool:
+        """Do a part of the work, of some milliseconds; return False if there is none."""
+        ...
+
+    def pause(self) -> None:
+        """Note that a request has come."""
+        ...
+
+    def stats(self) -> JsonObject: ...
 
 
 class EngineCore:
@@ -135,6 +155,9 @@ class EngineCore:
         self._in_flight: StepHandle | None = None
         """The step that was submitted ahead and is not finished."""
         self._num_added = 0
+        self.step_log: StepLog | None = None if config.record is None else FlightRecorder(self, config)
+        """Log of all that enters the engine and of its steps, if they are recorded or replayed."""
+        self.online_checks: IdleWork | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -194,7 +217,7 @@ class EngineCore:
             pooling=pooling,
             arrival=arrival,
         )
-        self._add_state(generation)
+        self.add_state(generation)
         self._num_added += 1
         self.counts.requests += 1
         self.counts.prompt_tokens += len(checked.token_ids)
@@ -212,12 +235,16 @@ class EngineCore:
                 setattr(part, each.name, getattr(old, each.name))
         self.scheduler.counters.finished = finished
 
-    def _add_state(self, generation: RequestState) -> None:
+    def add_state(self, generation: RequestState) -> None:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
         self.output_processor.check_id(generation)
         if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
             self.finish_in_flight()
         self.output_processor.add(generation)
+        if self.step_log is not None:
+            self.step_log.note_request(generation)
+        if self.online_checks is not None:
+            self.online_checks.note_request(generation)
 
     def export_request(self, request_id: str) -> bytes | None:
         """End a request here and return its export, from which another engine of the same plan continues it.
@@ -232,6 +259,8 @@ class EngineCore:
         generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
+        if self.step_log is not None:
+            self.step_log.note(PieceKind.MOVED, request_id)
         exported = make_export(generation, self.scheduler.cache, self.identity)
         self.output_processor.finish_moved(generation)
         self.scheduler.migration_counts.exported += 1
@@ -249,23 +278,29 @@ class EngineCore:
         """
         moves = self.scheduler.migration_counts
         try:
-            generation = restore_request(
-                exported,
-                request_id,
-                identity=self.identity,
-                tokenizer=self.tokenizer,
-                vocab_size=self.spec.vocab_size,
-                eos_token_ids=self._eos_token_ids,
-                scheduler=self.scheduler,
-                compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
-            )
-            self._add_state(generation)
+            generation = self.restore_state(exported, self.identity, request_id, grammar)
+            self.add_state(generation)
         except RequestError:
             moves.refused += 1
             raise
         moves.imported += 1
         moves.imported_bytes += len(exported)
         return generation.output.request_id
+
+    def restore_state(
+        self, exported: bytes, identity: JsonObject, request_id: str | None = None, grammar: Grammar | None = None
+    ) -> RequestState:
+        """Return the state of a request that an engine of this `identity` has exported. Errors as `import_request`."""
+        return restore_request(
+            exported,
+            request_id,
+            identity=identity,
+            tokenizer=self.tokenizer,
+            vocab_size=self.spec.vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            scheduler=self.scheduler,
+            compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
+        )
 
     @cached_property
     def identity(self) -> JsonObject:
@@ -321,11 +356,16 @@ class EngineCore:
         except BaseException as error:  # an interrupt, which the exception reports
             interrupted = RuntimeError(f"the step was interrupted: {error!r}")
             outputs.process_updates(self._fail(batch, interrupted), notify=False)
+            if self.step_log is not None:
+                self.step_log.note_gap("a step was interrupted")
             raise
         self._in_flight = ahead
         bookkeeping += time.perf_counter() - waited
         outputs.process_updates(updates)
         self._count(batch, result, updates, time.perf_counter() - begin, bookkeeping)
+        if self.step_log is not None:
+            is_called = run_ahead or not self.executor.overlaps
+            self.step_log.note_step(batch, updates, is_called=is_called, has_failed=result is None)
 
     def _fail(self, batch: Batch, error: Exception) -> list[RequestUpdate]:
         """End the requests of a batch, and the step ahead of it, unless its result was already used."""
@@ -358,6 +398,8 @@ class EngineCore:
         generation = self.output_processor.request_states.get(request_id)
         if generation is None:
             return None
+        if self.step_log is not None:
+            self.step_log.note(PieceKind.ABORT, request_id)
         self.output_processor.abort(generation)
         if not self.scheduler.has_unfinished:
             self.finish_in_flight()
@@ -368,6 +410,8 @@ class EngineCore:
 
         False if it is not running. Its tokens do not change.
         """
+        if self.step_log is not None:
+            self.step_log.note(PieceKind.PREEMPT, request_id)
         self.finish_in_flight()
         return self.scheduler.preempt(request_id)
 
@@ -384,6 +428,8 @@ class EngineCore:
 
         False if some prefixes are in use, and so can still be found.
         """
+        if self.step_log is not None:
+            self.step_log.note(PieceKind.RESET)
         self.finish_in_flight()
         if self.scheduler.encoder_cache is not None:
             self.scheduler.encoder_cache.clear()
@@ -414,6 +460,8 @@ class EngineCore:
                 save_to_files(self.scheduler.cache.store, patience)
         finally:
             self.executor.close()
+            if self.step_log is not None:
+                self.step_log.close()
             if self._leader is not None:
                 self._leader.close()
 
@@ -445,4 +493,6 @@ class EngineCore:
 
     def stats(self) -> JsonObject:
         """Return counts since the start, and the cache's present use, as plain data."""
-        return engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)
+        stats = engine_stats(self.counts, self.request_lengths, self.scheduler, self.runner, self.speculation)
+        of_record = None if self.step_log is None else self.step_log.stats()
+        return {**stats, "record": of_record, "verify": self.online_checks and self.online_checks.stats()}

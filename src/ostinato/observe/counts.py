@@ -139,6 +139,19 @@ class FileCounts:
 
 
 @dataclass(slots=True)
+class RecordCounts:
+    """Counts of a recorder. `lost` are events that were left out, `failed` is 1 if its files cannot be written."""
+
+    requests: int = 0
+    steps: int = 0
+    segments: int = 0
+    bytes: int = 0
+    gaps: int = 0
+    lost: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
 class EncoderCacheCounts:
     """Sums over the images that requests took from the encoder cache.
 

@@ -163,6 +163,18 @@ def _packs(key: str) -> Callable[[JsonMapping], LabelledValues]:
     return rows
 
 
+_RECORD_EVENTS = ("requests", "steps", "segments", "bytes", "gaps", "lost", "failed")
+
+
+def _record_events(stats: JsonMapping) -> LabelledValues:
+    record = stats["record"]
+    return [] if record is None else [({"event": event}, record[event]) for event in _RECORD_EVENTS]
+
+
+def _verify_count(name: str) -> Callable[[JsonMapping], LabelledValues]:
+    return lambda stats: [] if stats["verify"] is None else [({}, stats["verify"][name])]
+
+
 _ENGINE = (
     _Spec("gauge", "num_requests_running", "Outputs that are being computed", "running"),
     _Spec("gauge", "num_requests_waiting", "Outputs that wait for their first step, or to be resumed", "waiting"),
@@ -232,6 +244,11 @@ _ENGINE = (
     _Spec("counter", "cache_files", "Files of the prefix cache by what happened to them", _file_events),
     _Spec("counter", "cache_file_bytes", "Bytes written to files of the prefix cache, and read", _file_bytes),
     _Spec("gauge", "cache_file_use_bytes", "Bytes that files of the prefix cache take", _file_use),
+    _Spec("counter", "verify_checked", "Finished requests that were computed again", _verify_count("checked")),
+    _Spec("counter", "verify_different", "Those whose tokens the plain path does not give", _verify_count("different")),
+    _Spec("counter", "verify_left_out", "Requests chosen for it that were not", _verify_count("left_out")),
+    _Spec("counter", "verify_interrupted", "Times that a request interrupted it", _verify_count("interrupted")),
+    _Spec("counter", "record_events", "What the recorder wrote, left out, and whether it has failed", _record_events),
     _Spec("counter", "evicted_blocks", "Blocks that left the prefix index", "prefix_cache.evicted_blocks"),
     _Spec(
         "counter",

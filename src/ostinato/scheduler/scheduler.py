@@ -110,7 +110,10 @@ class Scheduler:
         encoder_cache: EncoderCache | None = None,
     ) -> None:
         """Set up an empty scheduler. `encoder_cache` is for models that take images."""
-        self._choose_drafts = choose_drafts
+        self.choose_drafts = choose_drafts
+        """Function that chooses the drafts of the next step; None without speculation."""
+        self.num_drafts_asked = 0
+        """The last number that it returned."""
         self.limits = limits
         self.cache = cache
         self.counters = SchedulerCounts(
@@ -219,7 +222,7 @@ class Scheduler:
         (`OverlapBlocker`). No request is admitted or preempted here.
         """
         assert len(self._in_flight_steps) == 1, "a step ahead is behind the one step that is in flight"
-        assert self._choose_drafts is None, "how many drafts are accepted is not known ahead"
+        assert self.choose_drafts is None, "how many drafts are accepted is not known ahead"
         admission, waiting = self._admission, bool(self.queues.waiting)
         continuing = continuing_requests(
             self._in_flight_steps.first,
@@ -353,10 +356,12 @@ class Scheduler:
 
     def _num_drafts(self) -> int:
         """Return the drafts of each row that decodes in the next step, as `ChooseNumDrafts` chooses them."""
-        if self._choose_drafts is None:
+        if self.choose_drafts is None:
             return 0
         # A waiting request decodes as soon as it is admitted, if all but its last token is cached.
-        return self._choose_drafts(max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting))))
+        rows = max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting)))
+        self.num_drafts_asked = self.choose_drafts(rows)
+        return self.num_drafts_asked
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Return a row for each request that is decoding, in order of rank."""

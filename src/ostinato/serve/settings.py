@@ -76,7 +76,7 @@ class ServeSettings(BaseModel):
     root_path: str = Field("", pattern=r"^(/[A-Za-z0-9_.~-]+)*$")
     """A path such as /llm under which all endpoints are served.
 
-    They answer without it too, for proxies that remove it, and for probes.
+    They answer without it too.
     """
     api_key: tuple[str, ...] = Field((), repr=False)
     """A key that clients must send as `Authorization: Bearer KEY`; several may be given.
@@ -165,6 +165,8 @@ class ServeSettings(BaseModel):
 
     The engine gives one between two steps, so the time must be longer than the longest step.
     """
+    verify_rate: float = Field(0.0, ge=0, le=1)
+    """Share of requests to compute again, when the engine is idle, on the plain path, and compare."""
     on_stall: Literal["report", "exit"] = "report"
     """Reaction to a stalled engine: report it until it recovers, or exit, so that a supervisor starts the server anew.
     """
@@ -193,8 +195,7 @@ class ServeSettings(BaseModel):
     max_connections: int = Field(0, ge=0)
     """Connections at once; 0: as many as the process has file descriptors for, less 64.
 
-    A further one gets status 503. For a number that needs more descriptors the process raises its own
-    limit.
+    A further one gets status 503. The process raises its own limit of descriptors.
     """
     max_connections_per_address: int = Field(256, ge=0)
     """Connections at once of one address; 0: any number.
@@ -223,7 +224,7 @@ class ServeSettings(BaseModel):
     otlp_endpoint: str | None = None
     """Address of an OpenTelemetry collector that receives a trace of each request.
 
-    The protocol is OTLP over HTTP; an example is http://localhost:4318.
+    The protocol is OTLP over HTTP.
     """
 
     _keys: dict[str, ApiKey] = PrivateAttr(default_factory=dict)
@@ -318,6 +319,9 @@ class ServeSettings(BaseModel):
             for name in ("max_replicas", "routing"):
                 if name in self.model_fields_set:
                     raise _wrong(name, f"{name} is for several engines: give replicas too", [Remedy("replicas", 2)])
+        elif self.verify_rate:
+            message = "verify_rate is for one engine in this server's place: leave out replicas"
+            raise _wrong("verify_rate", message, [Remedy("verify_rate", 0.0)])
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
             message = f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"
             raise _wrong("max_replicas", message, [Remedy("max_replicas", self.replicas), Remedy("max_replicas", None)])

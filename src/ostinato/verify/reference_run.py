@@ -153,32 +153,38 @@ class PlainPath:
         best = [score.best[0][0] for score in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
 
-    @torch.inference_mode()
     def _scores(self, case: ReferenceCase, place: int, logits: torch.Tensor) -> Scores:
         """Return the scores from `logits` [vocab], processed as for sampling the token at `place`."""
         params = case.params
         # The seed is the request's own, so its first sample has it unchanged.
         state = SamplingState(params, case.prompt, list(case.tokens[:place]), seed=params.seed or 0)
-        pick = PendingToken(state, len(case.prompt) + place)
-        values = logits[None].clone()
-        process_logits(values, [pick])
-        largest = values.abs().max().item()
-        if not params.greedy:
-            values = truncate_logits(values, [params])
-            tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
-            values += noise.gumbel(noise.keys([(state.seed, pick.position)], values.device)[:, None], tokens)
-            largest /= params.temperature
-        order = values[0].sort(descending=True, stable=True)  # the lowest of equal ones comes first, as in sampling
-        first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
-        tolerance = TIE_EPS * self._eps() * largest
-        return Scores((first, second), tolerance, lambda token: values[0, token].item())
+        return token_scores(self.engine, state, logits)
 
-    def _eps(self) -> float:
-        """Return eps of the activations' dtype, or of states', keys' and values' if that is coarser."""
-        settings = self.engine.plan.settings
-        kept = (settings.ssm_state_dtype,) if self.engine.spec.has_recurrence else ()
-        coarse = 1 / MAX_INT8 if settings.kv_cache_dtype == INT8 else 0.0
-        return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
+
+@torch.inference_mode()
+def token_scores(engine: EngineCore, state: SamplingState, logits: torch.Tensor) -> Scores:
+    """Return the scores of the next token of `state` from its `logits` [vocab], with its noise if it is sampled."""
+    params, position = state.params, len(state.prompt_token_ids) + len(state.output_token_ids)
+    values = logits[None].clone()
+    process_logits(values, [PendingToken(state, position)])
+    largest = values[values.isfinite()].abs().max().item()
+    if not params.greedy:
+        values = truncate_logits(values, [params])
+        tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
+        values += noise.gumbel(noise.keys([(state.seed, position)], values.device)[:, None], tokens)
+        largest /= params.temperature
+    order = values[0].sort(descending=True, stable=True)  # the lowest of equal ones comes first, as in sampling
+    first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
+    tolerance = TIE_EPS * _rounding(engine) * largest
+    return Scores((first, second), tolerance, lambda token: values[0, token].item())
+
+
+def _rounding(engine: EngineCore) -> float:
+    """Return eps of the activations' dtype, or of states', keys' and values' if that is coarser."""
+    settings = engine.plan.settings
+    kept = (settings.ssm_state_dtype,) if engine.spec.has_recurrence else ()
+    coarse = 1 / MAX_INT8 if settings.kv_cache_dtype == INT8 else 0.0
+    return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
 
 
 @torch.inference_mode()

@@ -251,7 +251,23 @@ def make_export(generation: RequestState, cache: CacheManager, identity: JsonObj
 
     The request itself is not changed.
     """
-    parts, copies = ByteParts(), CopiedBlocks()
+    parts = ByteParts()
+    return pack_snapshot(make_snapshot(generation, identity, parts, cache), parts.parts)
+
+
+def make_snapshot(
+    generation: RequestState,
+    identity: JsonObject,
+    parts: ByteParts,
+    cache: CacheManager | None = None,
+    *,
+    has_media: bool = True,
+) -> RequestSnapshot:
+    """Return the snapshot of a request, and add its bytes to `parts`: images, unless `has_media` is false.
+
+    With `cache`, what was computed for it is added too.
+    """
+    copies = CopiedBlocks()
     first, output = generation.requests[0], generation.output
     times, now = output.times, time.monotonic()
     ages = [None if each is None else now - each for each in (times.scheduled, times.first_token, times.last_token)]
@@ -259,7 +275,7 @@ def make_export(generation: RequestState, cache: CacheManager, identity: JsonObj
         _sample(request, each, cache, parts, copies)
         for request, each in zip(generation.requests, output.outputs, strict=True)
     ]
-    snapshot = RequestSnapshot(
+    return RequestSnapshot(
         identity=identity,
         request_id=output.request_id,
         prompt=output.prompt,
@@ -274,24 +290,23 @@ def make_export(generation: RequestState, cache: CacheManager, identity: JsonObj
         scheduled=ages[0],
         first_token=ages[1],
         last_token=ages[2],
-        prompt_logprobs=output.prompt_logprobs,
+        prompt_logprobs=None if output.prompt_logprobs is None else [*output.prompt_logprobs],
         samples=samples,
-        media=None if generation.media is None else export_media(generation.media, parts),
+        media=None if generation.media is None or not has_media else export_media(generation.media, parts),
     )
-    return pack_snapshot(snapshot, parts.parts)
 
 
 def _sample(
-    request: Request, output: CompletionOutput, cache: CacheManager, parts: ByteParts, copies: CopiedBlocks
+    request: Request, output: CompletionOutput, cache: CacheManager | None, parts: ByteParts, copies: CopiedBlocks
 ) -> SampleSnapshot:
     runs = request.status is RequestStatus.RUNNING
     num_computed = request.num_computed_tokens if runs else request.num_imported_tokens
-    kv = None if output.finished else export_kv(request, cache, copies)
+    kv = None if output.finished or cache is None else export_kv(request, cache, copies)
     state = None if kv is None or kv.state is None else parts.add(kv.state)
     return SampleSnapshot(
-        token_ids=output.token_ids,
+        token_ids=[*output.token_ids],
         text=output.text,
-        logprobs=output.logprobs,
+        logprobs=None if output.logprobs is None else [*output.logprobs],
         cumulative_logprob=output.cumulative_logprob,
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,

@@ -302,6 +302,12 @@ class AsyncEngine:
         """Seconds since the engine last answered; 0 if it is not watched."""
         return 0.0 if self._heartbeat is None else self._heartbeat.age
 
+    @property
+    def last_stats(self) -> JsonObject:
+        """Counts of the engine's last answer; empty if it is not watched."""
+        last = None if self._heartbeat is None else self._heartbeat.last
+        return {} if last is None else last.stats
+
     async def observe(self) -> StatsSnapshot:
         """Return the engine's counts between two steps."""
         counts: StatsSnapshot = await self._ask("observe")
@@ -343,7 +349,8 @@ class AsyncEngine:
             self._heartbeat.stop()
         for name in list(self._streams):
             self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
-        if self.plan.cache_files is not None and self.failure is None:
+        has_files = self.plan.cache_files is not None or self.plan.settings.record is not None
+        if has_files and self.failure is None:
             with contextlib.suppress(Exception):  # the engine ends in any case
                 await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE + 5)
         self._calls.fail_all(EngineStopped("the engine was stopped"))

@@ -157,6 +157,8 @@ class EngineLoop:
         self._deltas, self._pace = DeltaBuffer(), DeltaPacer()
         self._replies: list[EngineReply | RequestExported] = []
         self._next_look = 0.0
+        self._is_checking = False
+        """True if the last thing that was done is a part of an online check."""
         self._reported_keys: frozenset[int] | None = None
         """Block hashes that were reported last."""
         # One thread compiles one guide at a time: more would take processor time from steps.
@@ -210,6 +212,9 @@ class EngineLoop:
 
     def _receive_timeout(self) -> float | None:
         if self._engine.has_unfinished or self._deltas:
+            return 0
+        if self._engine.online_checks is not None and self._engine.online_checks.advance():
+            self._is_checking = True
             return 0
         if self._compiling:
             return _GLANCE
@@ -295,6 +300,9 @@ class EngineLoop:
         self._replies.append(reply)
 
     def _step(self) -> None:
+        if self._is_checking and self._engine.online_checks is not None:
+            self._engine.online_checks.pause()
+            self._is_checking = False
         failed = self._engine.scheduler.counters.failed_steps
         outputs = self._engine.step()
         self._deltas.note(outputs)

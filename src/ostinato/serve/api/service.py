@@ -85,9 +85,14 @@ def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        """Return 200 once a step has succeeded and while requests are accepted, else 503. The body has the status."""
+        """Return 200 once a step has succeeded and while requests are accepted, else 503. The body has the status.
+
+        With `verify_rate` it also has `verify`, the counts of online checks when the engine last answered.
+        """
         status = lifecycle.status
-        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+        checks = lifecycle.engine.last_stats.get("verify") if status == "ready" else None
+        body = {"status": status} if checks is None else {"status": status, "verify": checks}
+        return JSONResponse(body, 200 if status == "ready" else 503)
 
     @router.get("/health/live", response_model=None)
     async def alive() -> Response:

@@ -1,0 +1,163 @@
+"""Requests that are computed again when the engine is idle: right ones are equal, and wrong ones are found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ostinato.config import EngineConfig
+from ostinato.engine.core import EngineCore
+from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.engine_process import make_engine as make_in_process
+from ostinato.errors import ConfigError
+from ostinato.sampling.guide import Guide
+from ostinato.verify import online_checks
+from ostinato.verify.online_checks import OnlineChecks, make_checked_engine
+from tests.support.checkpoints import random_prompt
+from tests.support.engines import greedy, make_engine, run, sampled
+
+
+def checked(engine: EngineCore, rate: float = 1.0) -> OnlineChecks:
+    checks = engine.online_checks = OnlineChecks(engine, rate)
+    return checks
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("nemotron_h", {}),
+        ("nemotron_h_head", {"speculative": "mtp:2"}),
+        ("gemma3_text", {"overlap": "on"}),
+        ("qwen3_next", {"kv_cache_dtype": "int8"}),
+    ],
+)
+def test_what_the_fast_paths_gave_is_what_the_plain_path_gives(name: str, settings: dict[str, Any]) -> None:
+    engine = make_engine(name, **settings)
+    checks = checked(engine)
+    for number in range(8):
+        params = sampled(seed=number, repetition_penalty=1.2) if number % 2 else greedy(n=1 + number % 3)
+        engine.add_request(random_prompt(20 + 5 * number, seed=number // 2), params)
+    run(engine)
+    while checks.advance():
+        engine.scheduler.check_integrity()
+    assert (checks.counts.checked, checks.counts.different, checks.counts.failed) == (8, 0, 0)
+    run(engine)
+
+
+def test_a_wrong_token_is_counted_and_logged_with_its_record(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(record=str(tmp_path))
+    checks = checked(engine)
+    compute, count = engine.runner.model.compute_logits, 0
+
+    def broken(hidden: Any) -> Any:
+        nonlocal count
+        count += 1
+        logits = compute(hidden)
+        return logits.roll(1, dims=-1) if count == 4 else logits
+
+    engine.runner.model.compute_logits = broken  # type: ignore[method-assign]
+    engine.add_request(random_prompt(20, seed=1), greedy(), request_id="wrong")
+    run(engine)
+    engine.add_request(random_prompt(20, seed=2), greedy(), request_id="right")
+    run(engine)
+    with caplog.at_level(logging.ERROR):
+        while checks.advance():
+            pass
+    engine.close()
+    assert (checks.counts.checked, checks.counts.different) == (2, 1)
+    [line] = caplog.messages
+    assert "request wrong: token 3 is" in line
+    assert f"ostinato replay {tmp_path}" in line
+
+
+def test_a_check_waits_while_requests_are_computed_and_then_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online_checks, "CHUNK", 4)
+    engine = make_engine()
+    checks = checked(engine)
+    engine.add_request(random_prompt(40, seed=1), greedy())
+    run(engine)
+    assert checks.advance()
+    checks.pause()
+    engine.add_request(random_prompt(60, seed=2), greedy())
+    run(engine)
+    while checks.advance():
+        pass
+    assert (checks.counts.checked, checks.counts.different, checks.counts.interrupted) == (2, 0, 1)
+
+
+def test_a_part_of_the_requests_is_chosen_and_what_cannot_be_checked_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(online_checks, "MAX_TOKENS", 48)
+    monkeypatch.setattr(online_checks, "MAX_WAITING", 1000)
+    engine = make_engine()
+    some = checked(engine, 0.25)
+    for number in range(60):
+        engine.add_request(random_prompt(5, seed=number), greedy(max_tokens=1))
+    run(engine)
+    while some.advance():
+        pass
+    assert 5 < some.counts.checked < 25
+    every = checked(engine)
+    engine.add_request(random_prompt(60, seed=1), greedy(), request_id="long")
+    engine.add_request(random_prompt(6, seed=1), greedy(), request_id="gone")
+    engine.step()
+    engine.abort("gone")
+    run(engine)
+    assert not every.advance()
+    assert every.stats() == {
+        "checked": 0, "different": 0, "ties": 0, "interrupted": 0, "left_out": 1, "failed": 0
+    }  # fmt: skip
+
+
+def test_guided_and_stopped_outputs_are_checked() -> None:
+    engine = EngineCore(EngineConfig(model="demo", threads=1, cache_memory="16MiB"))
+    checks = checked(engine)
+    engine.add_request("How many?", sampled(ignore_eos=False, guide=Guide(regex="[ab]{5,9}c")))
+    engine.add_request("Why?", sampled(ignore_eos=False, min_tokens=4, max_tokens=30))
+    run(engine)
+    while checks.advance():
+        pass
+    assert (checks.counts.checked, checks.counts.different, checks.counts.failed) == (2, 0, 0)
+
+
+def test_an_error_of_a_check_ends_the_checks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    checks = checked(engine)
+    engine.add_request(random_prompt(20, seed=1), greedy())
+    run(engine)
+    monkeypatch.setattr(OnlineChecks, "_logits", lambda *_: 1 / 0)
+    assert checks.advance()
+    assert not checks.advance()
+    assert checks.counts.failed == 1
+    engine.add_request(random_prompt(20, seed=1), greedy())
+    assert run(engine)
+
+
+def test_the_engines_process_checks_when_it_is_idle() -> None:
+    async def counts() -> dict[str, int]:
+        config = EngineConfig(model="demo", threads=1, cache_memory="16MiB")
+        engine = await AsyncEngine.start(config, make=partial(make_checked_engine, make_in_process, 1.0))
+        try:
+            async with await engine.submit("Leo had 50 cards and lost 8.", greedy()) as stream:
+                async for _ in stream:
+                    pass
+            while True:
+                found: dict[str, int] = (await engine.observe()).stats["verify"]
+                if found["checked"] == 2:  # the first step of the start is one
+                    return found
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(counts())["different"] == 0
+
+
+def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    monkeypatch.setattr(EngineCore, "has_ranks", True)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is above 1"):
+        OnlineChecks(engine, 0.5)
