@@ -81,6 +81,7 @@ def restore_request(
         media=_media_of(snapshot, parts),
         client=snapshot.client,
         pooling=snapshot.pooling,
+        marks=snapshot.marks,
     )
     _resume(generation, snapshot, parts, scheduler)
     _limit_imported_bytes(generation, scheduler.queues.waiting)
@@ -277,6 +278,7 @@ def make_export(generation: RequestState, cache: CacheManager, identity: JsonObj
         prompt_logprobs=output.prompt_logprobs,
         samples=samples,
         media=None if generation.media is None else export_media(generation.media, parts),
+        marks=list(first.marks),
     )
     return pack_snapshot(snapshot, parts.parts)
 
