@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.kv_cache.checkpoints import PrefixCachePolicy, StateCacheMode, plan_checkpoints
+from ostinato.kv_cache.checkpoints import SLOT_FRACTION, PrefixCachePolicy, StateCacheMode, plan_checkpoints
 from ostinato.kv_cache.store import MAX_ENTRIES_WITHOUT_BLOCKS
 from ostinato.plan.fitting.fit import FitResult
 from ostinato.plan.memory.split import sliding_window_spec
@@ -33,6 +33,10 @@ class HitLaw:
     """Tokens of a step, at whose end mode `align` takes checkpoints."""
     num_checkpoints: int
     """Slots that all checkpoints share; one prompt takes a quarter at most, and wider spaced ones beyond that."""
+    longest_full: int
+    """Longest prompt of which all multiples of `state_block_size` get one; of longer ones, multiples of twice as much,
+    and so on."""
+    max_model_len: int
     min_shared: int
     step: int
     min_repeated: int
@@ -71,6 +75,8 @@ class HitLaw:
         text = f"prompts that share at least {self.min_shared} tokens hit; then every {self.step}"
         if self.mode == "align":
             text += f", of which each step of {self.step_tokens} tokens leaves the last"
+        if self.has_state and self.longest_full < self.max_model_len:
+            text += f" of a prompt of at most {self.longest_full} tokens, and wider spaced in longer ones"
         if self.has_state:
             text += f"; so do those that continue a whole prompt, from its last multiple of {self.block_size}"
         if (self.min_repeated, self.repeated_step) != (self.min_shared, self.step):
@@ -103,6 +109,7 @@ def hit_law(config: EngineConfig, fitted: FitResult) -> HitLaw:
     has_state, branches = settled.model.keeps_state, config.checkpoint_policy == "boundaries+branches"
     hits = config.enable_prefix_caching and not (has_state and mode == "none")
     first = (spacing if has_state else block) if hits else 0
+    num_checkpoints = max(0, memory.num_slots - 1) if has_state else 0
     repeated = block if hits and (branches or not has_state) else first
     return HitLaw(
         mode=mode,
@@ -111,7 +118,10 @@ def hit_law(config: EngineConfig, fitted: FitResult) -> HitLaw:
         branches=branches,
         state_block_size=spacing,
         step_tokens=fitted.limits.max_num_batched_tokens,
-        num_checkpoints=max(0, memory.num_slots - 1) if has_state else 0,
+        num_checkpoints=num_checkpoints,
+        # One of the share is for the end of the prompt.
+        longest_full=max(1, num_checkpoints // SLOT_FRACTION) * spacing if has_state else 0,
+        max_model_len=fitted.limits.max_model_len,
         min_shared=first,
         step=first,
         min_repeated=repeated,
