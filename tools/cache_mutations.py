@@ -26,6 +26,85 @@ def mutation(what: str, path: str, *edits: tuple[str, str], verify: tuple[str, .
 
 
 MUTATIONS = (
+    # Marks: checkpoints where the application wants them, pinned.
+    mutation(
+        "no checkpoint is written out at a mark inside a chunk",
+        "kv_cache/checkpoints.py",
+        (
+            "(self.last, self.branch, *self.marks) if start < position < end}",
+            "(self.last, self.branch) if start < position < end}",
+        ),
+    ),
+    mutation(
+        "a chunk is not cut at a mark",
+        "kv_cache/checkpoints.py",
+        ("for cut in (self.last, self.branch, *self.marks):", "for cut in (self.last, self.branch):"),
+    ),
+    mutation(
+        "a mark is pinned though its checkpoint was not taken",
+        "kv_cache/checkpoints.py",
+        ("if entry is not None and store.can_hit(entry) and store.pins", "if entry is not None and store.pins"),
+    ),
+    mutation(
+        "a pinned checkpoint at a prompt's end is given up when decoding goes on",
+        "kv_cache/checkpoints.py",
+        ("checkpoint.hits == 0 and checkpoint.entry.pin is None:", "checkpoint.hits == 0:"),
+    ),
+    mutation(
+        "a pinned checkpoint is evicted like any other",
+        "kv_cache/eviction.py",
+        ("else item.entry.pin is not None:", "else False:"),
+    ),
+    mutation(
+        "a pinned window block is evicted like any other",
+        "kv_cache/eviction.py",
+        ("if item.entry.num_windows_pinned if isinstance", "if False if isinstance"),
+    ),
+    mutation(
+        "the last block before a mark is evicted like any other in a model without state",
+        "kv_cache/eviction.py",
+        ("tier = 1 if entry.pin is None else 2", "tier = 1"),
+    ),
+    mutation(
+        "what was ranked before it was pinned keeps its old rank",
+        "kv_cache/eviction.py",
+        ("worth.last_use == last_use and worth.tier == score[0]", "worth.last_use == last_use"),
+    ),
+    mutation(
+        "pinned slots count as slots for new checkpoints",
+        "kv_cache/store.py",
+        ("        if not self.pins.pinned:\n", "        if True:\n"),
+    ),
+    mutation(
+        "a pin outlives its checkpoint",
+        "kv_cache/store.py",
+        ("            self.pins.lose(checkpoint.entry)\n", "            pass\n"),
+    ),
+    mutation(
+        "a pin outlives its block",
+        "kv_cache/store.py",
+        ("            self.pins.lose(entry)\n", "            pass\n"),
+    ),
+    mutation(
+        "a pin never ends",
+        "kv_cache/marks.py",
+        ("if pin.end <= self.time]:", "if pin.end < 0]:"),
+    ),
+    mutation(
+        "a hit does not let a pin's time begin anew",
+        "kv_cache/manager.py",
+        ("            self.store.pins.refresh(request_cache.last_entry)\n", "            pass\n"),
+    ),
+    mutation(
+        "a client may take the pins of clients with no more",
+        "kv_cache/marks.py",
+        ("key=lambda each: (counts[each], each == client)", "key=lambda each: (counts[each], each != client)"),
+    ),
+    mutation(
+        "blocks of pinned prefixes are not bounded",
+        "kv_cache/marks.py",
+        (" or self.num_blocks + self._num_new(entry) > self.max_blocks:", ":"),
+    ),
     # Donation: a state becomes a checkpoint without a copy.
     mutation(
         "the slot that became a checkpoint is written on",

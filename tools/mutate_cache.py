@@ -32,6 +32,7 @@ TESTS = (
     "tests/kv_cache/test_cache_placement.py",
     "tests/kv_cache/test_cache_eviction.py",
     "tests/kv_cache/test_cache_report.py",
+    "tests/kv_cache/test_cache_marks.py",
     "tests/kv_cache/test_cache_manager.py",
     "tests/kv_cache/test_cache_hits.py",
     "tests/kv_cache/test_cache_tier.py",

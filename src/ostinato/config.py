@@ -127,6 +127,13 @@ class EngineConfig(BaseModel):
         description="Mean length of the prefixes that prompts share; it splits the cache into blocks and checkpoints "
         "(1024, or max_model_len if that is less).",
     )
+    max_pinned_checkpoints: int | None = Field(
+        None,
+        ge=0,
+        description="Most checkpoints that applications pin by marks, all clients together (half of those beyond the "
+        "working slots).",
+    )
+    max_checkpoint_ttl: int = Field(3600, ge=1, description="Most seconds for which a mark pins a checkpoint.")
     cache_offload: int | None = Field(
         None,
         ge=1,

@@ -41,6 +41,8 @@ class LLMSettings(TypedDict, total=False):
     checkpoint_policy: Literal["boundaries", "boundaries+branches"]
     eviction_policy: Literal["marconi", "lru"]
     expected_prefix_tokens: int | None
+    max_pinned_checkpoints: int | None
+    max_checkpoint_ttl: int
     cache_offload: int | str | None
     cache_dir: str | PathLike[str] | None
     kernels: Literal["auto", "native", "triton", "reference"]

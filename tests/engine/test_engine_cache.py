@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from ostinato import RequestError
+from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.startup import make_scheduler
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import make_plan
+from ostinato.scheduler.batch import RowResult, StepResult
+from ostinato.scheduler.request import Request, StopConditions
+from ostinato.scheduler.scheduler import Scheduler
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import assert_empty, complete, greedy, make_engine, run, sampled
 from tests.support.parity import cached, misses
+from tests.support.plan_cases import ATTENTION, GIB, MIB, attention_layer, cpu, hybrid, mamba2_layer, mlp_layer, model
 
 PROMPT = random_prompt(70, seed=9)
 MODES = ("none", "align", "all")
@@ -49,6 +61,109 @@ def test_a_hit_is_told_with_its_causes_of_misses() -> None:
         (0, {"recomputed_tail": 16}),
     ]
     assert [output.cache.checkpoint_spacing for output in outputs if output.cache] == [32] * 4
+
+
+WINDOWED = replace(ATTENTION, window=100)
+LAWS: dict[str, tuple[ModelSpec, dict[str, Any], str]] = {
+    "all": (
+        hybrid(),
+        {},
+        "prompts that share at least 256 tokens hit; then every 256; so do those that continue a whole prompt, from "
+        "its last multiple of 16; the second that leaves an earlier prompt at the same place hits from 16 tokens on, "
+        "then every 16",
+    ),
+    "close": (
+        hybrid(),
+        {"state_block_size": 32, "checkpoint_policy": "boundaries"},
+        "share at least 32 tokens hit; then every 32",
+    ),
+    "blocks": (hybrid(), {"block_size": 64}, "hits from 64 tokens on, then every 64"),
+    "align": (
+        hybrid(),
+        {"state_cache_mode": "align", "state_block_size": 64},
+        "each step of 1024 tokens leaves the last",
+    ),
+    "steps": (
+        hybrid(),
+        {"state_cache_mode": "align", "state_block_size": 32, "max_num_batched_tokens": 112, "max_num_seqs": 2},
+        "each step of 112 tokens leaves the last",
+    ),
+    "few slots": (
+        hybrid(),
+        {"state_block_size": 32, "cache_memory": 24 * MIB, "max_num_seqs": 2, "max_model_len": 512},
+        "every 32 of a prompt of at most 64 tokens, and wider spaced in longer ones",
+    ),
+    "none": (hybrid(), {"state_cache_mode": "none"}, "no prompt hits"),
+    "off": (hybrid(), {"enable_prefix_caching": False}, "no prompt hits"),
+    "attention": (
+        model(attention_layer(), mlp_layer()),
+        {},
+        "prompts that share at least 16 tokens hit; then every 16",
+    ),
+    "windows": (
+        model(attention_layer(), attention_layer(WINDOWED), mlp_layer()),
+        {"block_size": 32},
+        "prompts that share at least 32 tokens hit; then every 32",
+    ),
+    "state": (model(mamba2_layer(), mlp_layer()), {"state_block_size": 64}, "share at least 64 tokens hit"),
+}
+
+
+def serve(scheduler: Scheduler, name: str, prompt: Sequence[int]) -> int:
+    """Compute a prompt and one token, without a model; returns how many of its tokens were cached."""
+    request = Request(name, prompt, StopConditions(1))
+    scheduler.add(request)
+    while scheduler.has_unfinished:
+        rows = scheduler.schedule().rows
+        scheduler.update(StepResult(tuple([RowResult(row.request_id, (1,) if row.samples else ()) for row in rows])))
+    assert request.cache_report is not None
+    return request.cache_report.cached_tokens
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_prompts_hit_at_every_shared_length_as_the_plan_says(name: str) -> None:
+    spec, given, words = LAWS[name]
+    plan = make_plan(EngineConfig(model="made up", kernels="reference", **given), spec, cpu(4 * GIB))
+    law = plan.hit_law
+    assert words in str(law)
+    scheduler = make_scheduler(plan)
+    earlier = [number % 997 for number in range(420)]
+    firsts: list[int] = []
+    hits: list[int] = []
+    for shared in range(401):
+        scheduler.cache.store.clear()
+        assert serve(scheduler, "earlier", earlier) == 0
+        for again in range(2):
+            prompt = [*earlier[:shared], *([998 + again] * 30)]
+            hit = serve(scheduler, f"{shared} {again}", prompt)
+            assert hit == law.hit(shared, len(earlier), len(prompt), is_repeated=again > 0), (shared, again)
+            firsts += [hit] if again == 0 else []
+        hits.append(hit)
+        # One that is no longer than what it shares computes its last token.
+        assert (
+            shared == 0
+            or serve(scheduler, "shorter", earlier[:shared]) <= (shared - 1) // law.block_size * law.block_size
+        )
+    lengths = [shared for shared, hit in enumerate(hits) if hit]
+    assert min(lengths, default=0) == law.min_repeated
+    if law.mode != "align":
+        assert all(hits[length] == length for length in range(0, 401, law.repeated_step or 1000))
+        # With two checkpoints per prompt, the one of 420 tokens has one inside, at 256.
+        step, last = law.step if name != "few slots" else 256, 419 // law.block_size * law.block_size
+        inside = [shared // step * step if step else 0 for shared in range(401)]
+        assert firsts == [last if step and shared >= last else hit for shared, hit in enumerate(inside)]
+
+
+def test_a_model_s_engine_hits_as_its_plan_says() -> None:
+    engine = make_engine(state_block_size=32)
+    law = engine.plan.hit_law
+    for shared in (0, 15, 16, 31, 32, 50, 64, 69):
+        engine.reset_prefix_cache()
+        complete(engine, PROMPT, greedy(max_tokens=1))
+        for again in range(2):
+            prompt = [*PROMPT[:shared], *random_prompt(20, seed=shared + 100 * again + 100)]
+            hit = cached(complete(engine, prompt, greedy(max_tokens=1)))
+            assert hit == law.hit(shared, len(PROMPT), len(prompt), is_repeated=again > 0)
 
 
 def test_nothing_is_told_before_the_request_has_begun() -> None:

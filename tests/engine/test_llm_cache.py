@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,43 @@ def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(llm: LLM) -> No
     text = output.outputs[0].text
     [following] = llm.generate(llm.engine.render_chat(first) + text + "\nuser: so?\nanswer:", PARAMS)
     assert cached(following) >= boundary(len(output.prompt_token_ids))
+
+
+def test_a_history_that_is_rewritten_after_a_checkpoint_hits_up_to_it(llm: LLM) -> None:
+    [first] = llm.generate(TEXT, PARAMS, checkpoints=[20])
+    assert first.cache is not None
+    assert (first.cache.marks, first.cache.created_tokens) == ({16: True}, 16)
+    rewritten = [*first.prompt_token_ids[:21], *first.prompt_token_ids[25:]]
+    [output] = llm.generate([rewritten], PARAMS)
+    assert cached(output) == 16
+    assert llm.stats()["prefix_cache"]["pinned_checkpoints"] == 1
+    llm.reset_prefix_cache()
+    [cold] = llm.generate([rewritten], PARAMS)
+    assert (cached(cold), cold.outputs) == (0, output.outputs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"checkpoints": [0]}, "positions are from 1 to"),
+        ({"checkpoints": [1000]}, "positions are from 1 to"),
+        ({"checkpoints": [1, 2, 3, 4, 5]}, "may have 4"),
+        ({"checkpoints": [20], "checkpoint_ttl": 3601}, "max_checkpoint_ttl allows up to 3600"),
+        ({"checkpoints": [20], "checkpoint_ttl": 0}, "max_checkpoint_ttl allows up to 3600"),
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_are_refused_before_anything_runs(
+    llm: LLM, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.generate(TEXT, PARAMS, **asked)
+    assert llm.stats()["steps"] == 0
+
+
+def test_without_a_prefix_cache_checkpoints_are_refused_with_the_setting_that_would_keep_them() -> None:
+    llm = LLM(str(text_checkpoint()), **{**SETTINGS, "enable_prefix_caching": False})
+    with llm, pytest.raises(RequestError, match="enable_prefix_caching"):
+        llm.generate(TEXT, PARAMS, checkpoints=[20])
 
 
 def test_callers_of_different_salts_share_nothing(llm: LLM) -> None:

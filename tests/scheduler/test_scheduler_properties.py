@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from ostinato.kv_cache.checkpoints import PrefixCachePolicy, StateCacheMode
 from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.store import StoreCounts
 from ostinato.scheduler.limits import SchedulerLimits, SchedulingPolicy
 from ostinato.scheduler.request import FinishReason, StopConditions
@@ -65,7 +66,9 @@ wishes = st.builds(
     priority=st.integers(0, 2),
     prompt_logprobs=st.sampled_from([False, False, False, True]),
     salt=st.sampled_from(SALTS),
-)
+    client=st.sampled_from(["one", "two"]),
+    marks=st.lists(st.builds(Mark, st.integers(0, 24), st.sampled_from([1.0, 5.0, 50.0])), max_size=3).map(tuple),
+).map(lambda wish: replace(wish, marks=tuple(mark for mark in wish.marks if mark.position <= len(wish.prompt))))
 
 
 class Program(RuleBasedStateMachine):
@@ -210,7 +213,8 @@ def make_harness(
     )
     num_hashes = choose([None, None, None, None, 20, 3])
     sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_window_blocks, window)
-    harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells)
+    pins = (choose([1, 2, 2, 3]), choose([2, 3, 5]))
+    harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells, *pins)
     if choose([False, True]):
         directory = ForgetfulDirectory(choose(range(8)))
         harness.cache.store.files = fake_tier(harness.runner, directory, choose([1e12, 1e12, 0.5]))
@@ -263,7 +267,9 @@ def random_wish(harness: Harness, rng: random.Random) -> Wish:
     prompt += [rng.randrange(VOCABULARY) for _ in range(rng.randint(0 if prompt else 1, 6))]
     most = max(1, min(harness.capacity, 48) - len(prompt))
     stop = StopConditions(rng.randint(1, most), eos_token_ids=frozenset({rng.randrange(200)}))
-    return Wish(prompt, stop, rng.randrange(3), rng.random() < 0.15, rng.choice(SALTS))
+    salt, wants_scores = rng.choice(SALTS), rng.random() < 0.15
+    marks = [Mark(rng.randint(0, len(prompt)), rng.choice([1.0, 5.0, 50.0])) for _ in range(rng.choice([0, 1, 2, 3]))]
+    return Wish(prompt, stop, rng.randrange(3), wants_scores, salt, rng.choice(["one", "two"]), tuple(marks))
 
 
 @pytest.mark.parametrize("part", range(8))

@@ -152,6 +152,23 @@ def test_salts_part_what_the_prefix_cache_shares(client):
     assert [cached("a"), cached("a"), cached("b")] == [0, 16, 0]
 
 
+@pytest.mark.parametrize("after", [0, -2, {"after": 0, "ttl": 60}, {"after": 0, "ttl": "1h"}])
+def test_a_history_rewritten_after_a_breakpoint_is_read_from_the_cache_up_to_it(client, after):
+    story = {"role": "user", "content": f"Ben has 12 pens and Cleo has 15 books. {after} " * 6}
+    extra = {"cache_breakpoints": [after], "cache_salt": str(after)}
+
+    def details(answer, question):
+        messages = [story, {"role": "assistant", "content": answer}]
+        messages = [*messages, {"role": "user", "content": question}] if after != -2 else messages
+        asked = {"model": "demo", "messages": messages, "max_tokens": 2}
+        usage = client.chat.completions.create(**asked, extra_body=extra).usage.prompt_tokens_details
+        return getattr(usage, "cache_creation_tokens", 0), usage.cached_tokens
+
+    created, read = details("They have 27 things.", "How many pens?")
+    assert (created > 48, created % 16, read) == (True, 0, 0)
+    assert details("27.", "Who has more?") == (0, created)
+
+
 class Verdict(pydantic.BaseModel):
     right: bool
     grade: Literal["good", "bad"]
@@ -208,6 +225,12 @@ NO_SCHEMA = {"name": "x", "schema": {"type": "text"}}
         ({"guided_choice": []}, "guided_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"n": 1000}, "n"),
+        ({"cache_breakpoints": [7]}, "cache_breakpoints[0]"),
+        ({"cache_breakpoints": [0, {"after": "tools"}]}, "cache_breakpoints[1]"),
+        ({"cache_breakpoints": [{"after": 0, "ttl": "1d"}]}, "cache_breakpoints[0].ttl"),
+        ({"cache_breakpoints": [0] * 5}, "cache_breakpoints"),
+        ({"messages": [{"role": "system", "content": "unread"}, *MESSAGES], "cache_breakpoints": [0]},
+         "cache_breakpoints[0]"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):

@@ -145,6 +145,93 @@ def test_a_conversation_with_tools_reaches_the_template_in_its_own_order(hermes)
     assert text == f"weather system: suser: a\nbassistant: c{call}tool: sunuser: danswer:"
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def prepared(served, **body):
+    """A body as the engine gets it, and its prompt."""
+    from ostinato.serve.api.anthropic_request import MessagesRequest
+    from ostinato.serve.body_workers.served_model import model_of
+
+    work = model_of(served.engine, served.lifecycle.settings, "tiny").work
+    chat = MessagesRequest.model_validate({"max_tokens": 5, **body}).prepare(work)
+    return chat, work.text.tokenizer
+
+
+def test_marks_are_located_where_the_template_gives_out_what_they_follow(hermes):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}, **MARK}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun"}
+    result["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", **MARK}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "d"}]},
+    ]
+    chat, tokenizer = prepared(
+        hermes, messages=messages, system=[{"type": "text", "text": "s", **MARK}], tools=[WEATHER]
+    )
+    assert chat.missing_marks == ()
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    parts = ("weather system: s", "user: a", f"\nbassistant: c{call}", "tool: sun")
+    whole = tokenizer.decode(chat.token_ids)
+    assert whole == "".join(parts) + "user: danswer:"
+    for number, mark in enumerate(chat.marks):
+        assert tokenizer.decode(chat.token_ids[: mark.position]) == "".join(parts[: number + 1])
+    assert [mark.ttl for mark in chat.marks] == [300, 300, 300, 3600]
+
+
+def test_marks_after_tools_and_after_the_last_message_are_located_too(hermes):
+    second = {**WEATHER, "name": "tides"}
+    body = {"messages": TINY["messages"], "tools": [{**WEATHER, **MARK}, second], **MARK}
+    chat, tokenizer = prepared(hermes, **body)
+    texts = [tokenizer.decode(chat.token_ids[: mark.position]) for mark in chat.marks]
+    assert texts == ["weather", "weather tides user: Hm?"]
+    # Without a choice, the template is given no tools.
+    chat, _ = prepared(hermes, **body, tool_choice={"type": "none"})
+    assert (len(chat.marks), chat.missing_marks) == (1, ("tools[0]",))
+
+
+def test_a_marked_prefix_is_created_once_and_then_read_whatever_follows_it(client):
+    story = {"type": "text", "text": "Ben has 12 pens and Cleo has 15 books. " * 8, **MARK}
+
+    def usage(question):
+        messages = [{"role": "user", "content": [story, {"type": "text", "text": question}]}]
+        counted = client.messages.count_tokens(model="demo", messages=messages).input_tokens
+        told = client.messages.create(model="demo", max_tokens=4, messages=messages).usage
+        assert told.input_tokens + told.cache_creation_input_tokens + told.cache_read_input_tokens == counted
+        return told.cache_creation_input_tokens, told.cache_read_input_tokens
+
+    created, read = usage(QUESTION)
+    assert (created > 64, (created + read) % 16, read) == (True, 0, 0)
+    assert [usage(question) for question in ("How many pens?", "Who has more?")] == [(0, created)] * 2
+
+
+def test_marks_that_are_not_kept_are_named_in_the_usage(client):
+    # The demo's template ignores system messages.
+    message = client.messages.create(**ASKED, system=[{"type": "text", "text": "Be brief.", **MARK}])
+    assert message.usage.cache_control_not_kept == ["system[0]"]
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        ({"type": "lasting"}, "cache_control should be"),
+        ({"type": "ephemeral", "ttl": "1d"}, "ttl should be 5m or 1h"),
+        ({"type": "ephemeral", "ttl": 4000}, "max_checkpoint_ttl allows up to 3600"),
+    ],
+)
+def test_marks_that_are_not_valid_are_refused_by_their_place(client, control, words):
+    content = [{"type": "text", "text": QUESTION, "cache_control": control}]
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": content}]})
+
+
+def test_more_marks_than_a_request_may_have_are_refused(client):
+    content = [{"type": "text", "text": "a", **MARK}] * 5
+    with pytest.raises(anthropic.BadRequestError, match="5 marks are too many; a request may have 4"):
+        client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": content}]})
+
+
 def test_a_call_is_a_block_also_in_a_stream(hermes):
     client = of(hermes)
     message = client.messages.create(**TINY, **SEED, **CALL)

@@ -11,6 +11,7 @@ from ostinato.kv_cache.checkpoints import PrefixCachePolicy
 from ostinato.kv_cache.encoder_cache import EncoderCache
 from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan, xxh3_hash
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.scheduler.batch import Batch, BatchRow
@@ -31,6 +32,7 @@ class Wish:
     prompt_logprobs: bool = False
     salt: str | None = None
     client: str | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Follower:
     has_begun: bool = False
     came_with: int = 0
     """Tokens that were computed elsewhere, and whose blocks and state came with it."""
+    pinned: set[int] = field(default_factory=set)
+    """Its marks that were seen to be pinned."""
     was_told: bool = False
     """Whether it was told elsewhere what the cache gave to it."""
 
@@ -112,6 +116,8 @@ class Harness:
         num_hashes: int | None = None,
         k: int = 0,
         num_cells: int = 0,
+        max_pins: int = 0,
+        max_pinned_blocks: int = 0,
     ) -> None:
         self.num_hashes = num_hashes
         self.k = self.num_drafts = k
@@ -124,7 +130,16 @@ class Harness:
             else None
         )
         self.cache = CacheManager(
-            sizes.num_blocks, sizes.num_slots, block_size, 1 + k, eviction, costs, sizes.num_window_blocks, self.rules
+            sizes.num_blocks,
+            sizes.num_slots,
+            block_size,
+            1 + k,
+            eviction,
+            costs,
+            sizes.num_window_blocks,
+            self.rules,
+            max_pins,
+            max_pinned_blocks,
         )
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
         if (
@@ -149,6 +164,8 @@ class Harness:
         prompt, media = as_tokens(wish.prompt)
         request = Request(name, prompt, wish.stop, wish.priority, wish.prompt_logprobs, payload, wish.salt, media)
         request.client = wish.client
+        # Time is counted in requests here.
+        request.marks, request.arrival = wish.marks, float(self.num_arrived)
         if self.num_hashes is not None and self.policy.prefix_caching:
             files = self.cache.store.files
             root = None if files is None else files.root
@@ -179,6 +196,7 @@ class Harness:
         updates = self.scheduler.update(result)
         assert {update.request_id for update in updates if update.error is not None} == broken & unfinished
         self._follow(updates)
+        self._check_marks()
         self.check()
 
     def fail(self) -> None:
@@ -401,6 +419,21 @@ class Harness:
             for other in self.followers.values()
             if other.has_begun or other.came_with
         ), "a hit on what no request of this salt has had"
+
+    def _check_marks(self) -> None:
+        """A prompt that shares no more than a mark which was just pinned hits up to there."""
+        for follower in self.followers.values():
+            request = follower.request
+            if request.cache_report is None or not request.marks or request.block_hashes is None:
+                continue
+            pinned = {end for end, is_pinned in request.cache_report.marks.items() if is_pinned}
+            assert request.cache_report.marks.keys() == {mark.boundary(self.cache.block_size) for mark in request.marks}
+            for end in pinned - follower.pinned:
+                path = self.cache.store.index.walk(request.block_hashes, end // self.cache.block_size)
+                # Another request may have taken the place of this pin in the same step.
+                if path and path[-1].end == end and path[-1].pin is not None:
+                    assert self.cache.store.match(request.block_hashes, end).hit == end
+            follower.pinned |= pinned
 
     def _check_reports(self) -> None:
         """What requests were told adds up to their prompts, and the statistics to what they were told."""

@@ -36,6 +36,8 @@ def make_caching_scheduler(
     k: int = 0,
     num_window_blocks: int = 0,
     window: int = 1,
+    max_pins: int = 0,
+    max_pinned_blocks: int = 1000,
     **limits: Any,
 ) -> Scheduler:
     """A scheduler with a prefix cache, which gives every decode row `k` drafts. 0 blocks: a model without attention, or
@@ -50,6 +52,8 @@ def make_caching_scheduler(
         eviction=eviction,
         num_window_blocks=num_window_blocks,
         window_block_rules=rules,
+        max_pins=max_pins,
+        max_pinned_blocks=max_pinned_blocks,
     )
     policy = PrefixCachePolicy(True, mode, spacing, branches)
     return Scheduler(SchedulerLimits(**values), cache, policy, choose_drafts=lambda num_decoding: k)

@@ -28,7 +28,7 @@ ENGINE_GROUPS = {
     ),
     "cache": (
         "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",
-        "expected_prefix_tokens", "cache_offload", "cache_dir",
+        "expected_prefix_tokens", "max_pinned_checkpoints", "max_checkpoint_ttl", "cache_offload", "cache_dir",
     ),
     "steps": ("enable_chunked_prefill", "scheduling_policy", "overlap", "seed", "speculative", "speculative_adaptive"),
     "records": ("record", "record_limit", "record_images"),

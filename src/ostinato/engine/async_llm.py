@@ -35,6 +35,7 @@ from ostinato.engine.progress import start_progress
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.media.media_input import RenderedChat, render_chat
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
@@ -114,11 +115,13 @@ class AsyncLLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        checkpoints: Sequence[int] = (),
+        checkpoint_ttl: float = DEFAULT_TTL,
         **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
         check_keywords(self.generate, others)
-        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        given = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
         return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
 
     async def chat(
@@ -234,6 +237,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
             media=prompt.media,
             pooling=pooling,
+            marks=prompt.marks,
         )
 
     async def _run(

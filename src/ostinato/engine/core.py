@@ -35,6 +35,7 @@ from ostinato.engine.text.tokenizer import load_tokenizer_and_template
 from ostinato.errors import RankError, RequestError
 from ostinato.formats.mapped_files import MappedFileWatch
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.offload.save_restore import save_to_files
 from ostinato.media.media_input import RenderedChat, load_media_input, render_chat
 from ostinato.media.media_prompt import MediaPrompt
@@ -178,6 +179,7 @@ class EngineCore:
         client: str | None = None,
         pooling: PoolingKind | None = None,
         arrival: float | None = None,
+        marks: Sequence[Mark] = (),
     ) -> str:
         """Add a request and return its id.
 
@@ -187,8 +189,8 @@ class EngineCore:
         Waiting requests of different `client`s are scheduled by fair share. The guide of `params` is compiled here,
         unless `grammar` is what `compile_guide` made of it. With `pooling`, the output's `embedding` is made of the
         prompt's hidden states, and its text means nothing; `params` should be `POOLING_PARAMS`. `arrival` is the moment
-        (of `time.monotonic`) from which its latencies count, if that is not now. Raises RequestError, and changes
-        nothing, if the request can never be served.
+        (of `time.monotonic`) from which its latencies count, if that is not now. At `marks`, checkpoints of the prompt
+        are kept and pinned. Raises RequestError, and changes nothing, if the request can never be served.
         """
         checked = self.input_processor.process(
             prompt,
@@ -198,6 +200,7 @@ class EngineCore:
             priority=priority,
             grammar=grammar,
             media=media,
+            marks=marks,
         )
         request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
         generation = RequestState(
@@ -216,6 +219,7 @@ class EngineCore:
             client=client,
             pooling=pooling,
             arrival=arrival,
+            marks=marks,
         )
         self.add_state(generation)
         self._num_added += 1

@@ -12,6 +12,7 @@ from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import Remedy, RequestError
 from ostinato.json_io import JsonMapping
+from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.other_engines import LEFT_OUT
@@ -50,10 +51,12 @@ class PromptInput(NamedTuple):
     prompt: str | Sequence[int]
     add_special_tokens: bool = True
     media: MediaPrompt | None = None
+    marks: Sequence[Mark] = ()
 
     @classmethod
-    def parse(cls, prompt: Prompt) -> PromptInput:
-        return cls(_unwrap_mapping(prompt))
+    def parse(cls, prompt: Prompt, checkpoints: Sequence[int] = (), checkpoint_ttl: float = DEFAULT_TTL) -> PromptInput:
+        """Return a prompt in any form, with marks at the positions `checkpoints`."""
+        return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in checkpoints])
 
     @classmethod
     def from_chat(cls, chat: RenderedChat) -> PromptInput:
@@ -203,6 +206,7 @@ class InputProcessor:
         priority: int,
         grammar: Grammar | None,
         media: MediaPrompt | None,
+        marks: Sequence[Mark] = (),
     ) -> ProcessedInput:
         """Encode the prompt, and compile the guide of `params` unless `grammar` is the compiled one.
 
@@ -218,6 +222,8 @@ class InputProcessor:
         else:
             token_ids = as_token_ids(prompt)
         check_token_range(token_ids, self._vocab_size)
+        if marks:
+            check_marks(marks, len(token_ids), self._plan)
         if media is not None and media.spans and self._plan.encoder is None:
             raise RequestError("the prompt has images, and this model takes text only; choose a model with vision")
         check_token_ids(params, self._vocab_size, self._eos_token_ids)
@@ -236,6 +242,29 @@ def check_salt(cache_salt: str | None) -> None:
         (cache_salt or "").encode()  # as the prefix index hashes it
     except UnicodeEncodeError as error:
         raise RequestError(f"{message}: it cannot be encoded in UTF-8 ({error.reason})") from None
+
+
+def check_marks(marks: Sequence[Mark], num_tokens: int, plan: Plan) -> None:
+    """Raise RequestError for marks on a prompt of `num_tokens` tokens that the engine cannot keep."""
+    if plan.hit_law.min_shared == 0:
+        name = "enable_prefix_caching" if not plan.settings.enable_prefix_caching else "state_cache_mode"
+        value = True if name == "enable_prefix_caching" else "auto"
+        raise RequestError(f"checkpoints cannot be kept: {plan.hit_law}; set {name}", [Remedy(name, value)])
+    if len(marks) > MAX_MARKS:
+        raise RequestError(f"{len(marks)} checkpoints are too many; a request may have {MAX_MARKS}")
+    for mark in marks:
+        position, ttl = mark.position, mark.ttl
+        if type(position) is not int or not 0 < position <= num_tokens:
+            raise RequestError(
+                f"checkpoint {position!r} is no position of the prompt; positions are from 1 to {num_tokens}, the "
+                "number of its tokens"
+            )
+        if type(ttl) not in (int, float) or not 0 < ttl <= plan.pins.max_ttl:
+            raise RequestError(
+                f"a checkpoint cannot be pinned for {ttl!r} seconds; max_checkpoint_ttl allows up to "
+                f"{plan.pins.max_ttl}",
+                [Remedy("checkpoint_ttl", plan.pins.max_ttl)],
+            )
 
 
 def check_priority(priority: int, scheduling_policy: str) -> None:

@@ -35,6 +35,7 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
 from ostinato.files import why_unwritable
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.logs import set_log_levels
@@ -114,6 +115,8 @@ class LLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        checkpoints: Sequence[int] = (),
+        checkpoint_ttl: float = DEFAULT_TTL,
         **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt. Outputs come in the order of the prompts.
@@ -121,13 +124,15 @@ class LLM:
         A prompt is text, a list of token ids, or `{"prompt": text}` or `{"prompt_token_ids": ids}`; a single one needs
         no list around it. `params` (or `sampling_params`, as in vLLM) is for all, or one for each; without it,
         generation_config.json decides, and if that asks for no sampling the output is greedy. Only prompts of the same
-        `cache_salt` share prefix cache entries. Raises RequestError, before this call runs a step, if one of the
-        prompts cannot be served. A prompt that fails while it runs does not end the others: its output has
-        `finish_reason` "error" and `error`, and a line in the log names it. If all fail, the first one's error is
-        raised.
+        `cache_salt` share prefix cache entries. `checkpoints` are positions in tokens, at most 4, up to which later
+        prompts will share each of these: a checkpoint is kept at the last block boundary at or before each, and pinned
+        for `checkpoint_ttl` seconds from its last use on (`RequestOutput.cache.marks` has them). Raises RequestError,
+        before this call runs a step, if one of the prompts cannot be served. A prompt that fails while it runs does not
+        end the others: its output has `finish_reason` "error" and `error`, and a line in the log names it. If all fail,
+        the first one's error is raised.
         """
         check_keywords(self.generate, others)
-        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
         return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
     def chat(
@@ -251,6 +256,7 @@ class LLM:
                 cache_salt=cache_salt,
                 media=prompt.media,
                 pooling=pooling,
+                marks=prompt.marks,
             )
             output = engine.output(request_id)
             assert output is not None, "the request has just been added"

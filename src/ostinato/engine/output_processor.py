@@ -13,6 +13,7 @@ from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTime
 from ostinato.engine.text.detokenizer import Detokenizer, StopChecker
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
+from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineHistograms
@@ -46,6 +47,7 @@ class RequestState:
         client: str | None = None,
         pooling: PoolingKind | None = None,
         arrival: float | None = None,
+        marks: Sequence[Mark] = (),
     ) -> None:
         """Create the samples of a request and its empty output.
 
@@ -66,6 +68,7 @@ class RequestState:
         self._texts: dict[str, _SampleOutput] = {}
         self._pool: HiddenStatePooler | None = None
         outputs = []
+        arrival = time.monotonic() if arrival is None else arrival
         for index in range(params.n):
             sample_id = request_id if params.n == 1 else f"{request_id}/{index}"
             request = Request(
@@ -79,6 +82,8 @@ class RequestState:
                 media=() if media is None else media.in_chain(cache_salt),
                 rope=None if media is None else media.rope,
                 client=client,
+                marks=marks,
+                arrival=arrival,
                 has_output=pooling is None,
                 # A mean needs all hidden states, which the prefix cache does not have.
                 skips_prefix_cache=pooling == "mean",
@@ -101,7 +106,7 @@ class RequestState:
             self._pool = state.pooler
             self._texts[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
-        times = RequestTimes(time.monotonic() if arrival is None else arrival)
+        times = RequestTimes(arrival)
         self.output = RequestOutput(request_id, prompt, prompt_token_ids, outputs, times)
         if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]

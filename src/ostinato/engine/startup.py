@@ -126,6 +126,8 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         costs,
         memory.num_window_blocks,
         sliding_window_spec(memory, settings.block_size, settings.max_num_batched_tokens),
+        plan.pins.max_pins,
+        plan.pins.max_blocks,
     )
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,

@@ -38,7 +38,11 @@ def engine_stats(
         "waiting": scheduler.num_waiting,
         "running": scheduler.num_running,
         "cache": asdict(scheduler.cache.usage()),
-        "prefix_cache": {**asdict(scheduler.prefix_counters), **asdict(scheduler.cache.store.counters)},
+        "prefix_cache": {
+            **asdict(scheduler.prefix_counters),
+            **asdict(scheduler.cache.store.counters),
+            "pinned_checkpoints": len(scheduler.cache.store.pins.pinned),
+        },
         "cache_files": _cache_file_stats(scheduler),
         "moves": asdict(scheduler.migration_counts),
         "speculation": of_drafts,

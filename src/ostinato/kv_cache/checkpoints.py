@@ -6,9 +6,11 @@ index from then on, and the request writes to another one. Nothing is copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry
 from ostinato.kv_cache.request_cache import RequestCache
 from ostinato.kv_cache.store import CacheStore
@@ -35,10 +37,10 @@ class PrefixCachePolicy:
 class CheckpointPositions:
     """The positions of one request's checkpoints, from its admission on.
 
-    They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), and
-    multiples of `spacing`, at most `max_interior` of these at a time: if one more is due, the spacing doubles and the
-    checkpoints that are off it are removed. While the request decodes it also has one *rolling* checkpoint, at the last
-    block boundary that it has passed (`_commit_rolling`).
+    They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), those at
+    the request's marks, and multiples of `spacing`, at most `max_interior` of these at a time: if one more is due, the
+    spacing doubles and the checkpoints that are off it are removed. While the request decodes it also has one *rolling*
+    checkpoint, at the last block boundary that it has passed (`_commit_rolling`).
     """
 
     mode: StateCacheMode
@@ -50,12 +52,18 @@ class CheckpointPositions:
     """Checkpoints at multiples, by position; None until the step that writes it is over."""
     dropped: list[Checkpoint] = field(default_factory=list)
     """Checkpoints dropped by doubling, and not yet removed from the index."""
+    marks: dict[int, Mark] = field(default_factory=dict)
+    """The request's marks ahead of its hit, by the positions of their checkpoints."""
+    client: str | None = None
+    """The client in whose share the pins of these marks count."""
+    pinned: set[int] = field(default_factory=set)
+    """Positions of marks whose checkpoints are pinned."""
 
     def chunk_end(self, start: int, limit: int) -> int:
         """Return the end of a chunk from `start` on that could extend to `limit`: after `start`, at most `limit`."""
         if self.mode != "align":
             return limit
-        for cut in (self.last, self.branch):
+        for cut in (self.last, self.branch, *self.marks):
             if start < cut < limit:
                 limit = cut
         multiple = limit // self.spacing * self.spacing if self.max_interior else 0
@@ -65,7 +73,7 @@ class CheckpointPositions:
         """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
         if self.mode != "all":
             return []
-        positions = {position for position in (self.last, self.branch) if start < position < end}
+        positions = {position for position in (self.last, self.branch, *self.marks) if start < position < end}
         first = start // self.spacing * self.spacing + self.spacing
         for position in range(first, end, self.spacing):
             self.claim(position)
@@ -100,11 +108,18 @@ class CheckpointPositions:
 
     def is_interior(self, position: int) -> bool:
         """Return whether `position` matters only as a multiple."""
-        return position not in (self.last, self.branch)
+        return position not in (self.last, self.branch) and position not in self.marks
 
 
 def plan_checkpoints(
-    policy: PrefixCachePolicy, block_size: int, num_tokens: int, hit: int, num_matched: int, num_evictable: int
+    policy: PrefixCachePolicy,
+    block_size: int,
+    num_tokens: int,
+    hit: int,
+    num_matched: int,
+    num_evictable: int,
+    marks: Sequence[Mark] = (),
+    client: str | None = None,
 ) -> CheckpointPositions:
     """Choose the checkpoints of a request with `num_tokens` known tokens, the first `hit` of them cached.
 
@@ -113,15 +128,17 @@ def plan_checkpoints(
     """
     last = (num_tokens - 1) // block_size * block_size
     branch = num_matched if policy.branches and num_matched > hit else 0
-    share = max(0, num_evictable // SLOT_FRACTION - (last > hit) - (0 < branch < last))
-    apart = {cut for cut in (last, branch) if cut > hit}
+    ahead = {mark.boundary(block_size): mark for mark in marks if mark.boundary(block_size) > hit}
+    num_apart = (last > hit) + (0 < branch < last) + len(ahead.keys() - {last, branch})
+    share = max(0, num_evictable // SLOT_FRACTION - num_apart)
+    apart = {cut for cut in (last, branch, *ahead) if cut > hit}
     spacing = policy.state_block_size
     while share:
         multiples = (num_tokens - 1) // spacing - hit // spacing
         if multiples - sum(cut % spacing == 0 for cut in apart) <= share:
             break
         spacing *= 2
-    return CheckpointPositions(policy.mode, spacing, last, branch, share)
+    return CheckpointPositions(policy.mode, spacing, last, branch, share, marks=ahead, client=client)
 
 
 def commit(
@@ -137,7 +154,7 @@ def commit(
     entered = commit_blocks(store, request_cache, block_hashes, num_computed)
     if store.window_blocks.count:
         # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
-        for position in (placement.last, placement.branch):
+        for position in (placement.last, placement.branch, *placement.marks):
             if position in entered:
                 store.touch_window(entered[position])
     _commit_reserved(store, request_cache, placement, entered)
@@ -146,6 +163,8 @@ def commit(
             _commit_rolling(store, request_cache, placement, entered, num_computed, anchor)
         elif request_cache.num_indexed * block_hashes.block_size == num_computed:
             _commit_chunk_end(store, request_cache, placement, num_computed)
+    if placement.marks:
+        _pin_marks(store, placement, entered)
     for checkpoint in placement.take_dropped():
         _drop_unless_hit(store, checkpoint)
     store.trim()
@@ -251,6 +270,32 @@ def _commit_rolling(
             _donate_slot(store, request_cache, slot)
 
 
+def _pin_marks(store: CacheStore, placement: CheckpointPositions, entered: dict[int, IndexEntry]) -> None:
+    """Pin the entries at marks that this step has reached, where prompts can hit."""
+    for position, mark in placement.marks.items():
+        entry = entered.get(position)
+        if entry is not None and store.can_hit(entry) and store.pins.pin(entry, mark.ttl, placement.client):
+            placement.pinned.add(position)
+
+
+def pin_hit_marks(
+    store: CacheStore, path: Sequence[IndexEntry], marks: Sequence[Mark], block_size: int, client: str | None
+) -> set[int]:
+    """Pin the entries at marks within a hit, where shorter prompts can hit too; return their positions.
+
+    Where no checkpoint stands, the state cannot be had any more.
+    """
+    pinned = set()
+    for mark in marks:
+        end = mark.boundary(block_size)
+        if not 0 < end <= len(path) * block_size:
+            continue
+        entry = path[end // block_size - 1]
+        if store.can_hit(entry) and store.pins.pin(entry, mark.ttl, client):
+            pinned.add(end)
+    return pinned
+
+
 def _place(
     store: CacheStore, placement: CheckpointPositions, entry: IndexEntry, slot: int, is_interior: bool
 ) -> Checkpoint | None:
@@ -261,8 +306,8 @@ def _place(
 
 
 def _drop_unless_hit(store: CacheStore, checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint that is no longer wanted, unless a request has hit it or it is gone already."""
-    if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:
+    """Remove a checkpoint that is no longer wanted, unless a request has hit it, or it is pinned or gone already."""
+    if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0 and checkpoint.entry.pin is None:
         store.drop_checkpoint(checkpoint)
 
 

@@ -48,7 +48,7 @@ class EvictionCosts:
 
 @dataclass(frozen=True, slots=True)
 class Utility:
-    """Reasons for something to stay. `tier` 0 goes before any 1; `efficiency` is in FLOPs per byte."""
+    """Reasons for something to stay. A lower `tier` goes before any higher; `efficiency` is in FLOPs per byte."""
 
     tier: int
     last_use: int
@@ -67,7 +67,8 @@ def leaf_utility(
     if not has_state:
         size = entry.end - (0 if entry.parent is None else entry.parent.end)
         num_bytes = costs.block_bytes + costs.window_block_bytes
-        return Utility(1, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
+        tier = 1 if entry.pin is None else 2
+        return Utility(tier, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
     checkpoint = entry.checkpoint
     if checkpoint is None:
         return Utility(0, entry.last_use, 0.0)
@@ -98,10 +99,12 @@ def window_block_utility(window_block: WindowBlock, costs: EvictionCosts, num_to
 
 
 def utility_tier(item: Checkpoint | WindowBlock) -> int:
-    """Return 0 for a checkpoint or window block inside a prefix that no request has hit, else 1.
+    """Return 2 for what a pinned prefix needs, 0 for something inside a prefix that no request has hit, else 1.
 
     Tier 0 can save nothing as far as is known.
     """
+    if item.entry.num_windows_pinned if isinstance(item, WindowBlock) else item.entry.pin is not None:
+        return 2
     return 0 if item.is_interior and item.hits == 0 else 1
 
 
@@ -132,9 +135,11 @@ class EvictionQueue(Generic[T]):
         """Return the next candidate to evict, or None if there is none."""
         for _ in range(2):
             while self._heap:
-                _, _, last_use, item = heapq.heappop(self._heap)
-                if self._is_candidate(item) and self._worth(item).last_use == last_use:
-                    return item
+                score, _, last_use, item = heapq.heappop(self._heap)
+                if self._is_candidate(item):
+                    worth = self._worth(item)
+                    if worth.last_use == last_use and worth.tier == score[0]:
+                        return item
             self._rank_all()
         return None
 
@@ -170,6 +175,6 @@ def _by_utility(worths: list[Utility]) -> Callable[[Utility], tuple[int, float, 
         if worth.tier == 0:
             return _by_recency(worth)
         efficiency = (worth.efficiency - min_efficiency) / spread if spread > 0 else 0.0
-        return 1, (worth.last_use - oldest) / age + EFFICIENCY_WEIGHT * efficiency, worth.last_use
+        return worth.tier, (worth.last_use - oldest) / age + EFFICIENCY_WEIGHT * efficiency, worth.last_use
 
     return score

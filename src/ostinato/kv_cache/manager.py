@@ -121,12 +121,23 @@ class CacheManager:
         costs: EvictionCosts = _NO_COSTS,
         num_window_blocks: int = 0,
         window_block_rules: SlidingWindowSpec | None = None,
+        max_pins: int = 0,
+        max_pinned_blocks: int = 0,
     ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
         self.block_size = block_size
         blocks_per_window = 0 if window_block_rules is None else window_block_rules.blocks_per_window
-        self.store = CacheStore(num_blocks, num_slots, eviction, costs, num_window_blocks, blocks_per_window)
+        self.store = CacheStore(
+            num_blocks,
+            num_slots,
+            eviction,
+            costs,
+            num_window_blocks,
+            blocks_per_window,
+            max_pins,
+            max_pinned_blocks,
+        )
         self.blocks, self.slots = self.store.blocks, self.store.slots
         self.window_blocks = None if window_block_rules is None else WindowBlocks(window_block_rules, self.store)
         self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
@@ -190,6 +201,8 @@ class CacheManager:
         if checkpoint is not None:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
+        if request_cache.last_entry is not None and request_cache.last_entry.pin is not None:
+            self.store.pins.refresh(request_cache.last_entry)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %d of %d tokens are cached", request_id, match.hit, num_tokens)
         return True

@@ -135,6 +135,18 @@ class WindowBlock:
 
 
 @dataclass(slots=True, eq=False)
+class Pin:
+    """Protection of an entry against eviction, at the wish of an application."""
+
+    client: str | None
+    """The client whose share it counts in."""
+    ttl: float
+    """Seconds for which it lasts from each use on."""
+    end: float
+    """Time at which it ends."""
+
+
+@dataclass(slots=True, eq=False)
 class IndexEntry:
     """One full block after its parent's. `end` is the position after its last token."""
 
@@ -157,6 +169,12 @@ class IndexEntry:
     num_children: int = 0
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
+    pin: Pin | None = None
+    """Its pin, if an application has marked this position."""
+    num_pinned: int = 0
+    """Pinned entries among this one and those that extend it."""
+    num_windows_pinned: int = 0
+    """Pinned entries that cannot be hit without this one's window block."""
     file_key: bytes = b""
     """Name by which its files are found; empty without a file tier."""
     previous_checkpoint: IndexEntry | None = None
@@ -407,6 +425,15 @@ class CacheReport:
     until the request takes no more than its share of the slots."""
     from_files: int = 0
     """Cached tokens that files brought back for this request."""
+    marks: dict[int, bool] = field(default_factory=dict)
+    """Block boundaries of the request's marks -> whether a pinned checkpoint stands there for later prompts."""
+    nearest_mark: int | None = None
+    """Position of the last pinned checkpoint before tokens that were missed as `no_checkpoint`; None without one."""
+
+    @property
+    def created_tokens(self) -> int:
+        """Tokens after the hit and up to the last mark whose checkpoint is pinned."""
+        return max(0, max((end for end, is_pinned in self.marks.items() if is_pinned), default=0) - self.cached_tokens)
 
 
 class RecentKeys:

@@ -37,9 +37,11 @@ class StateSlots:
         """
         missing = self.slots_per_request - len(request_cache.write_slots)
         available = self._slots.num_available
-        if missing + spare_slots > available and self._can_reuse_checkpoint(request_cache):
-            checkpoint = self._store.index.checkpoint_of(request_cache.read_slot)
-            assert checkpoint is not None, "what is taken over is a checkpoint"
+        checkpoint = self._store.index.checkpoint_of(request_cache.read_slot)
+        # A pinned checkpoint is not given up for spare slots, nor another one to keep this one.
+        is_pinned = checkpoint is not None and checkpoint.entry.pin is not None
+        is_short = missing > available if is_pinned else missing + spare_slots > self._store.num_unpinned_slots
+        if is_short and checkpoint is not None and self._can_reuse_checkpoint(request_cache):
             self._store.evict_checkpoint(checkpoint)
             self._store.counters.checkpoints_not_taken += is_own
             request_cache.write_slots += (request_cache.read_slot,)
@@ -63,7 +65,7 @@ class StateSlots:
         """Allocate slots for checkpoints that the next step writes out within its tokens, as far as available."""
         reserved = []
         for position in positions:
-            if self._slots.num_available <= spare_slots:
+            if self._store.num_unpinned_slots <= spare_slots:
                 self._store.counters.checkpoints_not_taken += 1
                 continue
             reserved.append((position, self._store.allocate_slots(1)[0]))
@@ -83,7 +85,7 @@ class StateSlots:
             return 0, 0
         slot = request_cache.write_slots[0]
         if keeps:
-            if self._slots.num_available > spare_slots:
+            if self._store.num_unpinned_slots > spare_slots:
                 request_cache.next_slots = tuple(self._store.allocate_slots(1))
                 return slot, request_cache.next_slots[0]
             request_cache.next_step_overwrites = True

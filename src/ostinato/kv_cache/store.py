@@ -19,6 +19,7 @@ from ostinato.kv_cache.eviction import (
     utility_tier,
     window_block_utility,
 )
+from ostinato.kv_cache.marks import PinRegistry
 from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, RecentKeys, WindowBlock
 from ostinato.observe.counts import StoreCounts
@@ -196,6 +197,8 @@ class CacheStore:
         costs: EvictionCosts,
         num_window_blocks: int = 0,
         blocks_per_window: int = 0,
+        max_pins: int = 0,
+        max_pinned_blocks: int = 0,
     ) -> None:
         self.blocks = IdPool("block", num_blocks)
         self.slots = IdPool("slot", num_slots)
@@ -206,6 +209,7 @@ class CacheStore:
         self.evicted_keys = RecentKeys(MAX_EVICTED_KEYS)
         self.damaged_keys = RecentKeys(MAX_EVICTED_KEYS)
         self.counters = StoreCounts()
+        self.pins = PinRegistry(self.counters, max_pins, max_pinned_blocks, blocks_per_window)
         self.files: FileTier | None = None
         """The file tier for what is evicted; None without one."""
         self.costs = costs
@@ -241,6 +245,14 @@ class CacheStore:
         """Clock for recency: the number of times that a prefix was taken up or left."""
         return self._clock
 
+    @property
+    def num_unpinned_slots(self) -> int:
+        """Number of slots that are free, or would be after dropping idle checkpoints that are not pinned."""
+        if not self.pins.pinned:
+            return self.slots.num_available
+        pinned = (entry.checkpoint for entry in self.pins.pinned)
+        return self.slots.num_available - sum(each is not None and self.slots.is_idle(each.slot) for each in pinned)
+
     def match(self, block_hashes: BlockHashes, limit: int) -> Match:
         """Return the indexed part of the first `limit` tokens. Changes nothing."""
         matched = tuple(self.index.walk(block_hashes, limit // block_hashes.block_size))
@@ -256,6 +268,11 @@ class CacheStore:
                 reach = entry.end
                 depth = index if num_window_blocks >= min(self.blocks_per_window, index) else depth
         return Match(matched[:depth], matched, reach)
+
+    def can_hit(self, entry: IndexEntry) -> bool:
+        """Return whether a prompt that shares the tokens up to `entry`, and no more, can use them."""
+        has_window = all(each.window_block is not None for each in self.window_entries(entry))
+        return has_window and (entry.checkpoint is not None or self.slots.count == 0)
 
     def allocate_blocks(self, count: int) -> list[int]:
         """Allocate `count` blocks, which are available."""
@@ -283,6 +300,8 @@ class CacheStore:
             window_block = self._window_blocks.pop()
             assert window_block is not None, "no window block is free or evictable, though so many were promised"
             self.counters.evicted_window_blocks += 1
+            if window_block.entry.num_windows_pinned:
+                self.pins.lose_window(window_block.entry)
             self._save_window_block(window_block)
             self._drop_window_block(window_block)
         allocated_ids = self.window_blocks.allocate(count)
@@ -355,6 +374,8 @@ class CacheStore:
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint from the index because it is not wanted any more."""
+        if checkpoint.entry.pin is not None:
+            self.pins.lose(checkpoint.entry)
         self.index.remove_checkpoint(checkpoint)
         self.slots.unmark_cached(checkpoint.slot)
 
@@ -372,6 +393,7 @@ class CacheStore:
 
         O(entries).
         """
+        self.pins.clear()
         for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
             self.drop_checkpoint(checkpoint)
         for window_block in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:
@@ -405,6 +427,10 @@ class CacheStore:
         self.slots.check_integrity()
         self.window_blocks.check_integrity()
         self.index.check_integrity()
+        self.pins.check_integrity()
+        for entry in self.pins.pinned:
+            assert entry in self.index, "a pinned entry is not in the index"
+            assert not self.slots.count or entry.checkpoint is not None, "a pinned entry has no checkpoint"
         blocks = {entry.block for entry in self.index if entry.block}
         slots = {checkpoint.slot for checkpoint in self.index.checkpoints}
         window_blocks = {window_block.id for window_block in self.index.window_blocks}
@@ -439,6 +465,8 @@ class CacheStore:
         self.window_blocks.unmark_cached(window_block.id)
 
     def _remove(self, entry: IndexEntry) -> None:
+        if entry.pin is not None:
+            self.pins.lose(entry)
         if entry.window_block is not None:
             self._drop_window_block(entry.window_block)
         self.index.remove(entry)

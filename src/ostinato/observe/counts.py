@@ -119,6 +119,15 @@ class StoreCounts:
     evicted_window_blocks: int = 0
     shared_blocks: int = 0
     """Computed blocks that were replaced by an equal block in the index."""
+    pins_taken: int = 0
+    """Checkpoints pinned at marks of applications."""
+    pins_expired: int = 0
+    pins_displaced: int = 0
+    """Pins that ended early, because their client had more than its share."""
+    pins_refused: int = 0
+    """Marks that got no pin, because others had the whole room and no more than their share."""
+    pins_lost: int = 0
+    """Pins that ended early, because running requests needed the memory or the cache was reset."""
 
 
 @dataclass(slots=True)

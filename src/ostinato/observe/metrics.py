@@ -235,6 +235,14 @@ _ENGINE = (
         },
         "event",
     ),
+    _Spec("gauge", "pinned_checkpoints", "Checkpoints pinned by marks", "prefix_cache.pinned_checkpoints"),
+    _Spec(
+        "counter",
+        "checkpoint_pins",
+        "Pins of checkpoints: taken, expired, displaced by other clients, refused, lost to running requests",
+        {event: f"prefix_cache.pins_{event}" for event in ("taken", "expired", "displaced", "refused", "lost")},
+        "event",
+    ),
     _Spec(
         "counter",
         "prefix_cache_file_hits",

@@ -26,6 +26,7 @@ from ostinato.plan.kernels import KernelChoice, backend_of
 from ostinato.plan.launches import capture_time, planned_step_sizes, with_launches
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.memory.prefix_decisions import prefix_decisions
+from ostinato.plan.memory.prefix_plan import HitLaw, PinLimits, hit_law, pin_limits
 from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import ModelSpec
@@ -99,6 +100,10 @@ class Plan:
     capture: CapturePlan
     memory: MemoryPlan
     state_cache: StateCachePlan
+    hit_law: HitLaw
+    """Which prompts hit the prefix cache."""
+    pins: PinLimits
+    """What applications can pin in it."""
     cache_files: CacheFilesPlan | None
     """The cache on disk; None without one."""
     speculative: SpeculativePlan | None
@@ -225,6 +230,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         capture=_timed(fitted, capture, kernels),
         memory=fitted.memory,
         state_cache=StateCachePlan(flops),
+        hit_law=hit_law(config, fitted),
+        pins=pin_limits(config, fitted),
         cache_files=cache_files,
         speculative=speculative,
         encoder=fitted.encoder,

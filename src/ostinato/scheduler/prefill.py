@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, plan_checkpoints
+from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, pin_hit_marks, plan_checkpoints
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.offload.save_restore import restore_from_files
 from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MissCause, explain_misses
@@ -126,6 +126,11 @@ class Admission:
             self.prefix_counters.count(report.cached_tokens, report.misses, report.from_files)
         elif snapshot is None:
             self.prefix_counters.restored_tokens += match.hit
+        if request.marks:
+            # Without a checkpoint of its own, a KV snapshot's hit is no place for one.
+            path = match.path if snapshot is None else ()
+            placement.pinned |= pin_hit_marks(cache.store, path, request.marks, cache.block_size, request.client)
+            request.update_cache_report()
         return request
 
     def reason_to_wait(self, budget: int) -> str:
@@ -249,17 +254,25 @@ def plan_request_checkpoints(
     request: Request, match: Match, cache: CacheManager, policy: PrefixCachePolicy, start: int
 ) -> CheckpointPositions:
     """Choose the checkpoints of the request if it is admitted with this match and begins at `start`."""
-    evictable = cache.slots.num_available
-    return plan_checkpoints(policy, cache.block_size, request.num_tokens, start, match.num_matched, evictable)
+    return plan_checkpoints(
+        policy,
+        cache.block_size,
+        request.num_tokens,
+        start,
+        match.num_matched,
+        cache.store.num_unpinned_slots,
+        request.marks,
+        request.client,
+    )
 
 
 def make_cache_report(
     request: Request, match: Match, placement: CheckpointPositions, cache: CacheManager
 ) -> CacheReport:
     """Return the report of the cache hit of a request that has not been admitted before."""
-    num_tokens = request.num_tokens
+    num_tokens, marks = request.num_tokens, {mark.boundary(cache.block_size): False for mark in request.marks}
     if request.block_hashes is None or request.wants_prompt_logprobs or request.skips_prefix_cache:
-        return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit})
+        return CacheReport(match.hit, {MissCause.NOT_WANTED.value: num_tokens - match.hit}, marks=marks)
     misses = explain_misses(
         num_tokens,
         match.hit,
@@ -270,7 +283,12 @@ def make_cache_report(
         match.hit_without_window,
     )
     has_interior = placement.mode != "none" and placement.max_interior > 0
-    return CacheReport(match.hit, misses, placement.spacing if has_interior else None)
+    nearest_mark = None
+    if MissCause.NO_CHECKPOINT.value in misses and cache.store.pins.pinned:
+        nearest_mark = next((entry.end for entry in reversed(match.matched) if entry.pin is not None), None)
+    return CacheReport(
+        match.hit, misses, placement.spacing if has_interior else None, marks=marks, nearest_mark=nearest_mark
+    )
 
 
 class PrefillScheduler:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ostinato.kv_cache.checkpoints import CheckpointPositions
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MediaSpan
 from ostinato.kv_cache.request_cache import KVSnapshot, RequestCache
 from ostinato.scheduler.batch import BatchRow, MediaUse, RowResult, TokenLogprobs
@@ -85,6 +86,10 @@ class Request:
     """Number of its outputs that are sampled depending on the ones before them, which must be known by then."""
     has_output: bool = True
     """False if only the prompt's hidden states are wanted: the one token after them is no output."""
+    marks: Sequence[Mark] = ()
+    """Positions of the prompt at which the application wants checkpoints."""
+    arrival: float = 0.0
+    """Moment of its arrival in seconds, by which pins of checkpoints end."""
     skips_prefix_cache: bool = False
     """True if each of its tokens is computed, also those that the prefix cache has."""
     was_imported: bool = False
@@ -142,12 +147,15 @@ class Request:
         self.num_tokens += len(token_ids)
         self.num_prompt_logprobs, self.num_preemptions = num_prompt_logprobs, num_preemptions
 
-    def update_reported_spacing(self) -> None:
-        """Update the report after the checkpoint spacing has doubled, which a long output causes."""
+    def update_cache_report(self) -> None:
+        """Update the report after checkpoints were pinned, or their spacing has doubled, which a long output causes."""
         report, placement = self.cache_report, self.checkpoint_positions
-        if report is None or placement is None or report.checkpoint_spacing is None:
+        if report is None or placement is None:
             return
-        if placement.spacing > report.checkpoint_spacing:
+        if placement.pinned:
+            self.cache_report = report = replace(report, marks=report.marks | dict.fromkeys(placement.pinned, True))
+            placement.pinned.clear()
+        if report.checkpoint_spacing is not None and placement.spacing > report.checkpoint_spacing:
             self.cache_report = replace(report, checkpoint_spacing=placement.spacing)
 
     def append_outputs(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:

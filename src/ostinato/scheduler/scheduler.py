@@ -167,6 +167,8 @@ class Scheduler:
             raise RequestError(f"the request id {request.request_id!r} is in use; choose another one")
         check_servable(request, self.limits, self.cache, self.encoder_cache)
         request.max_num_tokens = max_total_tokens(request, self.limits)
+        if request.marks or self.cache.store.pins.pinned:
+            self.cache.store.pins.advance(request.arrival)
         self.queues.add(request, by_priority=self.limits.policy == "priority")
 
     def schedule(self) -> Batch:
@@ -421,7 +423,7 @@ class Scheduler:
             cache.commit(
                 id, request.block_hashes, request.num_computed_tokens, request.checkpoint_positions, row.samples, anchor
             )
-            request.update_reported_spacing()
+            request.update_cache_report()
         cache.use_next_slots(id)
         if cache.window_blocks is not None:
             cache.free_outside_window(id, request.num_computed_tokens)

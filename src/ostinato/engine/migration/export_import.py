@@ -81,6 +81,7 @@ def restore_request(
         media=_media_of(snapshot, parts),
         client=snapshot.client,
         pooling=snapshot.pooling,
+        marks=snapshot.marks,
     )
     _resume(generation, snapshot, parts, scheduler)
     _limit_imported_bytes(generation, scheduler.queues.waiting)
@@ -293,6 +294,7 @@ def make_snapshot(
         prompt_logprobs=None if output.prompt_logprobs is None else [*output.prompt_logprobs],
         samples=samples,
         media=None if generation.media is None or not has_media else export_media(generation.media, parts),
+        marks=list(first.marks),
     )
 
 

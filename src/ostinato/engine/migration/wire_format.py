@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from ostinato.errors import DamagedExport, ForeignExport, RequestError
 from ostinato.json_io import JsonObject, from_plain, to_json_data
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import CacheReport
 from ostinato.media.media_item import MediaItem, Patches, RopePositions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
@@ -27,7 +28,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 
 MAGIC = b"OSTMOVE"
-VERSION = b"2"
+VERSION = b"3"
 """Version of the format of everything after it."""
 HEAD = struct.Struct("<7sc16sQ")
 """Head: magic; version; xxh3 of everything after it; bytes of the JSON."""
@@ -106,6 +107,7 @@ class RequestSnapshot:
     prompt_logprobs: list[TokenLogprobs | None] | None
     samples: list[SampleSnapshot]
     media: MediaSnapshot | None
+    marks: list[Mark] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     """Bytes of each part."""
 

@@ -35,6 +35,7 @@ from ostinato.engine.process.request_streams import RequestStream, StreamRegistr
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
@@ -178,6 +179,7 @@ class AsyncEngine:
         client: str | None = None,
         pooling: PoolingKind | None = None,
         arrival: float | None = None,
+        marks: Sequence[Mark] = (),
     ) -> RequestStream:
         """Add a request (see `EngineCore.add_request`) and return its stream, to be used with `async with`.
 
@@ -200,7 +202,17 @@ class AsyncEngine:
             name, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
             message = SubmitRequest(
-                name, token_ids, params, priority, cache_salt, media, client, pooling, self.final_only, arrival
+                name,
+                token_ids,
+                params,
+                priority,
+                cache_salt,
+                media,
+                client,
+                pooling,
+                self.final_only,
+                arrival,
+                tuple(marks),
             )
             await self._send_and_wait(stream, message)
         return stream

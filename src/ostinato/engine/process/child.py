@@ -288,6 +288,7 @@ class EngineLoop:
             client=request.client,
             pooling=request.pooling,
             arrival=request.arrival,
+            marks=request.marks,
         )
         if request.final_only:
             self._deltas.hold_until_end(request.request_id)

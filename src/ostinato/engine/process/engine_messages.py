@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineHistograms
@@ -64,6 +65,7 @@ class SubmitRequest(NamedTuple):
     """True if its output is sent once, when it has ended."""
     arrival: float | None = None
     """Moment of its arrival at the server, on this machine's monotonic clock; None if it arrives with the message."""
+    marks: tuple[Mark, ...] = ()
 
 
 class ImportRequest(NamedTuple):

@@ -124,6 +124,8 @@ class OutputDelta(NamedTuple):
     """Whole output, once the request has ended."""
     prompt_logprobs: PackedLogprobs | None = None
     """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
+    num_created_tokens: int = 0
+    """Tokens after the hit and up to the last pinned mark."""
 
     @property
     def num_bytes(self) -> int:
@@ -227,7 +229,10 @@ class DeltaBuffer:
             del self._sent[output.request_id]
             self._whole.discard(output.request_id)
         ended = output if output.finished else None
-        return OutputDelta(output.request_id, samples, output.num_cached_tokens, output.times, ended, packed_scores)
+        created = 0 if output.cache is None else output.cache.created_tokens
+        return OutputDelta(
+            output.request_id, samples, output.num_cached_tokens, output.times, ended, packed_scores, created
+        )
 
 
 def packed(output: RequestOutput) -> RequestOutput:

@@ -47,6 +47,8 @@ class RequestStream:
         """Log-probabilities of the prompt, if asked for; None before the first token of the first output."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that came from the prefix cache; None before the first delta."""
+        self.num_created_tokens = 0
+        """Prompt tokens after these and up to the last mark that is pinned."""
         self.num_output_tokens = 0
         """Number of tokens generated so far, by all outputs."""
         self.finish_reasons: list[str] = []
@@ -152,13 +154,14 @@ class RequestStream:
             scores = snapshot.prompt_logprobs
             self.prompt_logprobs = None if scores is None else PackedLogprobs.of(scores)
         if first.cache is not None:
-            self.num_cached_tokens = first.cache.cached_tokens
+            self.num_cached_tokens, self.num_created_tokens = first.cache.cached_tokens, first.cache.created_tokens
         self.num_output_tokens = sum(len(sample.token_ids) for sample in snapshot.samples)
         self.finish_reasons = [sample.finish_reason for sample in snapshot.samples if sample.finish_reason is not None]
 
     def put(self, delta: OutputDelta) -> None:
         """Add an output delta of the request. Called for the engine."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
+        self.num_created_tokens = delta.num_created_tokens
         num_bytes = delta.num_bytes
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs

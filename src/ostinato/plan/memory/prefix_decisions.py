@@ -10,7 +10,7 @@ from ostinato.plan.limits import largest, min_model_len, smallest
 from ostinato.plan.remedies import remedy_fewer_drafts
 
 CHECKPOINT_SETTINGS = ("state_block_size", "checkpoint_policy")
-PREFIX_SETTINGS = ("eviction_policy", "expected_prefix_tokens")
+PREFIX_SETTINGS = ("eviction_policy", "expected_prefix_tokens", "max_pinned_checkpoints", "max_checkpoint_ttl")
 
 
 def prefix_decisions(fitted: FitResult) -> list[Decision]:

@@ -328,8 +328,15 @@ def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "state_block_size", f"{settings.state_block_size} tokens"
         yield "checkpoint_policy", settings.checkpoint_policy
     yield "eviction_policy", settings.eviction_policy
+    yield "hits", str(plan.hit_law)
     if has_state:
         yield "checkpoints", f"{memory.num_checkpoints:,} slots beyond the working ones"
+    pins = plan.pins
+    yield (
+        "marks",
+        f"pin at most {pins.max_pins:,} checkpoints, for {pins.max_ttl:,} seconds at most; one takes "
+        f"{format_bytes(pins.bytes_per_pin)} and its blocks, all together at most {pins.max_blocks:,} blocks",
+    )
     count = memory.prefix_tokens // memory.expected_prefix_tokens
     prefixes = f"{count:,} prefixes of {memory.expected_prefix_tokens:,} tokens"
     if plan.cache_files is not None:

@@ -6,6 +6,7 @@ An answer has content blocks, and events that report their growth.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -106,6 +107,9 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
         """Answer a conversation in Anthropic's form; with `stream`, in its events."""
         model = models()
         prepared: PreparedChat = request.state.prepared
+        if prepared.marks and model.engine.plan.hit_law.min_shared == 0:
+            # Clients of this API send marks unasked, so they are no error where nothing is kept.
+            prepared = replace(prepared, marks=(), missing_marks=(*prepared.missing_marks, "cache_control"))
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
         written = _Message(
@@ -182,16 +186,21 @@ class _Message:
         return _ending("end_turn", None)
 
     def _usage(self, output_tokens: int | None = None) -> JsonObject:
-        """Return Anthropic's usage; its `input_tokens` are those that the prefix cache did not have."""
+        """Return Anthropic's usage; its `input_tokens` are those after the hit and the last mark.
+
+        Marks are named if they cannot be located, or nothing is kept.
+        """
         usage = self._run.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        created, missing = self._run.num_created_tokens, self._run.missing_marks
         thinking = self._run.reasoning_tokens
         return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage["prompt_tokens"] - cached - created,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"] if output_tokens is None else output_tokens,
             "output_tokens_details": None if thinking is None else {"thinking_tokens": thinking},
+            **({"cache_control_not_kept": missing} if missing else {}),
         }
 
 

@@ -18,6 +18,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import GenerationBody, check_model
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, prepare_chat
 from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.chat.cache_marks import ChatMark, check_number, read_cache_control
 from ostinato.serve.chat.conversation import (
     Conversation,
     FunctionCall,
@@ -33,6 +34,7 @@ from ostinato.serve.chat.conversation import (
 )
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import check_members
@@ -70,6 +72,23 @@ class MessageTurn:
     reasoning: str = ""
     call_id: str | None = None
     """Id of the call that a tool's answer belongs to."""
+    marks: list[tuple[str, float, int | None]] = field(default_factory=list)
+    """Marks (place, seconds, number of parts before it; None: after the whole turn)."""
+
+    def mark(self, block: dict[str, Any], place: str) -> None:
+        """Note the mark of a block that was just added, if it has one."""
+        ttl = read_cache_control(block.get("cache_control"), f"{place}.cache_control")
+        if ttl is not None:
+            self.marks.append((place, ttl, len(self.parts) if block["type"] in ("text", "image") else None))
+
+    def chat_marks(self, index: int) -> Iterator[ChatMark]:
+        """Yield the marks of this turn, which is message `index`."""
+        for place, ttl, count in self.marks:
+            if count is None or (count == len(self.parts) and not self.calls):
+                yield ChatMark(place, ttl, index)
+            else:
+                texts = [part.get("text", "") for part, _ in self.parts[:count]]
+                yield ChatMark(place, ttl, index, count - 1, len("\n".join(texts)))
 
     def message(self) -> Message:
         """Return the turn in the form of chat completions."""
@@ -100,10 +119,13 @@ def turns_of(messages: Iterable[tuple[Role, Content, str]]) -> Iterator[MessageT
             if block["type"] == "tool_result":
                 if turn.parts:
                     yield turn
-                yield _result(block, place)
+                result = _result(block, place)
+                result.mark(block, place)
+                yield result
                 turn = MessageTurn(role, where)
             else:
                 _add(turn, block, place)
+                turn.mark(block, place)
             has_begun = True
         if not has_begun:
             raise field_error(f"{where}.content", "is empty")
@@ -136,7 +158,7 @@ def _blocks(content: Content, where: str, role: Role, inside: str = ".content") 
         place = f"{where}{inside}[{number}]"
         if not isinstance(given, dict):
             raise field_error(place, "should be a block, an object with a type")
-        block = {name: value for name, value in given.items() if value is not None and name != "cache_control"}
+        block = {name: value for name, value in given.items() if value is not None}
         kind, allowed = block.get("type"), _OF_ROLE[role]
         if kind not in allowed:
             of_tool = "a tool_result" if role == "tool" else f"{'an' if role == 'assistant' else 'a'} {role} message"
@@ -189,6 +211,7 @@ def _result(block: JsonObject, place: str) -> MessageTurn:
         raise field_error(f"{place}.content", "should be a string or blocks")
     for inner, inner_place in _blocks(content, place, "tool"):
         _add(turn, inner, inner_place)
+        turn.mark(inner, inner_place)
     return turn
 
 
@@ -303,7 +326,8 @@ class MessagesInput(Body):
     output_config: OutputConfig | None = None
     chat_template_kwargs: JsonObject | None = None
     """Further variables of the chat template."""
-    cache_control: Ignored = None
+    cache_control: dict[str, Any] | None = None
+    """A mark after the last message."""
     context_management: Ignored = None
     diagnostics: Ignored = None
     speed: Annotated[Literal["standard"] | None, unsupported_field("there is one speed", but="standard")] = None
@@ -330,15 +354,33 @@ class MessagesInput(Body):
             not continues,
             continues,
             [_MADE.format(place) for place in range(len(turns))],
+            self._marks(turns, tools.offered_tools),
         )
         guide = self.guide_request() if isinstance(self, GenerationBody) else None
         return ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
 
+    def _marks(self, turns: Sequence[MessageTurn], offered: Sequence[Tool]) -> list[ChatMark]:
+        """Return the marks of tools, then those of messages. ApiError for more than a request may have."""
+        marks = []
+        for index, tool in enumerate(self.tools or ()):
+            place = f"tools[{index}]"
+            ttl = read_cache_control(tool.get("cache_control"), f"{place}.cache_control")
+            if ttl is not None:
+                marks.append(ChatMark(place, ttl, tool=index if offered else len(self.tools or ())))
+        marks += [mark for index, turn in enumerate(turns) for mark in turn.chat_marks(index)]
+        ttl = read_cache_control(self.cache_control, "cache_control")
+        if ttl is not None:
+            marks.append(ChatMark("cache_control", ttl, len(turns) - 1))
+        check_number(marks, "cache_control")
+        return marks
+
     def _turns(self) -> Iterator[MessageTurn]:
         if self.system is not None:
-            yield MessageTurn(
-                "system", "system", parts=[({"type": "text", "text": text_in(self.system, "system")}, "system")]
-            )
+            turn = MessageTurn("system", "system")
+            for block, place in _blocks(self.system, "system", "system", inside=""):
+                _add(turn, block, place)
+                turn.mark(block, place)
+            yield turn
         yield from turns_of((each.role, each.content, f"messages[{i}]") for i, each in enumerate(self.messages))
 
     def with_places(self, error: ApiError) -> ApiError:

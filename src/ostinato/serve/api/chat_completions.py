@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -34,13 +35,14 @@ from ostinato.serve.api.generation_run import (
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
+from ostinato.serve.chat.cache_marks import read_breakpoints
 from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import ConversationBody, check_counts, checked_tools, conversation_of
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import TokenStrings
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.api_router import ApiRouter
-from ostinato.serve.http.json_bodies import Body, Ignored, unsupported_field
+from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LoopTurns
 
@@ -80,6 +82,9 @@ class ChatRequest(GenerationBody, ConversationBody):
     """
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
+    cache_breakpoints: ListOf[int | JsonObject] | None = None
+    """Where later prompts will share this one, at most 4 times: indices of messages, or `{"after": "system", "tools"
+    or an index, "ttl": "5m", "1h" or seconds}`. A checkpoint is kept before each, and pinned for its time."""
     store: Annotated[Literal[False] | None, unsupported_field("nothing is stored", but=False)] = None
     """Nothing is stored."""
     modalities: list[Literal["text"]] | None = None
@@ -101,10 +106,17 @@ class ChatRequest(GenerationBody, ConversationBody):
         guide = self.guide_request()
         tools = checked_tools(work.text, self.tools, self.tool_choice)
         conversation = conversation_of(work.text, self, tools.offered_tools)
+        if self.cache_breakpoints:
+            roles = [message.role for message in self.messages]
+            marks = read_breakpoints(self.cache_breakpoints, roles, len(conversation.tools or ()), "cache_breakpoints")
+            conversation = replace(conversation, marks=marks)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
         logprobs = num_logprobs(self.top_logprobs, bool(self.logprobs), "logprobs to be true")
-        return prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
+        prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
+        for where in prepared.missing_marks:
+            raise field_error(where, "cannot be located: the chat template does not give out what it follows as it is")
+        return prepared
 
     def max_output(self) -> int | None:
         """Return the most tokens of output. ApiError if the two names for it disagree."""

@@ -20,6 +20,7 @@ from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.observe.request_record import RequestRecord
 from ostinato.sampling.guide import Guide
@@ -28,6 +29,7 @@ from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.api.generation_fields import GenerationBody
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, AnswerLayout
+from ostinato.serve.chat.cache_marks import locate_marks
 from ostinato.serve.chat.chat_output import ChatOutput
 from ostinato.serve.chat.conversation import Conversation, render, starts_in_reasoning, token_ids_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
@@ -72,6 +74,8 @@ class GenerationRun:
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None
         """Number of completion_tokens that are reasoning; None if the endpoint does not count reasoning separately."""
+        self.missing_marks: tuple[str, ...] = ()
+        """Places in the body of marks that could not be located."""
         self._num_ended = 0
 
     @classmethod
@@ -86,11 +90,12 @@ class GenerationRun:
         guide: Guide | None = None,
         media: MediaPrompt | None = None,
         client: str | None = None,
+        marks: Sequence[Mark] = (),
     ) -> GenerationRun:
         """Submit every prompt, as token ids. If one is refused, none runs, and its error is raised.
 
         `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
-        the client that sent it.
+        the client that sent it. `marks` are those of every prompt.
         """
         if guide is not None:
             params = params.replace(guide=guide)
@@ -107,6 +112,7 @@ class GenerationRun:
                     deadline=deadline,
                     client=client,
                     arrival=record.begun,
+                    marks=marks,
                 )
                 run.streams.append(stream)
         except BaseException:
@@ -159,17 +165,26 @@ class GenerationRun:
                 stream.raise_error()
             yield part
 
+    @property
+    def num_created_tokens(self) -> int:
+        """Prompt tokens after the hits and up to the last marks that are pinned."""
+        return sum(stream.num_created_tokens for stream in self.streams)
+
     def usage(self, without_output: bool = False) -> JsonObject:
         """Return OpenAI's `usage`; `without_output` if the client asked for no output."""
         completion_tokens = 0 if without_output else self.completion_tokens
         prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
         cached = sum(stream.num_cached_tokens or 0 for stream in self.streams)
+        created = self.num_created_tokens
         details = {} if self.reasoning_tokens is None else {"reasoning_tokens": self.reasoning_tokens}
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {
+                "cached_tokens": cached,
+                **({"cache_creation_tokens": created} if created else {}),
+            },
             "completion_tokens_details": details or None,
         }
 
@@ -235,6 +250,10 @@ class PreparedChat:
     parallel: bool
     either: bool
     guide: GuidePlan | None
+    marks: tuple[Mark, ...] = ()
+    """Positions at which the client wants checkpoints."""
+    missing_marks: tuple[str, ...] = ()
+    """Places in the body of marks whose positions cannot be located."""
     is_plain: bool = False
     """True if the prompt is no conversation, so that the whole answer is content."""
 
@@ -273,7 +292,21 @@ def prepare_chat(
         text.formats_with(asked.tools), asked.tools, inside, asked.parallel, either=asked.guide is not None
     )
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
-    return PreparedChat(params, token_ids, rendered.media, asked.tools, inside, asked.parallel, form.either, guide)
+    marks, missing = (
+        locate_marks(work, asked.conversation, rendered, token_ids) if asked.conversation.marks else ((), ())
+    )
+    return PreparedChat(
+        params,
+        token_ids,
+        rendered.media,
+        asked.tools,
+        inside,
+        asked.parallel,
+        form.either,
+        guide,
+        tuple(marks),
+        tuple(missing),
+    )
 
 
 async def start_chat(
@@ -289,7 +322,11 @@ async def start_chat(
     engine.queue_limit.check(prepared.params.n, client)
     guide = await compiler.compiled(prepared.guide, client)
     prompts, media = [prepared.token_ids], prepared.media
-    return await GenerationRun.start(engine, prompts, prepared.params, body, deadline, record, guide, media, client)
+    run = await GenerationRun.start(
+        engine, prompts, prepared.params, body, deadline, record, guide, media, client, prepared.marks
+    )
+    run.missing_marks = prepared.missing_marks
+    return run
 
 
 async def make_response(

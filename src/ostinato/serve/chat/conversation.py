@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic_core import from_json
 
@@ -26,6 +26,9 @@ from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
 from ostinato.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ostinato.serve.chat.cache_marks import ChatMark
 
 _MEDIA = ("image_url", "input_image", "video")
 
@@ -183,6 +186,8 @@ class Conversation:
     continue_final_message: bool
     places: Sequence[str] | None = None
     """Place of each message in the body; None: `messages[0]` and so on."""
+    marks: Sequence[ChatMark] = ()
+    """Positions at which the client wants checkpoints."""
 
     @property
     def has_images(self) -> bool:
@@ -274,30 +279,46 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
         work.require_worker()
 
     def of_template(messages: Sequence[Mapping[str, object]]) -> str:
-        if text.formats.has_channels:
-            messages = [_with_thinking(message) for message in messages]
-        tools = conversation.tools
-        if tools and not text.takes_tools:
-            messages, tools = _with_tools(messages, tools), None
-        rendered = partial(
-            text.chat_template.render,
-            messages,
-            tools=tools,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            **conversation.kwargs,
-        )
-        return work.run_template(rendered, (messages, tools, conversation.kwargs))
+        return render_text(work, conversation, messages, param)
 
     others = (conversation.tools, conversation.kwargs)
     try:
         return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
-    except TemplateTooExpensive as error:
-        work.require_worker()
-        raise ApiError(400, error.message, param=param) from None
     except MediaError as error:
         code = UNKNOWN if isinstance(error, UnknownMember) else None
         raise ApiError(400, error.message, param=error.setting, code=code) from None
+    except RequestError as error:
+        raise ApiError(400, error.message, param=param) from None
+
+
+def render_text(
+    work: RequestContext,
+    conversation: Conversation,
+    messages: Sequence[JsonMapping],
+    param: str = "messages",
+) -> str:
+    """Return what the chat template makes of a conversation whose images are placeholders in `messages`.
+
+    Raises ApiError, which names `param`, if the template refuses; NeedsWorker on the event loop for what takes long.
+    """
+    text, tools = work.text, conversation.tools
+    if text.formats.has_channels:
+        messages = [_with_thinking(message) for message in messages]
+    if tools and not text.takes_tools:
+        messages, tools = _with_tools(messages, tools), None
+    rendered = partial(
+        text.chat_template.render,
+        messages,
+        tools=tools,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        **conversation.kwargs,
+    )
+    try:
+        return work.run_template(rendered, (messages, tools, conversation.kwargs))
+    except TemplateTooExpensive as error:
+        work.require_worker()
+        raise ApiError(400, error.message, param=param) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
 

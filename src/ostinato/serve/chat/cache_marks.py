@@ -1,0 +1,202 @@
+"""Marks in the bodies of conversations, and their positions in the prompt that the chat template makes.
+
+A template says nothing of where its parts come from. A mark after a whole message is where the conversation up to that
+message ends, rendered alone. A mark inside a message, or after tools, is where a word stands that is put there. Both
+count only if the text before them is that of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
+from ostinato.media.media_input import RenderedChat
+from ostinato.media.message_media import split_media
+from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.chat.conversation import Conversation, render_text
+from ostinato.serve.http.api_errors import ApiError, field_error
+from ostinato.serve.http.unknown_fields import check_members
+
+TTLS = {"5m": DEFAULT_TTL, "1h": 3600.0}
+"""Times of Anthropic's API -> seconds."""
+
+_WORD = "OstinatoCacheMark"
+"""A word that a template gives out as it is."""
+_BETWEEN = " \t\r\n\"',:{"
+"""Characters that may stand between the end of a marked text and the word put after it."""
+_MAX_MERGED = 4
+"""Tokens at the end of a text that may differ where more text follows."""
+
+
+@dataclass(frozen=True)
+class ChatMark:
+    """A mark in a conversation: after a message, or after its first parts, or after a tool."""
+
+    where: str
+    """Its place in the body."""
+    ttl: float
+    message: int = 0
+    part: int | None = None
+    """Index of the last part of the message before it; None: it follows the whole message."""
+    end: int | None = None
+    """Characters of the message's text before it, if that is one text."""
+    tool: int | None = None
+    """Index of the tool that it follows, in place of a message."""
+
+
+def read_ttl(value: object, where: str) -> float:
+    """Return the seconds of a `ttl`: `5m` (as null), `1h`, or a number. ApiError for others."""
+    if value is None or (isinstance(value, str) and value in TTLS):
+        return TTLS[value or "5m"]
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    raise field_error(where, f"should be {' or '.join(TTLS)}, or a number of seconds")
+
+
+def read_cache_control(value: object, where: str) -> float | None:
+    """Return the seconds that Anthropic's `cache_control` asks for; None without one. ApiError if it is not valid."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") != "ephemeral":
+        raise field_error(where, 'should be {"type": "ephemeral"}, with an optional ttl of 5m or 1h')
+    check_members(value, ("type", "ttl"), where)
+    return read_ttl(value.get("ttl"), f"{where}.ttl")
+
+
+def read_breakpoints(
+    values: Sequence[int | dict[str, Any]] | None, roles: Sequence[str], num_tools: int, param: str
+) -> list[ChatMark]:
+    """Return the marks of OpenAI bodies: indices of messages, or `{"after": "system", "tools" or an index}`.
+
+    An object may have a `ttl`. ApiError, which names the entry, for what is not there.
+    """
+    marks = []
+    for number, value in enumerate(values or ()):
+        where, ttl = f"{param}[{number}]", DEFAULT_TTL
+        after: object = value
+        if isinstance(value, dict):
+            check_members(value, ("after", "ttl"), where)
+            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
+        if after == "tools" and num_tools:
+            marks.append(ChatMark(where, ttl, tool=num_tools - 1))
+            continue
+        leading = [place for place, role in enumerate(roles) if role in ("system", "developer")]
+        if after == "system" and leading:
+            after = leading[0]
+        if isinstance(after, bool) or not isinstance(after, int) or not -len(roles) <= after < len(roles):
+            known = [f"an index of messages (0 to {len(roles) - 1}, or from the end, -1)"]
+            known += ['{"after": "system"}'] * bool(leading) + ['{"after": "tools"}'] * bool(num_tools)
+            raise field_error(where, f"should be {' or '.join(known)}")
+        marks.append(ChatMark(where, ttl, after % len(roles)))
+    check_number(marks, param)
+    return marks
+
+
+def check_number(marks: Sequence[ChatMark], param: str) -> None:
+    """Raise ApiError for more marks than a request may have."""
+    if len(marks) > MAX_MARKS:
+        raise ApiError(400, f"{param}: {len(marks)} marks are too many; a request may have {MAX_MARKS}", param=param)
+
+
+def locate_marks(
+    work: RequestContext, conversation: Conversation, rendered: RenderedChat, token_ids: Sequence[int]
+) -> tuple[list[Mark], list[str]]:
+    """Return the conversation's marks at their token positions, and the places of those that cannot be located."""
+    marks: list[Mark] = []
+    missing: list[str] = []
+    for mark in conversation.marks:
+        end = _text_end(work, conversation, mark, rendered.text)
+        position = 0 if end is None else _token_position(work, rendered.text[:end], token_ids, mark.where)
+        if position:
+            marks.append(Mark(position, mark.ttl))
+        else:
+            missing.append(mark.where)
+    return marks, missing
+
+
+def _token_position(work: RequestContext, text: str, token_ids: Sequence[int], param: str) -> int:
+    """Return how many tokens the prompt shares with a text that it begins with; 0 if that is not nearly all of it.
+
+    Images have no text: a mark after one is not located.
+    """
+    prefix = work.encode(text, False, param) if text else []
+    shared = _shared(prefix, token_ids)
+    return shared if len(prefix) - shared <= _MAX_MERGED else 0
+
+
+def _text_end(work: RequestContext, conversation: Conversation, mark: ChatMark, prompt: str) -> int | None:
+    """Return the position of a mark in the text of the prompt; None if it cannot be located."""
+    if mark.tool is not None:
+        return _end_after_tool(work, conversation, mark.tool, prompt)
+    messages = list(conversation.messages)
+    if mark.part is None:
+        upto = replace(
+            conversation,
+            messages=messages[: mark.message + 1],
+            add_generation_prompt=False,
+            continue_final_message=False,
+        )
+        alone = _rendered(work, upto)
+        if alone is not None:
+            # A template may end a conversation with a token that does not stand between its messages.
+            shared = _shared(alone, prompt)
+            if shared and not alone[shared:].strip():
+                return shared
+    content = messages[mark.message].get("content")
+    if isinstance(content, str):
+        end = len(content) if mark.end is None else mark.end
+        content = content[:end] + _WORD + content[end:]
+    elif isinstance(content, list):
+        part = len(content) if mark.part is None else mark.part + 1
+        content = [*content[:part], {"type": "text", "text": _WORD}, *content[part:]]
+    else:
+        return None
+    messages[mark.message] = {**messages[mark.message], "content": content}
+    return _end_before_word(_rendered(work, replace(conversation, messages=messages)), prompt)
+
+
+def _end_after_tool(work: RequestContext, conversation: Conversation, index: int, prompt: str) -> int | None:
+    """Return where the description of a tool ends; of a template that knows its members alone, the text of it."""
+    tools = list(conversation.tools or ())
+    if index >= len(tools):
+        return None
+    function = tools[index]["function"]
+    texts = {name: f"{function[name]}{_WORD}" for name in ("description", "name") if function.get(name)}
+    for changed in ({**function, _WORD: True}, *({**function, name: text} for name, text in texts.items())):
+        changed_tools = [*tools[:index], {**tools[index], "function": changed}, *tools[index + 1 :]]
+        end = _end_before_word(_rendered(work, replace(conversation, tools=changed_tools)), prompt)
+        if end is not None:
+            return end
+    return None
+
+
+def _end_before_word(marked: str | None, prompt: str) -> int | None:
+    """Return the length of what stands before the word in `marked`, if the prompt begins so too."""
+    place = -1 if marked is None else marked.find(_WORD)
+    if marked is None or place < 0:
+        return None
+    shared = _shared(marked[:place], prompt)
+    return None if marked[shared:place].strip(_BETWEEN) else shared
+
+
+def _rendered(work: RequestContext, conversation: Conversation) -> str | None:
+    """Return the text of a conversation without its images; None if the template refuses it."""
+    try:
+        plain, _ = split_media(conversation.messages, None)
+        return render_text(work, conversation, plain)
+    except ApiError:
+        return None
+
+
+def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the common beginning of two texts or two lists of tokens."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
