@@ -17,6 +17,7 @@ from ostinato.engine.core import EngineCore
 from ostinato.engine.flight import flight_recorder
 from ostinato.engine.flight.record_files import find_run, read_pieces, segments_of
 from ostinato.errors import ConfigError, DamagedRecord, RecordError
+from ostinato.kv_cache.marks import Mark
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.request_queues import Client
@@ -40,6 +41,7 @@ def record_run(directory: Path, name: str, seed: int, **settings: Any) -> Engine
     """A random schedule, recorded: prompts that share prefixes, samples, aborts, preemptions, a reset, clients."""
     rng = random.Random(seed)
     engine = make_engine(name, record=str(directory), **(SMALL | settings))
+    pins = engine.plan.hit_law.min_shared > 0
     stems = [random_prompt(rng.randint(20, 50), seed=number) for number in range(3)]
     for number in range(14):
         tail = random_prompt(rng.randint(1, 12), seed=100 + number)
@@ -52,6 +54,8 @@ def record_run(directory: Path, name: str, seed: int, **settings: Any) -> Engine
             request_id=f"r{number % 9}" if f"r{number % 9}" not in engine.output_processor.request_states else None,
             client=rng.choice([None, Client("secret name", 2), Client("other")]),
             cache_salt=rng.choice([None, None, "secret salt"]),
+            arrival=40.0 * number,  # so that pins end on the way
+            marks=rng.choice([[], [Mark(rng.randint(1, 20), ttl=60.0)]]) if pins else [],
         )
         for _ in range(rng.randint(0, 5)):
             engine.step()

@@ -300,8 +300,9 @@ class Replay:
         if event.head.imported and self._is_exact:
             self._only_tokens(f"request {event.request_id} came from another engine with what that had computed")
         generation = self.engine.restore_state(event.snapshot, {})
-        if snapshot.client is not None:
-            for request in generation.requests:
+        for request in generation.requests:
+            request.arrival = event.head.arrival
+            if snapshot.client is not None:
                 request.client = Client(snapshot.client, event.head.weight)
         self.engine.add_state(generation)
         self._states[serial] = generation

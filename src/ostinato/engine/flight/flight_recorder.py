@@ -87,6 +87,7 @@ def schedule_facts(engine: RecordedEngine) -> JsonObject:
         "num_slots": memory.num_slots,
         "num_window_blocks": memory.num_window_blocks,
         "slots_per_request": memory.slots_per_request,
+        **{f"pins_{name}": value for name, value in asdict(engine.plan.pins).items()},
         "encoder_cells": None if encoder is None else encoder.num_cells,
     }
 
@@ -171,7 +172,7 @@ class StepLog(ABC):
             cache_salt=self._name(snapshot.cache_salt),
         )
         images = [] if has_media or generation.media is None else [span.item.digest for span in generation.media.spans]
-        head = RequestHead(client_weight(first.client), first.was_imported, is_resumed, images)
+        head = RequestHead(client_weight(first.client), first.was_imported, is_resumed, images, first.arrival)
         self.add_request(head, hidden, parts)
 
     def note_step(self, batch: Batch, updates: Sequence[RequestUpdate], *, is_called: bool, has_failed: bool) -> None:

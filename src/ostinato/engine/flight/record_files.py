@@ -77,12 +77,14 @@ class RequestHead:
     """Properties of a request that its snapshot does not have.
 
     `resumed`: it had come before the segment began. `images` are the digests of images whose pixels were not recorded.
+    `arrival` is the scheduler's time, by which pins of checkpoints end.
     """
 
     weight: int = 1
     imported: bool = False
     resumed: bool = False
     images: list[str] = field(default_factory=list)
+    arrival: float = 0.0
 
 
 class RowRecord(NamedTuple):
