@@ -149,6 +149,8 @@ class MixerBlock(Module):
 class Decoder(CausalLM):
     """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
+    backbone_type: type[Backbone] = Backbone
+
     def __init__(
         self,
         build: ModelBuilder,
@@ -161,7 +163,8 @@ class Decoder(CausalLM):
         norm_plus_one: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
-        self.model = Backbone(build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one)
+        how = (norm_eps, names, embedding_multiplier, norm_plus_one)
+        self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             self.mtp = self.make_head(spec.drafter.layers)

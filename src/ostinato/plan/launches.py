@@ -96,7 +96,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
         layers += drafter.model.layers
     of_mixers = {name for layer in layers for name in operations_of(layer.mixer)}
     for layer in dict.fromkeys(layers):
-        if op in ("attention", "rotary") and layer.attention is not None:
+        if op in ("attention", "rotary", "rotate") and layer.attention is not None:
             rope = (model.local_rope if layer.attention.is_local else None) or model.rope
             rope = rope if layer.attention.rotates else None
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
@@ -114,7 +114,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[dict[str, Any]]:
                 yield {**sizes, "in_blocks": in_blocks, "group_size": group_size, **_groups(model)}
     if op == "embedding" and getattr(model.hyperparameters, "query_growth", None) is not None:
         yield {"size": 1}
-    if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
+    if op not in (*of_mixers, "attention", "rotary", "rotate", "moe", "route"):
         finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
         for group_size in _group_sizes(model, of_experts=False):

@@ -1,0 +1,163 @@
+"""Gemma 4, its text model (model_type `gemma4_text`), also inside `gemma4`.
+
+Blocks of four norms, as in Gemma 3. A block multiplies its result by a learned number. Before that it may add a small
+embedding of its token, gated by the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.norm import RMSNorm, sigmoid_gate
+from ostinato.models.base import Backbone
+from ostinato.models.decoder import Decoder, SandwichBlock
+from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
+
+_BESIDE_TEXT = tuple(
+    f"model.{part}." for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
+)
+"""Prefixes of the tensors of a `gemma4` checkpoint that are not its text model's."""
+
+HALF = 0.5**0.5
+
+
+class Gemma4Block(SandwichBlock):
+    """Block of four norms. It adds the token's small embedding, if it gets one, and multiplies the sum by a number."""
+
+    def __init__(
+        self, build: ModelBuilder, size: int, hyper: Gemma4Hyperparameters, attention: Attention, mlp: GatedMLP
+    ) -> None:
+        super().__init__(build, size, hyper.norm_eps, attention=attention, mlp=mlp)
+        self.multiply = build.ops.multiply
+        self.layer_scalar = self.declare(build, "layer_scalar", 1, role="bias")
+        if hyper.small_size:
+            self.per_layer_input_gate = Linear(build, size, hyper.small_size)
+            self.per_layer_projection = Linear(build, hyper.small_size, size)
+            self.post_per_layer_input_norm = RMSNorm(build, size, hyper.norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        angles: torch.Tensor | None,
+        step: StepInputs,
+        memory: LayerCache,
+        embedded: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden].
+
+        `embedded` are the tokens' small embeddings, [tokens, small].
+        """
+        x = super().forward(x, angles, step, memory)
+        if embedded is not None:
+            gates = self.per_layer_input_gate(x, activation="gelu_pytorch_tanh")
+            y = self.per_layer_projection(self.multiply(gates, embedded.contiguous()))
+            x = self.post_per_layer_input_norm(y, x)
+        return x * self.layer_scalar
+
+
+class Gemma4Backbone(Backbone):
+    """Backbone whose blocks get small embeddings of the tokens: learned ones plus a projection of the large ones."""
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ModelSpec,
+        make_block: Callable[[LayerSpec], Module],
+        norm_eps: float,
+        names: dict[str, str] | None = None,
+        embedding_multiplier: float = 1.0,
+        norm_plus_one: bool = False,
+    ) -> None:
+        super().__init__(build, spec, make_block, norm_eps, names, embedding_multiplier, norm_plus_one)
+        hyper: Gemma4Hyperparameters = spec.hyperparameters
+        self.small_size, hidden, all_sizes = hyper.small_size, spec.hidden_size, hyper.num_layers * hyper.small_size
+        if self.small_size:
+            multiplier = build.rounded(self.small_size**0.5)
+            self.embed_tokens_per_layer = Embedding(build, spec.vocab_size, all_sizes, multiplier)
+            self.per_layer_model_projection = Linear(build, hidden, all_sizes, multiplier=hidden**-0.5)
+            self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+        """Compute the final normed hidden states of a step, [tokens, hidden]."""
+        x = self.embed_tokens(step.token_ids)
+        small = self._small_embeddings(x, step.token_ids)
+        angles = self.rotary(step.positions) if self.rotary is not None else None
+        local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
+        for i, (block, layer_memory) in enumerate(zip(self.layers, memory, strict=True)):
+            of_block = local_angles if block in self.local_blocks else angles
+            x = block(x, of_block, step, layer_memory, small[i] if small else None)
+        return self.norm(x)
+
+    def _small_embeddings(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the small embeddings for each layer, [tokens, small] each; () if there are none."""
+        if not self.small_size:
+            return ()
+        projected = self.per_layer_model_projection(x).unflatten(-1, (-1, self.small_size))
+        learned = self.embed_tokens_per_layer(token_ids).unflatten(-1, (-1, self.small_size))
+        return ((self.per_layer_projection_norm(projected) + learned) * HALF).unbind(1)
+
+
+class Gemma4(Decoder):
+    """The language model."""
+
+    backbone_type = Gemma4Backbone
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        hyper: Gemma4Hyperparameters = spec.hyperparameters
+        cap = hyper.logits_cap
+        super().__init__(
+            build,
+            spec,
+            norm_eps=hyper.norm_eps,
+            embedding_multiplier=build.rounded(spec.hidden_size**0.5),
+            logits_multiplier=1.0 if cap is None else 2 / cap,
+        )
+        self.cap = cap
+        if cap is not None:
+            self.cap_gate = sigmoid_gate(build, spec.vocab_size)
+            self.caps = build.constant([2 * cap] * spec.vocab_size, build.float32)
+
+    def make_block(self, layer: LayerSpec) -> Gemma4Block:
+        build, size = self.build, self.spec.hidden_size
+        hyper: Gemma4Hyperparameters = self.spec.hyperparameters
+        assert layer.attention is not None, "every layer has attention"
+        attention = Attention(
+            build,
+            size,
+            layer.attention,
+            bias=hyper.attention_bias,
+            qk_norm_eps=hyper.norm_eps,
+            scale=1.0,
+            value_norm_eps=hyper.norm_eps,
+            values_are_keys=hyper.values_are_keys and not layer.attention.is_local,
+        )
+        widens = hyper.widens_shared and layer.attention.keys_of is not None
+        mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
+        return Gemma4Block(build, size, hyper, attention, mlp)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return capped logits: cap * tanh(x / cap), which is 2 cap * sigmoid(2 x / cap) - cap."""
+        logits = super().compute_logits(hidden)
+        if self.cap is None:
+            return logits
+        caps = self.caps[: logits.shape[1]].unflatten(-1, (1, -1)).expand(logits.shape[0], -1).contiguous()
+        return self.cap_gate(caps, logits) - self.cap
+
+    def checkpoint_name(self, name: str) -> str | None:
+        if self.spec.architecture == "gemma4":
+            if name.startswith(_BESIDE_TEXT):
+                return None
+            name = name.replace("model.language_model.", "model.", 1)
+        return super().checkpoint_name(name)
