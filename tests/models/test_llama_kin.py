@@ -193,7 +193,7 @@ def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["full_attention, sliding_attention"]),
         ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 0}, ["sliding_window_pattern = 0"]),
         ("gemma3_text", {"model_type": "gemma3"}, ["config.json has no 'text_config'", "gemma3 model"]),
-        ("gemma4_text", {"enable_moe_block": True}, ["enable_moe_block = True", "false"]),
+        ("gemma4_text", {"enable_moe_block": True}, ["no 'num_experts'", "gemma4_text model"]),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention = 'all'", "'vision'"]),
         ("gemma4_text", {"num_kv_shared_layers": 4}, ["num_kv_shared_layers = 4 of 5 layers", "no layer of a kind"]),
         ("gemma4_text", {"vocab_size_per_layer_input": 7}, ["vocab_size_per_layer_input = 7", "131"]),

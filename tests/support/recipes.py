@@ -598,10 +598,12 @@ def gemma4_text() -> PretrainedConfig:
 
 
 def gemma4() -> PretrainedConfig:
-    """The text part of a checkpoint that may have encoders too: no small embeddings, no shared keys, biases, untied."""
+    """The text part of a checkpoint that may have encoders too, with experts beside the MLPs and biases."""
     text = gemma4_text().to_dict() | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
     text |= {"attention_bias": True, "attention_k_eq_v": False, "final_logit_softcapping": None}
-    text |= {"tie_word_embeddings": False, "global_head_dim": 16}
+    text |= {"tie_word_embeddings": False, "global_head_dim": 16, "num_hidden_layers": 3}
+    text |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "enable_moe_block": True}
+    text |= {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
     text.pop("per_layer_config")
     return transformers.Gemma4Config(text_config=text, tie_word_embeddings=False)
 

@@ -101,8 +101,11 @@ class SandwichBlock(Module):
         if self.mamba is not None:
             y = self.mamba(y, step, memory, None)
         x = self.post_attention_layernorm(y, x)
-        y = self.mlp(self.pre_feedforward_layernorm(x), None)
-        return self.post_feedforward_layernorm(y, x)
+        return self.post_feedforward_layernorm(self.feed_forward(x), x)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the MLP's result before its last norm, [tokens, hidden] -> [tokens, hidden]."""
+        return self.mlp(self.pre_feedforward_layernorm(x), None)
 
 
 class PostNormBlock(Module):

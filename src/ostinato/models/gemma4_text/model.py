@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Embedding, Linear
-from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm, sigmoid_gate
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder, SandwichBlock
 from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -33,15 +33,55 @@ _BESIDE_TEXT = tuple(
 HALF = 0.5**0.5
 
 
+class Router(Module):
+    """Router of a normed input. Each expert has a number that multiplies its weight."""
+
+    def __init__(self, build: ModelBuilder, experts: ExpertsSpec, eps: float) -> None:
+        super().__init__()
+        self.ops, self.stack, self.eps, self.top_k = build.ops, build.stack, eps, experts.top_k
+        self.root = experts.size**-0.5
+        self.scale = self.declare(build, "scale", experts.size, role="norm")
+        self.weight = self.declare(
+            build, "weight", experts.num_experts, experts.size, role="router", names=("proj.weight",)
+        )
+        name = "per_expert_scale"
+        self.per_expert_scale = self.declare(build, name, experts.num_experts, role="bias", in_float32=True)
+        self.ids = build.constant([0], "int64")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
+        normed = self.ops.rms_norm(x, self.scale, self.eps) * self.root
+        ids, weights = self.ops.route(normed, self.weight, None, self.top_k).unbind(1)
+        of_experts = self.per_expert_scale.unflatten(-1, (-1, 1))
+        scales = self.ops.embedding(ids.contiguous().flatten(0).to(self.ids.dtype), of_experts, 1.0)
+        return self.stack((ids, weights * scales.view(-1, self.top_k)))
+
+
 class Gemma4Block(SandwichBlock):
-    """Block of four norms. It adds the token's small embedding, if it gets one, and multiplies the sum by a number."""
+    """Block of four norms, with experts beside the MLP if its layer has some.
+
+    It adds the token's small embedding, if it gets one, and multiplies the sum by a number.
+    """
 
     def __init__(
-        self, build: ModelBuilder, size: int, hyper: Gemma4Hyperparameters, attention: Attention, mlp: GatedMLP
+        self,
+        build: ModelBuilder,
+        size: int,
+        hyper: Gemma4Hyperparameters,
+        attention: Attention,
+        mlp: GatedMLP,
+        experts: ExpertsSpec | None,
     ) -> None:
         super().__init__(build, size, hyper.norm_eps, attention=attention, mlp=mlp)
         self.multiply = build.ops.multiply
         self.layer_scalar = self.declare(build, "layer_scalar", 1, role="bias")
+        self.router: Router | None = None
+        if experts is not None:
+            self.router = Router(build, experts, hyper.norm_eps)
+            self.experts = Experts(build, experts, "geglu", stacked_as=("gate_up_proj", "down_proj"))
+            self.post_feedforward_layernorm_1 = RMSNorm(build, size, hyper.norm_eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)
         if hyper.small_size:
             self.per_layer_input_gate = Linear(build, size, hyper.small_size)
             self.per_layer_projection = Linear(build, hyper.small_size, size)
@@ -65,6 +105,13 @@ class Gemma4Block(SandwichBlock):
             y = self.per_layer_projection(self.multiply(gates, embedded.contiguous()))
             x = self.post_per_layer_input_norm(y, x)
         return x * self.layer_scalar
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().feed_forward(x)
+        if self.router is None:
+            return y
+        of_experts = self.experts(self.pre_feedforward_layernorm_2(x), self.router(x))
+        return self.post_feedforward_layernorm_2(of_experts, self.post_feedforward_layernorm_1(y))
 
 
 class Gemma4Backbone(Backbone):
@@ -145,7 +192,7 @@ class Gemma4(Decoder):
         )
         widens = hyper.widens_shared and layer.attention.keys_of is not None
         mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
-        return Gemma4Block(build, size, hyper, attention, mlp)
+        return Gemma4Block(build, size, hyper, attention, mlp, layer.experts)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return capped logits: cap * tanh(x / cap), which is 2 cap * sigmoid(2 x / cap) - cap."""

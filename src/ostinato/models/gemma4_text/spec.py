@@ -16,15 +16,15 @@ from ostinato.models.config_json import (
     activation,
     attention_spec,
     flag,
-    flag_is,
     integer,
     layer_windows,
     number,
     shared_fields,
     sliding_layers,
+    top_k,
 )
 from ostinato.models.lfm3.spec import rope_of_kind
-from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 SHARDED_DIMS = ("intermediate_size",)
@@ -68,10 +68,9 @@ class Gemma4Hyperparameters:
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma4_text` config.json.
 
-    ModelError for experts, for attention in both directions, and for heads that differ within a kind of layers.
+    ModelError for attention in both directions, and for heads that differ within a kind of layers.
     """
     activation(config, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
-    flag_is(config, "enable_moe_block", False)
     directions = config.get("use_bidirectional_attention")
     if directions not in BIDIRECTIONAL:
         raise ModelError(f"config.json has use_bidirectional_attention = {directions!r}; supported: null, 'vision'")
@@ -89,11 +88,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"config.json has vocab_size_per_layer_input = {config['vocab_size_per_layer_input']}; supported: "
             f"vocab_size, which is {vocab_size}"
         )
-    cap = config.get("final_logit_softcapping")
+    cap, experts = config.get("final_logit_softcapping"), _experts(config)
     layers = tuple(
         LayerSpec(
             (LOCAL if slid else GLOBAL) + ("" if keys_of is None else ", shared keys"),
             replace(heads[slid], is_local=slid, window=window, keys_of=keys_of),
+            experts=experts,
         )
         for slid, window, keys_of in zip(slides, windows, _keys_of(config, slides), strict=True)
     )
@@ -150,6 +150,15 @@ def _heads(config: JsonMapping, slides: list[bool], values_are_keys: bool) -> di
     heads = integer(found[0], "num_key_value_heads", plain.num_kv_heads)
     changed = replace(plain, head_dim=integer(found[0], "head_dim", plain.head_dim), num_kv_heads=heads)
     return {True: plain, False: changed}
+
+
+def _experts(config: JsonMapping) -> ExpertsSpec | None:
+    """Return the experts of every layer, if there are some."""
+    if not flag(config, "enable_moe_block", False):
+        return None
+    count = integer(config, "num_experts")
+    chosen = top_k({**config, "num_experts_per_tok": integer(config, "top_k_experts")}, count)
+    return ExpertsSpec(count, chosen, integer(config, "hidden_size"), integer(config, "moe_intermediate_size"))
 
 
 def _keys_of(config: JsonMapping, slides: list[bool]) -> list[int | None]:
