@@ -33,6 +33,7 @@ from ostinato.runner.inputs import make_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, random_prompt, randomize, recipe
+from tests.support.plan_cases import GIB, cpu
 
 
 def spec_with(name: str, **changes: Any) -> ModelSpec:
@@ -114,6 +115,57 @@ def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor()
     assert factors == [pytest.approx(72**0.5, rel=1e-7), 8.5]
 
 
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "dtype": "bfloat16",
+    "vocab_size": 262_144,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 30.0,
+}
+"""The sizes of Gemma 4 E2B."""
+
+
+def test_gemma4_stores_the_keys_of_15_layers_of_35() -> None:
+    spec = model_spec(GEMMA4)
+    attention = [layer.attention for layer in spec.layers if layer.attention is not None]
+    assert [each.keys_of for each in attention[:15]] == [None] * 15
+    assert [each.keys_of for each in attention[15:]] == [13, 13, 13, 13, 14] * 4
+    assert [(each.head_dim, each.window) for each in attention[3:5]] == [(256, 512), (512, None)]
+    plan = make_plan(EngineConfig(max_model_len=4096), spec, CATALOGUE["h100-80gb"])
+    assert plan.memory.kv_block == 16 * 3 * 2 * 512 * 2
+    assert plan.memory.window_block == 16 * 12 * 2 * 256 * 2
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(
+            transformers.Gemma4TextConfig(**GEMMA4, layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7)
+        )
+    assert spec.num_parameters == theirs.num_parameters() + 35  # the numbers that layers multiply by
+
+
+@pytest.mark.parametrize("device", ["cpu", *CATALOGUE])
+def test_gemma4_is_planned_on_every_device(device: str) -> None:
+    plan = make_plan(EngineConfig(), model_spec(GEMMA4), cpu(64 * GIB) if device == "cpu" else CATALOGUE[device])
+    assert plan.settings.graph_mode == "full_and_piecewise"
+
+
+def test_gemma4_is_read_in_the_spelling_of_the_hub_too() -> None:
+    written = read_config(checkpoint("gemma4_text"))
+    changes = {"per_layer_config": ..., "global_head_dim": 20, "num_global_key_value_heads": 4}
+    assert "per_layer_config" in written
+    assert spec_with("gemma4_text", **changes) == spec_with("gemma4_text")
+    plain = spec_with("gemma4_text", **changes, attention_k_eq_v=False)
+    assert {each.num_kv_heads for each in plain.attention_layers} == {2}
+
+
 def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
     model = make_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec_with("gemma3_text"))
     randomize_weights(model, 0)
@@ -139,6 +191,12 @@ def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["full_attention, sliding_attention"]),
         ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 0}, ["sliding_window_pattern = 0"]),
         ("gemma3_text", {"model_type": "gemma3"}, ["config.json has no 'text_config'", "gemma3 model"]),
+        ("gemma4_text", {"enable_moe_block": True}, ["no 'num_experts'", "gemma4_text model"]),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention = 'all'", "'vision'"]),
+        ("gemma4_text", {"num_kv_shared_layers": 4}, ["num_kv_shared_layers = 4 of 5 layers", "no layer of a kind"]),
+        ("gemma4_text", {"vocab_size_per_layer_input": 7}, ["vocab_size_per_layer_input = 7", "131"]),
+        ("gemma4_text", {"final_logit_softcapping": 0}, ["final_logit_softcapping = 0.0", "above 0"]),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, ["per_layer_config", "full_attention"]),
         ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers = [1, 0]", "0 or 1 for each"]),
         ("smollm3", {"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "silu"]),
     ],

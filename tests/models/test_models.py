@@ -41,9 +41,12 @@ def load(name: str) -> tuple[CausalLM, ModelSpec]:
 def poisoned_memory(spec: ModelSpec) -> list[LayerCache]:
     """Blocks for one prompt and three slots, all NaN: what was not written must not be read."""
     nan = float("nan")
-    memory = []
+    memory: list[LayerCache] = []
     for layer in spec.layers:
         parts = {}
+        if layer.attention is not None and layer.attention.keys_of is not None:
+            memory.append(memory[layer.attention.keys_of])
+            continue
         if layer.attention is not None:
             shape = (
                 PROMPT // BLOCK_SIZE + 2,

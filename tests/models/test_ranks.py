@@ -3,6 +3,7 @@ here are threads; tests/parity/test_parity_ranks.py has processes."""
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -111,10 +112,12 @@ def test_the_parts_of_all_ranks_are_the_whole_and_each_has_what_was_planned(
             assert (times >= 1).all(), each  # the last ranks reach back
             assert times[:, 0].sum() == ranks * -(-size // ranks), each
             continue
-        copies = max(1, ranks // kv_heads)
+        found = re.match(r"model\.layers\.(\d+)\.self_attn\.", each)
+        attention = None if found is None else whole_spec(name).layers[int(found[1])].attention
+        copies = max(1, ranks // (kv_heads if attention is None else attention.num_kv_heads))
         if ".qkv_proj." in each:  # queries, then keys and values
-            attention = whole_spec(name).attention_layers[0]
-            queries = attention.num_heads * attention.head_dim
+            first_attention = whole_spec(name).attention_layers[0]
+            queries = first_attention.num_heads * first_attention.head_dim
             assert (times[:queries] == 1).all(), each
             assert (times[queries:] == copies).all(), each
             continue

@@ -570,6 +570,44 @@ def gemma3_text() -> PretrainedConfig:
     )
 
 
+def gemma4_text() -> PretrainedConfig:
+    """Larger heads without a window, whose values are their keys; small embeddings; two layers read others' keys."""
+    return transformers.Gemma4TextConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        global_head_dim=20,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=4,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        final_logit_softcapping=5.0,
+        rms_norm_eps=1e-3,
+        rope_parameters={
+            "full_attention": {"rope_type": "proportional", "rope_theta": 3000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+
+
+def gemma4() -> PretrainedConfig:
+    """The text part of a checkpoint that may have encoders too, with experts beside the MLPs and biases."""
+    text = gemma4_text().to_dict() | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    text |= {"attention_bias": True, "attention_k_eq_v": False, "final_logit_softcapping": None}
+    text |= {"tie_word_embeddings": False, "global_head_dim": 16, "num_hidden_layers": 3}
+    text |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "enable_moe_block": True}
+    text |= {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
+    text.pop("per_layer_config")
+    return transformers.Gemma4Config(text_config=text, tie_word_embeddings=False)
+
+
 def olmo3() -> PretrainedConfig:
     """Norms behind attention and MLP; a window in two layers of three, whose positions are not scaled."""
     return transformers.Olmo3Config(
@@ -992,6 +1030,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_mamba,
         gemma3,
         gemma3_text,
+        gemma4,
+        gemma4_text,
         gpt_oss,
         granite,
         granite_swa,

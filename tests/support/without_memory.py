@@ -144,7 +144,10 @@ def meta_model(spec: ModelSpec, kernels: Mapping[str, KernelChoice], dtype: torc
 
 def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[LayerCache]:
     """Of all layers, a drafter's behind them, and of what a prediction head or images need."""
-    memory = [_layer_memory(layer, dtype) for layer in spec.cached_layers]
+    memory: list[LayerCache] = []
+    for layer in spec.cached_layers:
+        keys_of = None if layer.attention is None else layer.attention.keys_of
+        memory.append(_layer_memory(layer, dtype) if keys_of is None else memory[keys_of])
     if spec.drafter is not None and spec.drafter.hidden_elements:
         memory.append(LayerCache(states=_states(spec.drafter.state, dtype)))
     if spec.vision is not None:

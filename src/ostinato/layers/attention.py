@@ -31,7 +31,9 @@ class Attention(Module):
     gate of one number (LFM3). `out_size` is the size of the result, if it differs from the input's (Zamba2). If it
     `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate together side by side (Ernie
     4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a checkpoint, that is `qkv_proj`
-    (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position (Ministral 3).
+    (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position (Ministral 3). With `value_norm_eps`
+    the values have a norm without weights; if `values_are_keys`, they are the keys before norm and rotation (Gemma 4).
+    A layer that reads another's keys has queries alone.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Attention(Module):
         has_neighbours: bool = False,
         is_one_tensor: bool = False,
         query_scales: torch.Tensor | None = None,
+        value_norm_eps: float | None = None,
+        values_are_keys: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -70,6 +74,7 @@ class Attention(Module):
             ("k_proj", self.kv_size),
             ("v_proj", self.kv_size),
         )
+        parts = parts[: 1 if spec.keys_of is not None else 2 if values_are_keys else 3]
         facts: dict[str, Any] = {}
         if has_neighbours:
             facts["neighbours"] = (self.q_size + self.kv_size, spec.head_dim)
@@ -85,13 +90,17 @@ class Attention(Module):
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
             sizes = (self.q_size, self.kv_size) if qk_norm_whole else (spec.head_dim, spec.head_dim)
-            self.q_norm, self.k_norm = (
-                RMSNorm(build, size, qk_norm_eps, qk_norm_plus_one, spans_ranks=qk_norm_whole) for size in sizes
-            )
+            how = (qk_norm_eps, qk_norm_plus_one, qk_norm_whole)
+            self.q_norm = RMSNorm(build, sizes[0], *how)
+            self.k_norm = RMSNorm(build, sizes[1], *how) if spec.keys_of is None else None
+        self.value_norm_eps, self.value_norm = value_norm_eps, None
+        if value_norm_eps is not None and spec.keys_of is None:
+            self.value_norm = build.constant([1.0] * spec.head_dim, build.dtype)
         assert not (is_gated and qk_norm_whole), "norms of all heads together stand before the heads are taken apart"
         self.qk_norm_whole = qk_norm_whole
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
+        self.values_are_keys = values_are_keys
         self.first_key = first_key
         self.sinks: torch.Tensor | None = None
         if spec.has_sinks:
@@ -112,16 +121,24 @@ class Attention(Module):
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
         return self.attend(*self.project(x), angles, step, memory, residual, head_gates)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size]."""
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size].
+
+        A layer that reads another's keys and values has none of its own.
+        """
+        if self.spec.keys_of is not None:
+            return self.qkv(x), None, None
+        if self.values_are_keys:
+            q, k = self.qkv(x).split((self.q_out_size, self.kv_size), dim=-1)
+            return q, k, k
         q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
         return q, k, v
 
     def attend(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         angles: torch.Tensor | None,
         step: StepInputs,
         memory: LayerCache,
@@ -136,13 +153,22 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.query_scales is not None:
             q = q * self.ops.embedding(step.positions, self.query_scales, 1.0)
-        q, k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (q, k, v))
+        q = q.unflatten(-1, (-1, self.spec.head_dim))
         if self.is_gated:
             # Each head has first the query, then the gate.
             q, gate = q.unflatten(1, (-1, 2)).unbind(2)
-        if not self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q = self._store(q, k, v, angles if self.spec.rotates else None, step, memory)
+        if not self.qk_norm_whole and self.q_norm is not None:
+            q = self.q_norm(q)
+        angles = angles if self.spec.rotates else None
+        if k is None or v is None:
+            q = q if angles is None else self.ops.rotate(q, angles)
+        else:
+            k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (k, v))
+            if not self.qk_norm_whole and self.k_norm is not None:
+                k = self.k_norm(k)
+            if self.value_norm is not None:
+                v = self.ops.rms_norm(v, self.value_norm, self.value_norm_eps)
+            q = self._store(q, k, v, angles, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
         out = out.flatten(1)
         if self.is_gated:

@@ -101,8 +101,11 @@ class SandwichBlock(Block):
         if self.mamba is not None:
             y = self.mamba(y, step, memory, None)
         x = self.post_attention_layernorm(y, x)
-        y = self.mlp(self.pre_feedforward_layernorm(x), None)
-        return self.post_feedforward_layernorm(y, x)
+        return self.post_feedforward_layernorm(self.feed_forward(x), x)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the MLP's result before its last norm, [tokens, hidden] -> [tokens, hidden]."""
+        return self.mlp(self.pre_feedforward_layernorm(x), None)
 
 
 class PostNormBlock(Module):
@@ -149,6 +152,8 @@ class MixerBlock(Module):
 class Decoder(CausalLM):
     """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
+    backbone_type: type[Backbone] = Backbone
+
     def __init__(
         self,
         build: ModelBuilder,
@@ -162,9 +167,8 @@ class Decoder(CausalLM):
         final_norm: LayerNorm | None = None,
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
-        self.model = Backbone(
-            build, spec, self.make_block, norm_eps, names, embedding_multiplier, norm_plus_one, final_norm
-        )
+        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm)
+        self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             self.mtp = self.make_head(spec.drafter.layers)

@@ -18,6 +18,8 @@ MODELS = {
     "falcon_mamba": "mamba.model:Mamba",
     "gemma3": "gemma3_text.model:Gemma3",
     "gemma3_text": "gemma3_text.model:Gemma3",
+    "gemma4": "gemma4_text.model:Gemma4",
+    "gemma4_text": "gemma4_text.model:Gemma4",
     "gpt_oss": "gpt_oss.model:GptOss",
     "granite": "llama.model:Llama",
     "granite_swa": "granite_swa.model:GraniteSwa",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ostinato.layers.module import Module, ModuleList
 from ostinato.layers.sketch import Sketch
 from ostinato.models.base import CausalLM, PredictionHead
 from ostinato.models.registry import make_model
-from ostinato.ops.operations import OPERATIONS
+from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS
 from ostinato.ops.step_inputs import (
     ENCODER_TABLE,
     EncoderInputs,
@@ -42,6 +42,8 @@ def with_weight_table(spec: ModelSpec) -> ModelSpec:
     layers = {layer: _layer(sketch, model, layer, block) for layer, block in blocks.items()}
     apart = [module for module in (backbone.layers, head, encoder) if module is not None]
     weights, ops = _rows(model, without=apart), _names(_own(_step(sketch, model, decodes=False)))
+    hidden, logits_of = sketch.trace.input((1, spec.hidden_size), sketch.dtype), cast("Any", model.compute_logits)
+    ops |= _names(sketch.trace.run(lambda: logits_of(hidden))) - set(COLLECTIVE_OPS)
     backbone.layers = ModuleList(blocks[layer] for layer in spec.layers)
     step = _step(sketch, model, decodes=True)
     own = _own(step)

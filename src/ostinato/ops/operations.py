@@ -410,7 +410,10 @@ class Operations:
         rotary_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
     )
     rotate = Operation(
-        like_first, "rotary", triton=Implementation(launches=rotary_launches.rotate_launches), callers=("encoder",)
+        like_first,
+        "rotary",
+        triton=Implementation(launches=rotary_launches.rotate_launches),
+        callers=("every step", "encoder"),
     )
     route = Operation(route_shape, "matmul", triton=Implementation(launches=matmul.route_launches), triton_file="moe")
     sample = Operation(

@@ -97,7 +97,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
         layers += [(drafter.model or model, layer) for layer in dict.fromkeys(drafter.layers)]
     of_mixers = {name for _, layer in layers for name in operations_of(layer.mixer)}
     for owner, layer in layers:
-        if op in ("attention", "rotary") and layer.attention is not None:
+        if op in ("attention", "rotary", "rotate") and layer.attention is not None:
             rope = owner.rope_of(layer.attention)
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
             yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
@@ -114,7 +114,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
                 yield {**sizes, "in_blocks": in_blocks, "group_size": group_size, **_groups(model)}
     if op == "embedding" and getattr(model.hyperparameters, "query_growth", None) is not None:
         yield {"size": 1}
-    if op not in (*of_mixers, "attention", "rotary", "moe", "route"):
+    if op not in (*of_mixers, "attention", "rotary", "rotate", "moe", "route"):
         finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
         for group_size in _group_sizes(model, of_experts=False):

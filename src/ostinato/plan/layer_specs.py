@@ -39,9 +39,12 @@ class AttentionSpec:
     has_sinks: bool = False
     """True if each head has a learned score without a value in its softmax."""
 
+    keys_of: int | None = None
+    """Number of an earlier layer whose keys and values it reads; None: it stores its own."""
+
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that one token adds to the cache in this layer.
+        """Elements that this layer reads of one token in the cache.
 
         They are its keys, and its values unless these are part of the keys.
         """
@@ -159,7 +162,7 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
             yield {"in_size": linear.in_size, "out_size": linear.out_size, "elements": linear.num_elements}
     elif op in ("moe", "route") and layer.experts is not None:
         yield {**vars(layer.experts), "inner_size": layer.experts.inner_size}
-    elif op in ("attention", "rotary") and layer.attention is not None:
+    elif op in ("attention", "rotary", "rotate") and layer.attention is not None:
         yield {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
     elif op in operations_of(layer.mixer):
         assert layer.mixer is not None, "its operations are those of a mixer"

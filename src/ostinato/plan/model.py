@@ -160,6 +160,11 @@ class ModelSpec:
         return tuple(layer.attention for layer in self.cached_layers if layer.attention is not None)
 
     @property
+    def storing_layers(self) -> tuple[AttentionSpec, ...]:
+        """Attention of `cached_layers` that stores keys and values of its own."""
+        return tuple(attention for attention in self.attention_layers if attention.keys_of is None)
+
+    @property
     def state_layers(self) -> tuple[Mixer, ...]:
         """Mixers of `cached_layers`."""
         return tuple(layer.mixer for layer in self.cached_layers if layer.mixer is not None)

@@ -23,10 +23,15 @@ from ostinato.plan.plan import Plan
 def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
     """Return one LayerCache per layer, the drafter's after the model's.
 
-    After them comes one for the hidden state that a prediction head keeps. The memory is not initialized: on a CPU the
-    operating system backs a page when it is first used.
+    A layer that reads the keys and values of another has that layer's. After them comes one for the hidden state that a
+    prediction head keeps. The memory is not initialized: on a CPU the operating system backs a page when it is first
+    used.
     """
-    memory = [_allocate_layer(layer, plan, device, number) for number, layer in enumerate(spec.cached_layers)]
+    memory: list[LayerCache] = []
+    for number, layer in enumerate(spec.cached_layers):
+        first = 0 if number < spec.num_layers else spec.num_layers
+        keys_of = None if layer.attention is None else layer.attention.keys_of
+        memory.append(_allocate_layer(layer, plan, device, number) if keys_of is None else memory[first + keys_of])
     if spec.drafter is not None and spec.drafter.state.arrays:
         memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, device)))
     return memory
@@ -180,11 +185,16 @@ class DeviceRows:
 
 
 def _block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
-    return [part for each in memory if not each.in_window_blocks for part in each.block_tensors.values()]
+    return [part for each in _distinct(memory) if not each.in_window_blocks for part in each.block_tensors.values()]
 
 
 def _window_block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
-    return [part for each in memory if each.in_window_blocks for part in each.block_tensors.values()]
+    return [part for each in _distinct(memory) if each.in_window_blocks for part in each.block_tensors.values()]
+
+
+def _distinct(memory: Sequence[LayerCache]) -> list[LayerCache]:
+    """Return the memories, once each, although several layers may read one."""
+    return list({id(each): each for each in memory}.values())
 
 
 def _slot_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:

@@ -66,8 +66,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
             conv if kind == CONV else LayerSpec(kind, replace(attention, rope=int(kind == LOCAL), window=window))
             for kind, window in zip(kinds, windows, strict=True)
         ),
-        rope=_rope(config, FULL, attention.head_dim),
-        other_ropes=(_rope(config, SLIDING, attention.head_dim),),
+        rope=rope_of_kind(config, FULL, attention.head_dim, ROPES),
+        other_ropes=(rope_of_kind(config, SLIDING, attention.head_dim, ROPES),),
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Lfm3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
@@ -89,16 +89,19 @@ def _kinds(config: JsonMapping) -> tuple[str, ...]:
     return tuple(CONV if i == 0 or i % 2 else LOCAL if i % 4 == 0 else GLOBAL for i in range(count))
 
 
-def _rope(config: JsonMapping, kind: str, head_dim: int) -> RopeSpec:
-    """Return the rotary embedding of the attention layers of a kind; ModelError if it is not for whole heads."""
-    given = config.get("rope_parameters") or ROPES
+def rope_of_kind(config: JsonMapping, kind: str, head_dim: int, defaults: Mapping[str, JsonObject]) -> RopeSpec:
+    """Return the rotary embedding of the attention layers of a kind; ModelError if it is not for whole heads.
+
+    `defaults` are those of a config.json without `rope_parameters`.
+    """
+    given = config.get("rope_parameters") or defaults
     if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
         raise ModelError(
             f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
         )
-    of_kind = given.get(kind) or ROPES[kind]
+    of_kind = given.get(kind) or defaults[kind]
     longest = {name: config.get(name) for name in ("max_position_embeddings", "original_max_position_embeddings")}
-    rope = parse_rope({**longest, "rope_parameters": of_kind}, head_dim, default_theta=ROPES[FULL]["rope_theta"])
+    rope = parse_rope({**longest, "rope_parameters": of_kind}, head_dim, default_theta=defaults[FULL]["rope_theta"])
     if rope.rotary_dim != head_dim:
         raise ModelError(
             f"config.json rotates {rope.rotary_dim} of {head_dim} elements of the heads of {kind} by rope type "

@@ -35,7 +35,7 @@ def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) ->
     """Return the dtype of keys and values: `int8` if that is given, else the model's, which runs in `dtype`."""
     if config.kv_cache_dtype != INT8:
         return dtype, []
-    layers = model.attention_layers
+    layers = model.storing_layers
     if not layers:
         return INT8, [no_effect(config, "kv_cache_dtype", "the model has no attention, and keeps no keys")]
     kept, plain = (sum(bytes_per_token(layer, kind) for layer in layers) for kind in (INT8, dtype))

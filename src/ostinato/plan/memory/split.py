@@ -190,7 +190,7 @@ def kv_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
 
     A drafter's layers are included. `dtype` is that of the stored keys and values.
     """
-    return block_size * sum(bytes_per_token(attention, dtype) for attention in model.attention_layers)
+    return block_size * sum(bytes_per_token(attention, dtype) for attention in model.storing_layers)
 
 
 def state_slot_bytes(model: ModelSpec, dtype: str, ssm_state_dtype: str) -> int:
@@ -376,9 +376,7 @@ def sliding_window_spec(memory: MemoryPlan, block_size: int, step_tokens: int) -
 
 def window_block_bytes(model: ModelSpec, block_size: int, dtype: str) -> int:
     """Return the bytes of one window block: keys and values of `block_size` tokens in all layers with a window."""
-    return block_size * sum(
-        bytes_per_token(layer, dtype) for layer in model.attention_layers if layer.window is not None
-    )
+    return block_size * sum(bytes_per_token(layer, dtype) for layer in model.storing_layers if layer.window is not None)
 
 
 def window_decisions(

@@ -1,0 +1,209 @@
+"""Gemma 4, its text model (model_type `gemma4_text`), also inside `gemma4`.
+
+Blocks of four norms, as in Gemma 3. A block multiplies its result by a learned number. Before that it may add a small
+embedding of its token, gated by the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import Attention
+from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.mlp import Experts, GatedMLP
+from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.norm import LayerNorm, RMSNorm, sigmoid_gate
+from ostinato.models.base import Backbone
+from ostinato.models.decoder import Decoder, SandwichBlock
+from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
+from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.ops.step_inputs import LayerCache, StepInputs
+
+_BESIDE_TEXT = tuple(
+    f"model.{part}." for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
+)
+"""Prefixes of the tensors of a `gemma4` checkpoint that are not its text model's."""
+
+HALF = 0.5**0.5
+
+
+class Router(Module):
+    """Router of a normed input. Each expert has a number that multiplies its weight."""
+
+    def __init__(self, build: ModelBuilder, experts: ExpertsSpec, eps: float) -> None:
+        super().__init__()
+        self.ops, self.stack, self.eps, self.top_k = build.ops, build.stack, eps, experts.top_k
+        self.root = experts.size**-0.5
+        self.scale = self.declare(build, "scale", experts.size, role="norm")
+        self.weight = self.declare(
+            build, "weight", experts.num_experts, experts.size, role="router", names=("proj.weight",)
+        )
+        name = "per_expert_scale"
+        self.per_expert_scale = self.declare(build, name, experts.num_experts, role="bias", in_float32=True)
+        self.ids = build.constant([0], "int64")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
+        normed = self.ops.rms_norm(x, self.scale, self.eps) * self.root
+        ids, weights = self.ops.route(normed, self.weight, None, self.top_k).unbind(1)
+        of_experts = self.per_expert_scale.unflatten(-1, (-1, 1))
+        scales = self.ops.embedding(ids.contiguous().flatten(0).to(self.ids.dtype), of_experts, 1.0)
+        return self.stack((ids, weights * scales.view(-1, self.top_k)))
+
+
+class Gemma4Block(SandwichBlock):
+    """Block of four norms, with experts beside the MLP if its layer has some.
+
+    It adds the token's small embedding, if it gets one, and multiplies the sum by a number.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        size: int,
+        hyper: Gemma4Hyperparameters,
+        attention: Attention,
+        mlp: GatedMLP,
+        experts: ExpertsSpec | None,
+    ) -> None:
+        super().__init__(build, size, hyper.norm_eps, attention=attention, mlp=mlp)
+        self.multiply = build.ops.multiply
+        self.layer_scalar = self.declare(build, "layer_scalar", 1, role="bias")
+        self.router: Router | None = None
+        if experts is not None:
+            self.router = Router(build, experts, hyper.norm_eps)
+            self.experts = Experts(build, experts, "geglu", stacked_as=("gate_up_proj", "down_proj"))
+            self.post_feedforward_layernorm_1 = RMSNorm(build, size, hyper.norm_eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)
+        if hyper.small_size:
+            self.per_layer_input_gate = Linear(build, size, hyper.small_size)
+            self.per_layer_projection = Linear(build, hyper.small_size, size)
+            self.post_per_layer_input_norm = RMSNorm(build, size, hyper.norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        angles: torch.Tensor | None,
+        step: StepInputs,
+        memory: LayerCache,
+        embedded: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden].
+
+        `embedded` are the tokens' small embeddings, [tokens, small].
+        """
+        x = super().forward(x, angles, step, memory)
+        if embedded is not None:
+            gates = self.per_layer_input_gate(x, activation="gelu_pytorch_tanh")
+            y = self.per_layer_projection(self.multiply(gates, embedded.contiguous()))
+            x = self.post_per_layer_input_norm(y, x)
+        return x * self.layer_scalar
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().feed_forward(x)
+        if self.router is None or self.experts is None:
+            return y
+        of_experts = self.experts(self.pre_feedforward_layernorm_2(x), self.router(x))
+        return self.post_feedforward_layernorm_2(of_experts, self.post_feedforward_layernorm_1(y))
+
+
+class Gemma4Backbone(Backbone):
+    """Backbone whose blocks get small embeddings of the tokens: learned ones plus a projection of the large ones."""
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ModelSpec,
+        make_block: Callable[[LayerSpec], Module],
+        norm_eps: float,
+        names: dict[str, str] | None = None,
+        embedding_multiplier: float = 1.0,
+        norm_plus_one: bool = False,
+        final_norm: LayerNorm | None = None,
+    ) -> None:
+        super().__init__(build, spec, make_block, norm_eps, names, embedding_multiplier, norm_plus_one, final_norm)
+        hyper: Gemma4Hyperparameters = spec.hyperparameters
+        self.small_size, hidden, all_sizes = hyper.small_size, spec.hidden_size, hyper.num_layers * hyper.small_size
+        if self.small_size:
+            multiplier = build.rounded(self.small_size**0.5)
+            self.embed_tokens_per_layer = Embedding(build, spec.vocab_size, all_sizes, multiplier)
+            self.per_layer_model_projection = Linear(build, hidden, all_sizes, multiplier=hidden**-0.5)
+            self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
+
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+        """Compute the final normed hidden states of a step, [tokens, hidden]."""
+        x = self.embed_tokens(step.token_ids)
+        small = self._small_embeddings(x, step.token_ids)
+        angles = [rotary(step.positions) for rotary in self.rotaries]
+        for i, (block, layer_memory) in enumerate(zip(self.layers, memory, strict=True)):
+            x = block(x, angles[self.ropes[block]], step, layer_memory, small[i] if small else None)
+        return self.norm(x)
+
+    def _small_embeddings(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the small embeddings for each layer, [tokens, small] each; () if there are none."""
+        if not self.small_size:
+            return ()
+        projected = self.per_layer_model_projection(x).unflatten(-1, (-1, self.small_size))
+        learned = self.embed_tokens_per_layer(token_ids).unflatten(-1, (-1, self.small_size))
+        return ((self.per_layer_projection_norm(projected) + learned) * HALF).unbind(1)
+
+
+class Gemma4(Decoder):
+    """The language model."""
+
+    backbone_type = Gemma4Backbone
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        hyper: Gemma4Hyperparameters = spec.hyperparameters
+        cap = hyper.logits_cap
+        super().__init__(
+            build,
+            spec,
+            norm_eps=hyper.norm_eps,
+            embedding_multiplier=build.rounded(spec.hidden_size**0.5),
+            logits_multiplier=1.0 if cap is None else 2 / cap,
+        )
+        self.cap = cap
+        if cap is not None:
+            self.cap_gate = sigmoid_gate(build, spec.vocab_size)
+            self.caps = build.constant([2 * cap] * spec.vocab_size, build.float32)
+
+    def make_block(self, layer: LayerSpec) -> Gemma4Block:
+        build, size = self.build, self.spec.hidden_size
+        hyper: Gemma4Hyperparameters = self.spec.hyperparameters
+        assert layer.attention is not None, "every layer has attention"
+        attention = Attention(
+            build,
+            size,
+            layer.attention,
+            bias=hyper.attention_bias,
+            qk_norm_eps=hyper.norm_eps,
+            scale=1.0,
+            value_norm_eps=hyper.norm_eps,
+            values_are_keys=hyper.values_are_keys and not layer.attention.rope,
+        )
+        widens = hyper.widens_shared and layer.attention.keys_of is not None
+        mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
+        return Gemma4Block(build, size, hyper, attention, mlp, layer.experts)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return capped logits: cap * tanh(x / cap), which is 2 cap * sigmoid(2 x / cap) - cap."""
+        logits = super().compute_logits(hidden)
+        if self.cap is None:
+            return logits
+        caps = self.caps[: logits.shape[1]].unflatten(-1, (1, -1)).expand(logits.shape[0], -1).contiguous()
+        return self.cap_gate(caps, logits) - self.cap
+
+    def checkpoint_name(self, name: str) -> str | None:
+        if self.spec.architecture == "gemma4":
+            if name.startswith(_BESIDE_TEXT):
+                return None
+            name = name.replace("model.language_model.", "model.", 1)
+        return super().checkpoint_name(name)
