@@ -12,9 +12,9 @@ from ostinato.bench.profile import ProfileBench, profile
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_timing import make_decode_steps
 from ostinato.engine.core import EngineCore
-from tests.graphs.test_graph_cuda import PretendedDriver
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import make_engine
+from tests.support.pretended_gpu import PretendedDriver
 
 
 def times_of(engine: EngineCore, driver: PretendedDriver | None) -> tuple[Calls, tuple[str, ...]]:
