@@ -174,25 +174,25 @@ def fetch_wheels(directory: Path) -> int:
             wanted = canonicalize_name(requirement.name)
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": EXTRAS}):
                 continue
-            if wanted.startswith(LEFT_OUT) or not is_installed(wanted):
+            if wanted.startswith(LEFT_OUT):
                 left_out.add(wanted)
             elif wanted not in needed:
-                needed[wanted] = distribution(wanted).version
-                pending.append(wanted)
+                needed[wanted] = version_of(wanted)
+                pending += [wanted] if needed[wanted] else []
     del needed["ostinato"]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    pinned = [f"{name}=={version}" for name, version in needed.items()]
+    pinned = [f"{name}=={version}" if version else name for name, version in needed.items()]
     subprocess.run([*pip, "--dest", str(directory), *pinned], check=True)
     print(f"left out of the wheels: {', '.join(sorted(left_out))}")
     return sum(wheel.stat().st_size for wheel in directory.glob("*.whl"))
 
 
-def is_installed(name: str) -> bool:
+def version_of(name: str) -> str:
+    """Return the installed version of a package; nothing if it is not installed, which takes the newest."""
     try:
-        distribution(name)
+        return distribution(name).version
     except PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def main() -> int:

@@ -136,15 +136,15 @@ def recurrence_rows(found: Found, bandwidth: float | None) -> list[JsonObject]:
 
 def gap_rows(found: Found) -> list[JsonObject]:
     """Return the time between steps by number of rows, one step ahead and not, and the server over `generate`."""
-    steps = [
-        {"name": f"step of {each['batch_size']} rows", "off": _p50(each["off"]), "on": _p50(each["on"])}
-        for each in found.get("overlap", {}).get("results", ())
-    ]
-    return [{**each, "ratio": each["on"] / each["off"] if each["on"] and each["off"] else None} for each in steps] + [
-        {"name": "tokens/s of the server over `generate`", "off": None, "on": None, "ratio": data["ratio"]["median"]}
-        for data in (found.get("server"),)
-        if data is not None
-    ]
+    rows: list[JsonObject] = []
+    for each in found.get("overlap", {}).get("results", ()):
+        off, on = _p50(each["off"]), _p50(each["on"])
+        ratio = None if not on or not off else on / off
+        rows.append({"name": f"step of {each['batch_size']} rows", "off": off, "on": on, "ratio": ratio})
+    if "server" in found:
+        name, ratio = "tokens/s of the server over `generate`", found["server"]["ratio"]["median"]
+        rows.append({"name": name, "off": None, "on": None, "ratio": ratio})
+    return rows
 
 
 def _reached_at(rows: int) -> Callable[[Found, float | None], float | None]:

@@ -1,7 +1,7 @@
 """Recurrences alone on a GPU: updates of decode rows and scans of prompts, beside kernels of other projects.
 
 Each operation runs at the sizes of a real layer, first once against its reference, then as a graph over the states of
-so many layers that no cache holds them. Other projects' kernels get the same tensors if their package can be imported;
+enough layers that no cache holds them. Other projects' kernels get the same tensors if their package can be imported;
 else, or if they fail, the report names the reason. They run after ours, so that what they do to the process, which may
 compile them for minutes, takes nothing of ours.
 """
@@ -239,7 +239,7 @@ def _case(
     )
 
 
-CASES = {"state": state_case, "ssd": state_case, "delta": delta_case}
+CASES: Mapping[str, Callable[..., Case]] = {"state": state_case, "ssd": state_case, "delta": delta_case}
 """Cases by the first word of an operation."""
 
 
