@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-all test-others test-long test-reference triton-check speed-check soak ranks docs-check lint style types docstrings site \
+.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check soak ranks docs-check lint style types docstrings site \
   package-check wheel-test format kernels native native-sanitize clean
 
 # Packages are downloaded while kernels are compiled.
@@ -64,6 +64,13 @@ triton-check: .venv/.installed-test
 # Step times over their floors, beside the stored record of this kind of processor, on a quiet machine: five minutes.
 speed-check: .venv/.installed-test native
 	PYTHONPATH=src $(PY) benchmarks/speed_check.py
+
+# `ostinato gpu-check` on a pretended GPU, in tiny shapes, and with a fault planted in every part: minutes. Then the size of
+# the tree, and the command for a machine with a GPU. PARTS names some parts; SET_UP=1 times an environment from nothing; WHEELS is a
+# folder for what a machine without a network lacks.
+gpu-rehearsal: .venv/.installed-test native
+	PYTHONPATH=src:. $(BIN)/python tools/gpu_rehearsal.py $(if $(PARTS),--parts $(PARTS)) $(if $(SET_UP),--set-up) \
+	  $(if $(WHEELS),--wheels $(WHEELS))
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
 # frameworks that are its clients. Guides made up at random, by the ten thousand.

@@ -67,7 +67,7 @@ def draw_serve(report: Report, figure: Figure) -> None:
 
 def draw_gpu_check(report: Report, figure: Figure) -> None:
     """Draw the share of the bandwidth, and the time of a step, against the number of rows."""
-    figure.suptitle(f"{report['device']['name']}{', dry run' if report['is_dry_run'] else ''}")
+    figure.suptitle(f"{report['device']['name']}{', a rehearsal' if report['note'] else ''}")
     models = list(dict.fromkeys(step["model"] for step in report["decode"]))
     shares = _axes(figure, "rows of the decode step", "part of bandwidth", 1, 2)
     times = _axes(figure, "rows of the decode step", "milliseconds", 2, 2)

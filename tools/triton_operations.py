@@ -17,8 +17,10 @@ from ostinato.ops.quant.quantize import num_groups
 META = torch.device("meta")
 TOKENS = (1, 2048)
 GROUP_SIZES = (None, 32, 128)
-IN_BLOCKS = ("int4_g32", "int4_g128", "Q8_0")
-"""Of all that kernels read, the smallest groups, the largest, and 8 bits, which experts are not made of."""
+IN_BLOCKS = ("int4_g32", "int4_g128", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+"""Of all that kernels read, the smallest groups, the largest, 8 bits, and GGUF's."""
+EXPERTS_IN_BLOCKS = ("int4_g32", "int4_g128", "Q4_K", "Q6_K", "MXFP4")
+"""Those that published experts are made of."""
 EXPERTS = ((64, 6, 1), (256, 8, 8))
 """Their number, how many a token has, and in how many groups they are."""
 
@@ -104,9 +106,12 @@ def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:
     for group_size in GROUP_SIZES:
         (up_weight, up_scale), (down_weight, down_scale) = (_quantized(each, group_size) for each in (up, down))
         moe(x, choices, up_weight, down_weight, activation, x, up_scale, down_scale, group_size)
-    for name in IN_BLOCKS[:2]:
-        of_blocks = {"up_blocks": ((name, rows),), "down_blocks": ((name, HIDDEN),)}
-        moe(x, choices, _in_blocks(up, name), _in_blocks(down, name), activation, x, **of_blocks)
+    for name in EXPERTS_IN_BLOCKS:
+        further: dict[str, Any] = {"up_blocks": ((name, rows),), "down_blocks": ((name, HIDDEN),)}
+        if (name, activation) == ("MXFP4", "swiglu"):  # as gpt-oss has them
+            biases = (_empty(experts, size, dtype=torch.float32) for size in (rows, HIDDEN))
+            further |= {**dict(zip(("up_bias", "down_bias"), biases, strict=True)), "clamp": (1.702, 7.0)}
+        moe(x, choices, _in_blocks(up, name), _in_blocks(down, name), activation, x, **further)
 
 
 def _call_selective(channels: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:

@@ -21,8 +21,9 @@ from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.reference.attention import of_all_segments
 from ostinato.runner.graph_setup import make_encoder_graphs
 from ostinato.runner.image_encoder import write_encoder_inputs
-from tests.graphs.test_graph_cuda import PretendedDriver, needs_gpu
+from tests.graphs.test_graph_cuda import needs_gpu
 from tests.support.encoder_stand_in import CPU, plan_of
+from tests.support.pretended_gpu import PretendedDriver
 from tests.support.vl_models import VL_RECIPES, ops_of, oracle_encode, random_items, vl_checkpoint, vl_model, vl_spec
 
 GRIDS = ((4, 6), (2, 2), (8, 4), (6, 10), (2, 14), (12, 12))

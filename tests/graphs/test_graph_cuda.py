@@ -2,96 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.recorder import UNWRITTEN
-from ostinato.graphs.tensor_refs import storage_pointer, tensors_in
+from ostinato.graphs.tensor_refs import storage_pointer
 from ostinato.ops.step_inputs import StepInputs
 from tests.support.checkpoints import RECIPES
 from tests.support.encoder_stand_in import Encoding, image
 from tests.support.graph_steps import CPU, Steps, Toy
+from tests.support.pretended_gpu import PretendedDriver
 
 
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-class PretendedSegment(TorchDispatchMode):
-    """Keeps torch's calls, also those in kernels, and makes them again into the same memory."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self._log = log
-        self._calls: list[tuple[Any, Any, Any, list[tuple[int, torch.Tensor]]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {storage_pointer(tensor) for tensor in tensors_in((args, kwargs))}
-        new = [(i, each) for i, each in enumerate(tensors_in(result)) if storage_pointer(each) not in given]
-        self._calls.append((func, args, kwargs or {}, new))
-        return result
-
-    def begin(self) -> None:
-        self._log.append("begin")
-        self.__enter__()
-
-    def end(self) -> None:
-        self._log.append("end")
-        self.__exit__(None, None, None)
-
-    def poison(self) -> None:
-        for *_, new in self._calls:
-            for _, out in new:
-                if out.is_floating_point():
-                    out.fill_(float("nan"))
-
-    def replay(self) -> None:
-        self._log.append("replay")
-        for func, args, kwargs, new in self._calls:
-            values = list(tensors_in(func(*args, **kwargs)))
-            for index, out in new if func.overloadpacket.__name__ not in UNWRITTEN else ():
-                out.copy_(values[index])
-
-
-class PretendedDriver:
-    """A device whose graphs are lists of torch's calls."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.segments: list[PretendedSegment] = []
-
-    @contextmanager
-    def capture_stream(self) -> Iterator[None]:
-        self.log.append("aside")
-        yield
-        self.log.append("back")
-
-    def new_segment(self) -> PretendedSegment:
-        self.segments.append(PretendedSegment(self.log))
-        return self.segments[-1]
-
-    def memory_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
-        assert self.log[-1] != "begin", "memory is reached during a capture"
-        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
-
-    def reserved_bytes(self) -> int:
-        return 1000 * len(self.segments)
-
-    def poison(self) -> None:
-        for segment in self.segments:
-            segment.poison()
 
 
 def backend_of(toy: Toy) -> tuple[CudaBackend, PretendedDriver]:

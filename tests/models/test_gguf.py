@@ -151,6 +151,7 @@ def test_a_file_runs_and_the_plan_says_what_becomes_of_its_blocks(folder: Path) 
     ("kind", "effective", "reason"),
     [
         ("Q8_0", "Q8_0 as they lie, the others bfloat16", "all are copied while loading"),
+        ("Q4_0", "Q4_0 as they lie, the others bfloat16", "blocks run as they lie"),
         ("Q5_1", "bfloat16", "no kernel for a GPU reads Q5_1 as they lie"),
     ],
 )

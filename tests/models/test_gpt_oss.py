@@ -254,9 +254,9 @@ def test_20_billion_parameters_fit_into_16_gb_by_their_config_alone(tmp_path: Pa
     assert 12 * GIB < plan.memory.weights < 13 * GIB
 
 
-def test_where_no_kernel_reads_mxfp4_the_plan_says_that_it_is_expanded(tmp_path: Path) -> None:
+def test_a_gpu_runs_the_experts_in_mxfp4_too(tmp_path: Path) -> None:
     plan = plan_20b(tmp_path, "h100-80gb", max_model_len=4096)
     [decision] = [decision for decision in plan.decisions if decision.topic == "quantization"]
-    assert decision.effective == "none"
-    assert "no kernel here reads MXFP4 weights" in decision.reason
-    assert plan.memory.weights > 38 * GIB
+    assert decision.effective == "MXFP4"
+    assert plan.kernels["moe"].implementation == "triton"
+    assert 12 * GIB < plan.memory.weights < 13 * GIB

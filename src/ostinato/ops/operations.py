@@ -252,7 +252,7 @@ class Operation:
 
 ALL_BLOCKS = frozenset(BLOCK_FORMATS)
 NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
-TRITON_BLOCKS = frozenset((*formats_of("int4"), "Q8_0"))
+TRITON_BLOCKS = frozenset((*formats_of("int4"), "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"))
 
 
 class Operations:

@@ -300,8 +300,6 @@ class StoredWeights:
     def expands_because(self, read: Collection[str]) -> str | None:
         """Return why no kernel reads such weights; None: they run as `quantization`."""
         float8 = formats_of("float8")
-        if self.storage == "mxfp4" and "MXFP4" not in read:
-            return "no kernel here reads MXFP4 weights"
         if self.storage == "float8" and not {*float8} & {*read}:
             return "no kernel here reads float8 weights"
         if self.storage == "float8" and self.block_format is None:

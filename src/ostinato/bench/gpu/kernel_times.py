@@ -76,7 +76,7 @@ def operation_times(
         play = None if driver is None else captured(calls, driver)
         if play is None and driver is not None:
             eager.append(name)
-        seconds = best_seconds(play or partial(_run, calls), runner.device, passes)
+        seconds = best_seconds(play or partial(run_all, calls), runner.device, passes)
         times += [(name, seconds / len(calls))] * len(calls)
     return times, tuple(eager)
 
@@ -84,11 +84,11 @@ def operation_times(
 def captured(calls: Sequence[Call], driver: Driver) -> Call | None:
     """Return the replay of `calls` as one graph; None if they cannot be captured."""
     with driver.capture_stream():
-        _run(calls)  # compiles what is compiled at its first call
+        run_all(calls)  # compiles what is compiled at its first call
         segment = driver.new_segment()
         segment.begin()
         try:
-            _run(calls)
+            run_all(calls)
             segment.end()
         except RuntimeError:
             # A failed capture must be ended all the same; the first error has reported it.
@@ -105,6 +105,6 @@ def step_seconds(runner: ModelRunner, step: Batch, passes: int) -> float:
     return min([seconds_of(runner, run) for _ in range(passes + 1)][1:])
 
 
-def _run(calls: Sequence[Call]) -> None:
+def run_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()

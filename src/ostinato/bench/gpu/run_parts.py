@@ -1,8 +1,8 @@
-"""Runner of a GPU check: part after part within its budget, whatever fails on the way.
+"""Runner of a GPU check: check after check within its budget, whatever fails on the way.
 
-Each part runs in a process with a time limit, which ends with all processes that it started. Before the measurements,
+Each check runs in a process with a time limit, which ends with all processes that it started. Before the measurements,
 all cores compile the kernels that the engines will start into Triton's cache: an engine compiles them one by one, a
-second each. The tests marked `gpu` run in a separate process too, and their output is counted.
+second each. Tests run in a separate process too, and their output is counted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from ostinato.bench.engine_driver import COMMAND, request_of, result_of
-from ostinato.bench.gpu.parts import CheckPart
+from ostinato.bench.gpu.parts import Check
 from ostinato.bench.report import ProgressCallback
-from ostinato.config import EngineConfig
 from ostinato.errors import OstinatoError
 from ostinato.files import exists
 from ostinato.json_io import JsonMapping, JsonObject
@@ -102,7 +101,7 @@ REASON = re.compile(r"^(?:FAILED|ERROR) (?P<test>tests/.+?) - (?P<reason>.*)$")
 
 def pytest_command(options: JsonMapping) -> list[str]:
     """Return pytest's command line. It asks for a line per test, so that a run that is ended early has results."""
-    command = [sys.executable, "-u", "-m", "pytest", "-vv", "-m", "gpu", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-u", "-m", "pytest", "-vv", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     if options["workers"] and find_spec("xdist") is not None:
         command += ["-n", str(options["workers"])]
     return [*command, *options["arguments"]]
@@ -148,12 +147,18 @@ TAIL = 4000
 """Characters of a failure's traceback that are kept."""
 
 
-@dataclass(frozen=True)
-class PartOutcome:
-    """Outcome of a part: `data` if it did its work (also if some of its tests failed), else `reason`."""
+Outcome = Literal["ok", "failed", "timed out", "skipped"]
 
-    part: CheckPart
-    outcome: Literal["ok", "failed", "timed out", "skipped"]
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """Outcome of a check: `ok` if it ran to its end and nothing is wrong, else there is a `reason`.
+
+    `data` are its measurements, or those up to a failure.
+    """
+
+    check: Check
+    outcome: Outcome
     seconds: float
     limit: float
     reason: str | None = None
@@ -162,96 +167,116 @@ class PartOutcome:
     """The end of a failed process's error output."""
 
     def to_json(self) -> JsonObject:
-        own = {name: value for name, value in vars(self).items() if name != "part"}
-        return {**asdict(self.part), "planned_seconds": self.part.seconds, **own}
+        own = {name: value for name, value in vars(self).items() if name != "check"}
+        return {**asdict(self.check), "planned_seconds": self.check.seconds, **own}
 
 
-Measure = Callable[[CheckPart, float], PartOutcome]
-"""Function that runs a part within a number of seconds."""
+Measure = Callable[[Check, float], CheckOutcome]
+"""Function that runs a check within a number of seconds."""
 
 
-def run_parts(
-    parts: Sequence[CheckPart],
+def run_checks(
+    checks: Sequence[Check],
     budget: float,
     measure: Measure,
     say: ProgressCallback,
-    done: Callable[[Sequence[PartOutcome]], object] = lambda outcomes: None,
-) -> list[PartOutcome]:
-    """Run every part that the rest of the `budget` (seconds) holds, in order.
+    done: Callable[[Sequence[CheckOutcome]], object] = lambda outcomes: None,
+) -> list[CheckOutcome]:
+    """Run every check that the rest of the `budget` (seconds) holds, in order.
 
-    A part may take its own seconds, and what the parts before it have left of theirs. `done` is called after each, so
-    that nothing is lost if a later part fails.
+    A check may take its own seconds, and what those before it have left of theirs. `done` is called after each, so that
+    nothing is lost if a later one fails.
     """
     begin = time.monotonic()
-    outcomes: list[PartOutcome] = []
-    for number, part in enumerate(parts):
+    outcomes: list[CheckOutcome] = []
+    for number, check in enumerate(checks):
         left = budget - (time.monotonic() - begin)
-        limit = limit_of(parts[number:], left)
-        if part.needs_setting is not None and part.needs_setting not in EngineConfig.model_fields:
-            reason = f"this version has no setting {part.needs_setting}"
-            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
-        elif limit is None:
-            reason = f"it is planned to take {part.seconds:.0f} s, and {max(left, 0):.0f} s of the budget are left"
-            outcomes.append(PartOutcome(part, "skipped", 0.0, 0.0, reason))
+        limit = limit_of(checks[number:], left)
+        if limit is None:
+            reason = f"it is planned to take {check.seconds:.0f} s, and {max(left, 0):.0f} s of the budget are left"
+            outcomes.append(CheckOutcome(check, "skipped", 0.0, 0.0, reason))
         else:
-            say(f"{part.title} (at most {limit:.0f} s)")
-            outcomes.append(measure(part, limit))
+            say(f"{check.part}: {check.title} (at most {limit:.0f} s)")
+            outcomes.append(measure(check, limit))
         last = outcomes[-1]
-        say(f"{part.name}: {last.outcome} after {last.seconds:.0f} s{f': {last.reason}' if last.reason else ''}")
+        say(f"{check.name}: {last.outcome} after {last.seconds:.0f} s{f': {last.reason}' if last.reason else ''}")
         done(outcomes)
     return outcomes
 
 
-def limit_of(parts: Sequence[CheckPart], left: float) -> float | None:
-    """Return the seconds that the first of `parts` may take if all of them have `left`; None if that is too few."""
-    first, *later = parts
+def limit_of(checks: Sequence[Check], left: float) -> float | None:
+    """Return the seconds that the first of `checks` may take if all of them have `left`; None if that is too few."""
+    first, *later = checks
     if first.seconds > left:
         return None
-    return max(first.seconds, left - sum(part.seconds for part in later))
+    return max(first.seconds, left - sum(check.seconds for check in later))
 
 
-def measure_apart(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
-    """Run a part in a separate process. Tests run, and kernels are compiled, in the `checkout`."""
-    if part.kind == "tests":
-        return _run_tests(part, limit, checkout)
-    if part.kind == "compile":
-        return _compile(part, limit, checkout)
-    finished = run_within(COMMAND, limit, request_of("gpu", {"part": asdict(part)}))
-    times = (finished.seconds, limit)
-    if finished.status is None:
-        return PartOutcome(part, "timed out", *times, f"ended after {limit:.0f} s", trace=finished.errors[-TAIL:])
-    if finished.status:
-        reason = f"status {finished.status}: {finished.last_error}"
-        return PartOutcome(part, "failed", *times, reason, trace=finished.errors[-TAIL:])
-    try:
-        return PartOutcome(part, "ok", *times, data=result_of(finished.output)["data"])
-    except OstinatoError as error:
-        return PartOutcome(part, "failed", *times, f"{type(error).__name__}: {error.message}")
-    except (json.JSONDecodeError, LookupError) as error:
-        return PartOutcome(part, "failed", *times, f"its answer cannot be read: {error}", trace=finished.output[-TAIL:])
+def measure_apart(check: Check, limit: float, checkout: Path, command: Sequence[str] = COMMAND) -> CheckOutcome:
+    """Run a check in a separate process: tests and the compiler in the `checkout`, others by `command`."""
+    if check.kind == "tests":
+        return _run_tests(check, limit, checkout)
+    if check.kind == "compile":
+        return _compile(check, limit, checkout)
+    finished = run_within(command, limit, request_of("gpu", {"check": asdict(check)}))
+    return outcome_of(check, finished, limit)
 
 
-def _run_tests(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
-    finished = run_within(pytest_command(part.options), limit, directory=checkout)
+def outcome_of(check: Check, finished: Finished, limit: float) -> CheckOutcome:
+    """Judge a check's process by its status and its last line; of one that did not end, what it kept is kept."""
+    times, trace, missing = (finished.seconds, limit), finished.errors[-TAIL:], None
+    if finished.status != 0:
+        data = last_data(finished.output)
+        is_late = finished.status is None
+        reason = f"ended after {limit:.0f} s" if is_late else f"status {finished.status}: {finished.last_error}"
+        if data is None or not data.get("is_whole"):
+            return CheckOutcome(check, "timed out" if is_late else "failed", *times, reason, data, trace)
+        missing = f"all of ours was measured; other projects' kernels were not: {reason}"
+    else:
+        try:
+            data = result_of(finished.output)["data"]
+        except OstinatoError as error:
+            return CheckOutcome(check, "failed", *times, f"{type(error).__name__}: {error.message}", trace=trace)
+        except (json.JSONDecodeError, LookupError) as error:
+            reason = f"its answer cannot be read: {error}"
+            return CheckOutcome(check, "failed", *times, reason, trace=finished.output[-TAIL:])
+    faults = data.get("faults")
+    if faults:
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        return CheckOutcome(check, "failed", *times, f"{faults[0]}{more}", data, trace)
+    return CheckOutcome(check, "ok", *times, missing, data)
+
+
+def last_data(output: str) -> JsonObject | None:
+    """Return the data of the last whole line that has some."""
+    for line in reversed(output.splitlines()):
+        with suppress(json.JSONDecodeError, LookupError, TypeError):
+            data: JsonObject = json.loads(line)["data"]
+            return data
+    return None
+
+
+def _run_tests(check: Check, limit: float, checkout: Path) -> CheckOutcome:
+    finished = run_within(pytest_command(check.options), limit, directory=checkout)
     data = figures_of_tests(finished)
     reason = why_not(finished, data)
-    outcome: Literal["ok", "failed", "timed out"] = "ok" if reason is None else "failed"
+    outcome: Outcome = "ok" if reason is None else "failed"
     if finished.status is None:
         outcome = "timed out"
     trace = None if reason is None else (finished.output + finished.errors)[-TAIL:]
-    return PartOutcome(part, outcome, finished.seconds, limit, reason, data, trace)
+    return CheckOutcome(check, outcome, finished.seconds, limit, reason, data, trace)
 
 
-def _compile(part: CheckPart, limit: float, checkout: Path) -> PartOutcome:
+def _compile(check: Check, limit: float, checkout: Path) -> CheckOutcome:
     if find_spec("triton") is None:
-        return PartOutcome(part, "skipped", 0.0, limit, "Triton is not installed")
-    finished, data = compiled(part.options["arguments"], limit, checkout)
+        return CheckOutcome(check, "skipped", 0.0, limit, "Triton is not installed")
+    finished, data = compiled(check.options["arguments"], limit, checkout)
     if finished.status is None:
         reason = f"ended after {limit:.0f} s; what is missing is compiled when it is needed"
-        return PartOutcome(part, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
+        return CheckOutcome(check, "timed out", finished.seconds, limit, reason, trace=finished.errors[-TAIL:])
     if finished.status == 0:
-        return PartOutcome(part, "ok", finished.seconds, limit, data=data)
+        return CheckOutcome(check, "ok", finished.seconds, limit, data=data)
     reason = f"{len(data['findings'])} launches with findings" if data else f"failed: {finished.last_error}"
-    return PartOutcome(
-        part, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:]
+    return CheckOutcome(
+        check, "failed", finished.seconds, limit, reason, data, (finished.output + finished.errors)[-TAIL:]
     )

@@ -29,14 +29,16 @@ def linear_launches(
     capability: int,
     is_quantized: bool = False,
     group_size: int | None = None,
+    in_pieces: bool = False,
     is_finished: bool = False,
 ) -> tuple[Launch, ...]:
     """Return the launches of `linear_launches`.
 
     `is_quantized`: int8 weights, with a scale per row or per group of `group_size` inputs, or weights in blocks of
-    `group_size` inputs; cuBLAS computes the matmul of others. `is_finished`: something follows the matmul.
+    `group_size` inputs, which are read in pieces if `in_pieces`; cuBLAS computes the matmul of others. `is_finished`:
+    something follows the matmul.
     """
-    launches = (_tile("quantized_product", tokens, element_bytes, group_size),) if is_quantized else ()
+    launches = (_tile("quantized_product", tokens, element_bytes, group_size, in_pieces),) if is_quantized else ()
     finish = (Launch("finish", {"BLOCK": BLOCK}),) if is_finished else ()
     return launches + finish
 
@@ -69,12 +71,15 @@ def moe_launches(
     capability: int,
     group_size: int | None = None,
     in_blocks: bool = False,
+    in_pieces: bool = False,
 ) -> tuple[Launch, ...]:
     """Return the launches of `moe`; its two matmuls, inward and outward, have the same launch.
 
-    `group_size` is that of int8 weights with scales for groups, or that of weights in blocks if `in_blocks`.
+    `group_size` is that of int8 weights with scales for groups, or that of weights in blocks if `in_blocks`,
+    which are read in pieces if `in_pieces`.
     """
-    product = _tile("expert_product", tokens * top_k // num_experts, element_bytes, group_size, {"SPAN": SPAN})
+    in_tile = tokens * top_k // num_experts
+    product = _tile("expert_product", in_tile, element_bytes, group_size, in_pieces, {"SPAN": SPAN})
     if in_blocks and capability != 90:
         # Gates and values of 64 outputs, with both halves of their weights, take more registers than there are. On 9.0
         # a matmul reads its weights from shared memory.
@@ -89,13 +94,20 @@ def moe_launches(
 
 
 def _tile(
-    kernel: str, tokens: int, element_bytes: int, group_size: int | None = None, others: dict[str, int] | None = None
+    kernel: str,
+    tokens: int,
+    element_bytes: int,
+    group_size: int | None = None,
+    in_pieces: bool = False,
+    others: dict[str, int] | None = None,
 ) -> Launch:
     """Return the launch of a matmul in which a weight meets `tokens` tokens.
 
-    Inputs that are taken at a time have one scale.
+    Inputs that are taken at a time have one scale. Those of a piece are made of several loads, whose addresses take
+    registers: then a tile has at most 32 outputs.
     """
     rows, outputs, inputs, warps, stages, registers = TILES[tokens <= FEW, element_bytes]
+    outputs = min(outputs, 32) if in_pieces else outputs
     if group_size is not None:
         inputs = power_of_two(group_size, least=16, most=inputs)
     blocks = {"ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs, **(others or {})}

@@ -15,7 +15,7 @@ from ostinato.ops.launch_tables.launch import cdiv
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.triton import common
 from ostinato.ops.triton.common import to_dtype
-from ostinato.ops.triton.matmul import numbers_at, of_one_format, place_of
+from ostinato.ops.triton.matmul import PIECES, numbers_at, of_one_format, place_of
 
 
 @triton.jit
@@ -31,6 +31,7 @@ def embedding_kernel(
     group_size,
     WEIGHTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     MULTIPLIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -45,7 +46,7 @@ def embedding_kernel(
     row = tl.load(token_ids + token)
     if BLOCK > 0:
         block = weight + row * weight_row + place_of(column // BLOCK, WEIGHTS, BLOCK)
-        vector = numbers_at(block, column % BLOCK, inside, WEIGHTS)
+        vector = numbers_at(block, column % BLOCK, inside, WEIGHTS, PIECE)
     else:
         vector = tl.load(weight + row * weight_row + column, mask=inside, other=0)
     if scale is not None:
@@ -87,6 +88,7 @@ def embedding(
         group_size=size if group_size is None else group_size,
         WEIGHTS=weights,
         BLOCK=block,
+        PIECE=PIECES.get(weights, 0),
         MULTIPLIES=multiplier != 1.0,
     )
     return out

@@ -3,7 +3,11 @@
 `linear` is a matmul by cuBLAS or Triton, then one kernel for the steps after it. Weights are plain, int8 with a scale
 for each group, or in blocks; Triton multiplies int8 and int4 weights, which it reads in their stored format.
 `ops/quant/dequantize.py` defines the formats: `int4_g32`, `int4_g64` and `int4_g128`, which kernels know as "int4" with
-a block size, and "Q8_0".
+a block size, and those of GGUF files in `PIECES` and "Q8_0".
+
+A block of a GGUF file is read in pieces of 16 or 32 inputs with one scale, whose integers lie in neighbouring bytes, so
+nothing is shuffled. The integers are exact in every dtype. They are multiplied with the tokens, and the sum is scaled;
+a minimum is multiplied with the sum of the tokens' piece. So no weight is rounded.
 """
 
 from __future__ import annotations
@@ -39,10 +43,91 @@ def of_one_format(blocks: Blocks | None) -> tuple[str, int]:
     return read_as(name)
 
 
+PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+"""Inputs of a piece by format."""
+
+
 @triton.jit
 def place_of(index, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
     """Return the offset of a row's block number `index` in bytes."""
-    return index * (4 + BLOCK // 2 if WEIGHTS == "int4" else 2 + BLOCK)
+    if WEIGHTS == "int4":
+        offset = index * (4 + BLOCK // 2)
+    elif WEIGHTS == "Q4_0":
+        offset = index * 18
+    elif WEIGHTS == "MXFP4":
+        offset = index * 17
+    elif WEIGHTS == "Q4_K":
+        offset = index * 144
+    elif WEIGHTS == "Q5_K":
+        offset = index * 176
+    elif WEIGHTS == "Q6_K":
+        offset = index * 210
+    else:
+        offset = index * (2 + BLOCK)
+    return offset
+
+
+@triton.jit
+def byte_at(place, is_there):
+    """Load bytes, int32."""
+    return tl.load(place, mask=is_there, other=0).to(tl.int32)
+
+
+@triton.jit
+def half_at(place, is_there):
+    """Load float16 numbers, which may begin at any byte, as float32."""
+    bits = byte_at(place, is_there) | byte_at(place + 1, is_there) << 8
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def scales_at(block, piece, is_there, WEIGHTS: tl.constexpr):
+    """Return the scales and minima, float32, of the piece number `piece` of the blocks that `block` points at."""
+    minimum = tl.zeros(block.shape, tl.float32)
+    if WEIGHTS == "Q4_K" or WEIGHTS == "Q5_K":
+        # Six bits each: of the first four parts in bytes of their own, of the others in halves and upper bits.
+        place, late = block + 4 + piece % 4, piece // 4
+        first, second = byte_at(place, is_there), byte_at(place + 4, is_there)
+        third = byte_at(place + 8, is_there)
+        step = (first & 63) * (1 - late) + late * (third & 15 | (first >> 6) << 4)
+        least = (second & 63) * (1 - late) + late * (third >> 4 | (second >> 6) << 4)
+        scale = half_at(block, is_there) * step.to(tl.float32)
+        minimum = half_at(block + 2, is_there) * least.to(tl.float32)
+    elif WEIGHTS == "Q6_K":
+        step = tl.load(block + 192 + piece, mask=is_there, other=0).to(tl.int8, bitcast=True)
+        scale = half_at(block + 208, is_there) * step.to(tl.float32)
+    elif WEIGHTS == "MXFP4":
+        # Half of a power of two, as the numbers are doubled. The smallest two are denormal.
+        exponent = byte_at(block, is_there)
+        small = 0x00200000 << tl.minimum(exponent, 1)
+        scale = tl.where(exponent < 2, small, (exponent - 1) << 23).to(tl.float32, bitcast=True)
+    else:
+        scale = half_at(block, is_there)
+    return scale, minimum
+
+
+@triton.jit
+def integers_at(block, piece, element, is_there, WEIGHTS: tl.constexpr):
+    """Load the integers number `element`, int16, of a piece of the blocks that `block` points at."""
+    if WEIGHTS == "Q4_K":
+        whole = byte_at(block + 16 + piece // 2 * 32 + element, is_there) >> piece % 2 * 4 & 15
+    elif WEIGHTS == "Q5_K":
+        whole = byte_at(block + 48 + piece // 2 * 32 + element, is_there) >> piece % 2 * 4 & 15
+        whole |= (byte_at(block + 16 + element, is_there) >> piece & 1) << 4
+    elif WEIGHTS == "Q6_K":
+        # A half of a block has four parts of 32 in the lower and upper halves of 64 bytes, and two bits of each more in
+        # 32 bytes.
+        half, part, element = piece // 8, piece % 8 // 2, piece % 2 * 16 + element
+        low = byte_at(block + half * 64 + part % 2 * 32 + element, is_there) >> part // 2 * 4 & 15
+        whole = (low | (byte_at(block + 128 + half * 32 + element, is_there) >> part * 2 & 3) << 4) - 32
+    elif WEIGHTS == "MXFP4":
+        code = byte_at(block + 1 + element, is_there) >> piece * 4 & 15
+        exponent, bit = code >> 1 & 3, code & 1
+        doubled = tl.where(exponent == 0, bit, (2 + bit) << tl.maximum(exponent - 1, 0))
+        whole = tl.where(code > 7, -doubled, doubled)
+    else:
+        whole = (byte_at(block + 2 + element, is_there) >> piece * 4 & 15) - 8
+    return whole.to(tl.int16)
 
 
 @triton.jit
@@ -55,13 +140,17 @@ def int4_head(block, is_there):
 @triton.jit
 def q8_0_head(block, is_there):
     """Load the scales, float32, of the blocks of Q8_0 that `block` points at."""
-    return tl.load(block.to(tl.pointer_type(tl.float16)), mask=is_there, other=0.0).to(tl.float32)
+    return half_at(block, is_there)
 
 
 @triton.jit
-def numbers_at(block, element, is_there, WEIGHTS: tl.constexpr):
+def numbers_at(block, element, is_there, WEIGHTS: tl.constexpr, PIECE: tl.constexpr):
     """Load the weights number `element`, float32, of the blocks that `block` points at."""
-    if WEIGHTS == "int4":
+    minimum = 0.0
+    if PIECE > 0:
+        scale, minimum = scales_at(block, element // PIECE, is_there, WEIGHTS)
+        whole = integers_at(block, element // PIECE, element % PIECE, is_there, WEIGHTS)
+    elif WEIGHTS == "int4":
         scale, zero = int4_head(block, is_there)
         # The first 16 of 32 elements are the lower halves of 16 bytes.
         packed = tl.load(block + 4 + element // 32 * 16 + element % 16, mask=is_there, other=0)
@@ -69,7 +158,7 @@ def numbers_at(block, element, is_there, WEIGHTS: tl.constexpr):
     else:
         scale = q8_0_head(block, is_there)
         whole = tl.load(block + 2 + element, mask=is_there, other=0).to(tl.int8, bitcast=True)
-    return scale * whole.to(tl.float32)
+    return scale * whole.to(tl.float32) - minimum
 
 
 @triton.jit
@@ -86,6 +175,7 @@ def product(
     groups,
     WEIGHTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -95,11 +185,24 @@ def product(
     Row i of the tokens begins `row[i]` elements after `x`. `weight` and `scales` are those of the first output; the
     weights of each next output begin `weight_row` elements later. `WEIGHTS` is their format: "plain"; "int8", with
     `groups` scales per output, for `group_size` inputs each (the last group may have fewer); or a format of blocks of
-    `BLOCK` inputs (`ops/quant/block_formats.py`). `BLOCK` is 0 for the first two.
+    `BLOCK` inputs (`ops/quant/block_formats.py`), which are read in pieces of `PIECE` inputs if that is not 0. `BLOCK`
+    is 0 for the first two.
     """
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     output = tl.arange(0, OUTPUTS)
-    if BLOCK > 0:
+    if PIECE > 0:
+        element = tl.arange(0, PIECE)
+        for base in range(0, in_size, PIECE):
+            block = weight + output * weight_row + place_of(base // BLOCK, WEIGHTS, BLOCK)
+            piece = base % BLOCK // PIECE
+            scale, minimum = scales_at(block, piece, is_output, WEIGHTS)
+            whole = integers_at(block[None, :], piece, element[:, None], is_output[None, :], WEIGHTS)
+            rows = tl.load(x + row[:, None] + (base + element)[None, :], mask=is_row[:, None], other=0.0)
+            rows = dot_operand(rows)
+            total += tl.dot(rows, whole.to(rows.dtype), input_precision="tf32x3") * scale[None, :]
+            if WEIGHTS == "Q4_K" or WEIGHTS == "Q5_K":
+                total -= tl.sum(rows.to(tl.float32), 1)[:, None] * minimum[None, :]
+    elif BLOCK > 0:
         for base in range(0, in_size, BLOCK):
             block = weight + output * weight_row + place_of(base // BLOCK, WEIGHTS, BLOCK)
             total += _of_block(x + base, row, is_row, block, is_output, WEIGHTS, BLOCK, ROWS, OUTPUTS, INPUTS)
@@ -189,6 +292,7 @@ def quantized_product(
     out_token,
     WEIGHTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -213,6 +317,7 @@ def quantized_product(
         groups,
         WEIGHTS,
         BLOCK,
+        PIECE,
         ROWS,
         OUTPUTS,
         INPUTS,
@@ -323,7 +428,7 @@ def _product_of_blocks(
     place = first = 0
     for name, rows in blocks:
         row_bytes = BLOCK_FORMATS[name].row_bytes(in_size)
-        assert name == "Q8_0" or place % 4 == 0, "what begins a block of int4 is read as 32 bits"
+        assert place % 4 == 0 or read_as(name)[0] != "int4", "what begins a block of int4 is read as 32 bits"
         part = flat[place : place + rows * row_bytes].view(rows, row_bytes)
         end = first + rows
         _product(x, part, None if bias is None else bias[first:end], y[:, first:end], *read_as(name))
@@ -346,7 +451,7 @@ def _product(
     inputs.
     """
     (tokens, in_size), out_size = x.shape, weight.shape[0]
-    (launch,) = _launches(x, is_quantized=True, group_size=group_size)
+    (launch,) = _launches(x, is_quantized=True, group_size=group_size, in_pieces=weights in PIECES)
     group = in_size if group_size is None else group_size
     common.run(
         quantized_product,
@@ -367,5 +472,6 @@ def _product(
         out_token=out.stride(0),
         WEIGHTS=weights,
         BLOCK=group if weight_scale is None else 0,
+        PIECE=PIECES.get(weights, 0),
         HAS_BIAS=bias is not None,
     )

@@ -18,7 +18,7 @@ from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import Blocks
 from ostinato.ops.triton import common
 from ostinato.ops.triton.common import activate, find_tile, to_dtype
-from ostinato.ops.triton.matmul import of_one_format, product
+from ostinato.ops.triton.matmul import PIECES, of_one_format, product
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -68,6 +68,7 @@ def expert_product(
     ACTIVATION: tl.constexpr,
     WEIGHTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -100,6 +101,7 @@ def expert_product(
             groups,
             WEIGHTS,
             BLOCK,
+            PIECE,
             ROWS,
             OUTPUTS,
             INPUTS,
@@ -123,6 +125,7 @@ def expert_product(
                 groups,
                 WEIGHTS,
                 BLOCK,
+                PIECE,
                 ROWS,
                 OUTPUTS,
                 INPUTS,
@@ -185,7 +188,6 @@ def moe(
 ) -> torch.Tensor:
     """Compute `ops.moe`; its reference documents arguments and result."""
     (tokens, size), experts, top_k = x.shape, len(down), choices.shape[2]
-    assert of_one_format(up_blocks) == of_one_format(down_blocks), "all weights of experts have one format"
     inner = up.shape[1] // (2 if activation in GATED else 1)
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     count = tokens * top_k
@@ -195,8 +197,10 @@ def moe(
         top_k=top_k,
         element_bytes=x.element_size(),
         capability=common.capability(x),
-        group_size=of_one_format(up_blocks)[1] or (None if up_scale is None else group_size),
+        group_size=min(of_one_format(up_blocks)[1], of_one_format(down_blocks)[1])
+        or (None if up_scale is None else group_size),
         in_blocks=up_blocks is not None,
+        in_pieces=any(of_one_format(blocks)[0] in PIECES for blocks in (up_blocks, down_blocks)),
     )
     order = torch.empty(count, dtype=torch.int32, device=x.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
@@ -269,6 +273,7 @@ def _expert_product(
         ACTIVATION=activation or "none",
         WEIGHTS=weights if weight_scale is None else "int8",
         BLOCK=block,
+        PIECE=PIECES.get(weights, 0),
     )
 
 
@@ -301,6 +306,7 @@ def score_experts(
         hidden,
         1,
         "plain",
+        0,
         0,
         ROWS,
         OUTPUTS,
