@@ -97,7 +97,8 @@ class Mamba1Mixer(Module):
         memory: LayerCache,
     ) -> torch.Tensor:
         """Apply the recurrence along each row -> [tokens, channels]."""
-        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
+        update, scan = partial(self._update, memory), partial(self._scan, memory)
+        return run_state_rows(step, (x, dt, B, C), update, scan, self.ops.concat)
 
     def _update(
         self,

@@ -83,7 +83,8 @@ class Mamba2Mixer(Module):
         x, B, C = convolved.split(self.splits[1], dim=-1)
         x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
         B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
-        return run_state_rows(step, (x, dt, B, C), partial(self._update, memory), partial(self._scan, memory))
+        update, scan = partial(self._update, memory), partial(self._scan, memory)
+        return run_state_rows(step, (x, dt, B, C), update, scan, self.ops.concat)
 
     def _update(
         self,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Backbone(Module):
     """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ.
 
-    Attention that `is_local` has a separate rotary embedding.
+    Attention that `is_local` has a separate rotary embedding. If it `is_wide`, the residual stream is in float32.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class Backbone(Module):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
+        is_wide: bool = False,
     ) -> None:
         super().__init__()
         self.names = names or {}
         self.embed_tokens = Embedding(
-            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
+            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings, is_wide
         )
         self.layers = ModuleList(make_block(layer) for layer in spec.layers)
         self.local_blocks = {
@@ -61,7 +62,7 @@ class Backbone(Module):
         local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
         for block, layer_memory in zip(self.layers, memory, strict=True):
             x = block(x, local_angles if block in self.local_blocks else angles, step, layer_memory)
-        return self.norm(x.to(self.embed_tokens.dtype))
+        return self.norm(x)
 
 
 class PredictionHead(Module, ABC):

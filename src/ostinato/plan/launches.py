@@ -162,9 +162,6 @@ SEGMENT_SECONDS = 200e-6
 A piecewise graph consists of one between every two parts that it leaves out.
 """
 
-WITHOUT_LAUNCH = frozenset({"new_empty"})
-"""Operations that torch does on the host alone."""
-
 RUNS_BEFORE_CAPTURE = 2
 """Eager runs of a step before its capture: one to record it, one to warm up."""
 
@@ -174,7 +171,7 @@ def launches_of(calls: CallTrace, kernels: Mapping[str, KernelChoice], leaves_ou
     return sum(
         launches_of_call(call.operation, kernels)
         for call in calls.calls
-        if call.operation not in WITHOUT_LAUNCH and call.part not in leaves_out
+        if call.part not in leaves_out
     )
 
 
