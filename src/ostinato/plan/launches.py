@@ -168,11 +168,7 @@ RUNS_BEFORE_CAPTURE = 2
 
 def launches_of(calls: CallTrace, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
     """Return the launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
-    return sum(
-        launches_of_call(call.operation, kernels)
-        for call in calls.calls
-        if call.part not in leaves_out
-    )
+    return sum(launches_of_call(call.operation, kernels) for call in calls.calls if call.part not in leaves_out)
 
 
 def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, decodes: bool) -> int:
