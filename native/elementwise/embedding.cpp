@@ -25,7 +25,8 @@ void dequantize_int8(const std::int8_t* row, const float* scales, std::int64_t g
 struct Embedding : Arguments {
     FIELD(Array<VALUES>, out);  // [tokens, hidden]
     FIELD(Array<INT64>, token_ids);
-    FIELD(Strided<WEIGHTS>, weight);  // [vocab, hidden]
+    // [vocab, hidden]: floats in the dtype of `out`, or any if that is float32; int8, or bytes of blocks
+    FIELD(Strided<ANY>, weight);
     FIELD(float, multiplier);
     FIELD(OptionalTensor<Array<FLOAT32>>, weight_scale);  // [vocab], or one per group of a row
     FIELD(std::optional<std::int64_t>, group_size);  // elements, a multiple of LANES
@@ -35,6 +36,8 @@ struct Embedding : Arguments {
     void check(const Reader& reader) const {
         reader.expect((weight.dtype == INT8) == bool(weight_scale), "8-bit weights have scales, and no others");
         reader.expect((weight.dtype == UINT8) == (blocks.size() == 1), "weights in blocks have a format, and no others");
+        const bool is_float = weight.dtype <= FLOAT16 && (out.dtype == FLOAT32 || out.dtype == weight.dtype);
+        reader.expect(is_float || weight.dtype == INT8 || weight.dtype == UINT8, "vectors have the dtype of their weights");
     }
 };
 
@@ -65,15 +68,16 @@ void embedding(const ThreadGroup& threads, std::int64_t tokens, const Embedding&
                 dequantize_int8(integers, scales + row * groups, group, begin, count, in.multiplier, to);
                 continue;
             }
-            const T* from = in.weight.row<const T>(row) + begin;
-            if (in.multiplier == 1.0f) {
-                std::memcpy(to, from, sizeof(T) * count);
+            if (in.multiplier == 1.0f && in.weight.dtype == in.out.dtype) {
+                std::memcpy(to, in.weight.row<const T>(row) + begin, sizeof(T) * count);
                 continue;
             }
-            std::int64_t j = 0;
-            for (; j + LANES <= count; j += LANES) store(to + j, load(from + j) * in.multiplier);
-            const int rest = static_cast<int>(count - j);
-            if (rest) store_masked(to + j, load_masked(from + j, rest) * in.multiplier, rest);
+            with_dtype(in.weight.dtype, [&](auto of_weight) {
+                const auto* from = in.weight.row<const decltype(of_weight)>(row) + begin;
+                for (std::int64_t j = 0; j < count; j += LANES) {
+                    store_partial(to + j, load_partial(from + j, count - j) * in.multiplier, count - j);
+                }
+            });
         }
     });
 }

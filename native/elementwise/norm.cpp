@@ -15,8 +15,8 @@ void by_vectors(std::int64_t size, Body&& body) {
 }
 
 // Compute y [size] = x [size] / sqrt(mean(x^2) + eps) * (weight [size] + offset) + residual [size], if there is one
-template <typename T, typename X>
-void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t size, float eps, float offset) {
+template <typename T>
+void norm_row(const T* x, const T* weight, const T* residual, T* y, std::int64_t size, float eps, float offset) {
     const std::int64_t whole = size / LANES * LANES;
     const int rest = static_cast<int>(size - whole);
     Float squares[4] = {};
@@ -48,12 +48,22 @@ void norm_row(const X* x, const T* weight, const T* residual, T* y, std::int64_t
 }
 
 struct RmsNorm : Arguments {
-    FIELD(Vectors<VALUES>, x);  // [tokens, size] or [tokens, heads, size]
+    // [tokens, size] or [tokens, heads, size]. Float32 is rounded to the dtype of the weight first.
+    FIELD(Vectors<FLOATS>, x);
     FIELD(Array<VALUES>, weight);  // [size]
     FIELD(float, eps);
     FIELD(float, offset);
-    FIELD(OptionalTensor<Array<VALUES>>, residual);  // as x
+    FIELD(OptionalTensor<Array<VALUES>>, residual);  // as out
     FIELD(Array<VALUES>, out);  // as x
+
+    void check(const Reader& reader) const {
+        reader.expect(x.dtype == FLOAT32 || x.dtype == weight.dtype, "x is in float32 or in the dtype of the weight");
+    }
+};
+
+template <typename T>
+struct Rounded {
+    T value;
 };
 
 void rms_norm(const ThreadGroup& threads, std::int64_t tokens, const RmsNorm& in) {
@@ -61,10 +71,18 @@ void rms_norm(const ThreadGroup& threads, std::int64_t tokens, const RmsNorm& in
     const std::int64_t heads = has_heads ? in.x.shape[1] : 1, size = in.weight.shape[0];
     const std::int64_t head_stride = has_heads ? in.x.strides[1] : 0;
     const Range mine = threads.split(tokens * heads);
-    with_dtype(in.x.dtype, [&](auto type) {
+    const bool rounds = in.x.dtype != in.weight.dtype;
+    with_dtype(in.weight.dtype, [&](auto type) {
         using T = decltype(type);
+        T* rounded = rounds ? &threads.thread_scratch<Rounded<T>>(size)->value : nullptr;
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-            const T* from = in.x.row<const T>(i / heads) + i % heads * head_stride;
+            const T* from = rounded;
+            if (rounds) {
+                const float* x = in.x.row<const float>(i / heads) + i % heads * head_stride;
+                by_vectors(size, [&](std::int64_t j, int n) { store_partial(rounded + j, load_partial(x + j, n), n); });
+            } else {
+                from = in.x.row<const T>(i / heads) + i % heads * head_stride;
+            }
             const T* residual = in.residual ? in.residual.at<const T>() + i * size : nullptr;
             norm_row(from, in.weight.at<const T>(), residual, in.out.at<T>() + i * size, size, in.eps, in.offset);
         }
@@ -123,10 +141,13 @@ Float apply_gate(Float gate) {
     else return silu(gate);
 }
 
+// `is_one`: all elements have one gate.
 template <bool IS_SIGMOID, typename T>
-void gate_row(const T* x, const T* gate, T* y, std::int64_t size) {
+void gate_row(const T* x, const T* gate, T* y, std::int64_t size, bool is_one) {
+    const Float all = is_one ? splat(load_masked(gate, 1)[0]) : Float{};
     by_vectors(size, [&](std::int64_t i, int n) {
-        store_partial(y + i, load_partial(x + i, n) * apply_gate<IS_SIGMOID>(load_partial(gate + i, n)), n);
+        const Float by = is_one ? all : load_partial(gate + i, n);
+        store_partial(y + i, load_partial(x + i, n) * apply_gate<IS_SIGMOID>(by), n);
     });
 }
 
@@ -152,8 +173,9 @@ void gated_norm_row(const T* x, const T* gate, const T* weight, T* y, std::int64
 }
 
 struct GatedRmsNorm : Arguments {
-    FIELD(Strided<VALUES>, x);  // [tokens, size], as gate
-    FIELD(Strided<VALUES>, gate);
+    FIELD(Strided<VALUES>, x);  // [tokens, size]
+    // [tokens, size]; without a weight also [tokens, heads, size / heads], or [tokens, heads] with one gate for each head.
+    FIELD(Vectors<VALUES>, gate);
     // [size], or [group_size] for all groups; without it there is no norm.
     FIELD(OptionalTensor<Array<VALUES>>, weight);
     FIELD(float, eps);
@@ -161,11 +183,20 @@ struct GatedRmsNorm : Arguments {
     FIELD(bool, norm_before_gate);
     FIELD(bool, gate_is_sigmoid);
     FIELD(Array<VALUES>, out);  // [tokens, size]
+
+    void check(const Reader& reader) const {
+        const std::int64_t heads = gate.shape[1], size = gate.dims == 3 ? heads * gate.shape[2] : heads;
+        reader.expect(size == x.shape[1] || (!weight && gate.dims == 2 && x.shape[1] % heads == 0), "as many gates");
+        reader.expect(!weight || gate.dims == 2, "gates of heads stand alone");
+    }
 };
 
 template <bool IS_SIGMOID>
 void gated_norm(const ThreadGroup& threads, std::int64_t tokens, const GatedRmsNorm& in) {
-    const std::int64_t size = in.x.shape[1], group_size = in.group_size.value_or(size), groups = size / group_size;
+    const bool has_heads = in.gate.dims == 3, is_one = !has_heads && in.gate.shape[1] != in.x.shape[1];
+    const std::int64_t size = in.x.shape[1];
+    const std::int64_t group_size = has_heads || is_one ? size / in.gate.shape[1] : in.group_size.value_or(size);
+    const std::int64_t groups = size / group_size, gate_stride = has_heads ? in.gate.strides[1] : is_one ? 1 : group_size;
     const Range mine = threads.split(tokens * groups);
     float* values = threads.thread_scratch<float>(group_size);
     with_dtype(in.x.dtype, [&](auto type) {
@@ -173,13 +204,13 @@ void gated_norm(const ThreadGroup& threads, std::int64_t tokens, const GatedRmsN
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t token = i / groups, first = i % groups * group_size;
             const T* from = in.x.row<const T>(token) + first;
-            const T* by = in.gate.row<const T>(token) + first;
+            const T* by = in.gate.row<const T>(token) + i % groups * gate_stride;
             T* to = in.out.at<T>() + token * size + first;
             if (in.weight) {
                 const T* weight = in.weight.at<const T>() + (in.weight.shape[0] == size ? first : 0);
                 gated_norm_row<IS_SIGMOID>(from, by, weight, to, group_size, in.eps, in.norm_before_gate, values);
             } else {
-                gate_row<IS_SIGMOID>(from, by, to, group_size);
+                gate_row<IS_SIGMOID>(from, by, to, group_size, is_one);
             }
         }
     });

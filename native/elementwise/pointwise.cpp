@@ -1,4 +1,5 @@
-// Pointwise operations: two vectors of each token concatenated, multiplied, or one half of a vector gated by the other.
+// Pointwise operations: two vectors of each token, or of each of its heads, concatenated; two multiplied; one half of a
+// vector gated by the other.
 
 #include <cstring>
 
@@ -10,49 +11,73 @@ namespace ostinato {
 namespace {
 
 struct Concat : Arguments {
-    FIELD(Strided<ANY>, first);  // [tokens, a]
-    FIELD(Strided<ANY>, second);  // [tokens, b]
-    FIELD(Strided<ANY>, out);  // [tokens, a + b]
+    FIELD(Vectors<ANY>, first);  // [tokens, a] or [tokens, heads, a]
+    FIELD(Vectors<ANY>, second);  // [tokens, b] or [tokens, heads, b]
+    FIELD(Array<ANY>, out);  // [tokens, a + b] or [tokens, heads, a + b]
 
     void check(const Reader& reader) const {
         reader.expect(first.dtype == second.dtype && out.dtype == first.dtype, "one dtype");
+        reader.expect(first.dims == second.dims && (first.dims == 2 || first.shape[1] == second.shape[1]), "as many heads");
     }
 };
 
 void concat(const ThreadGroup& threads, std::int64_t tokens, const Concat& in) {
-    const std::int64_t bytes = in.out.element_bytes();
-    const std::int64_t first_size = in.first.shape[1] * bytes, second_size = in.second.shape[1] * bytes;
-    const auto row = [&](const Tensor& of, std::int64_t t) { return of.address + t * of.strides[0] * bytes; };
-    const Range mine = threads.split(tokens);
-    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-        std::byte* to = row(in.out, t);
-        std::memcpy(to, row(in.first, t), first_size);
-        std::memcpy(to + first_size, row(in.second, t), second_size);
+    const std::int64_t bytes = in.out.element_bytes(), last = in.out.dims - 1, heads = last == 2 ? in.out.shape[1] : 1;
+    const std::int64_t first_size = in.first.shape[last] * bytes, second_size = in.second.shape[last] * bytes;
+    const std::int64_t size = first_size + second_size;
+    const auto row = [&](const Tensor& of, std::int64_t i) {
+        const std::int64_t head = last == 2 ? i % heads * of.strides[1] : 0;
+        return of.address + (i / heads * of.strides[0] + head) * bytes;
+    };
+    // Threads share the bytes, not the tokens: what two parts of a step computed is joined as one long vector.
+    const Range mine = threads.split(tokens * heads * size);
+    for (std::int64_t at = mine.begin; at < mine.end;) {
+        const std::int64_t i = at / size, within = at % size;
+        const bool is_first = within < first_size;
+        const std::int64_t count = std::min((is_first ? first_size : size) - within, mine.end - at);
+        const std::byte* from = is_first ? row(in.first, i) + within : row(in.second, i) + within - first_size;
+        std::memcpy(in.out.address + at, from, count);
+        at += count;
     }
 }
 
 struct Multiply : Arguments {
     FIELD(Strided<VALUES>, first);  // [tokens, size]
-    FIELD(Strided<VALUES>, second);  // [tokens, size]
+    FIELD(Strided<FLOATS>, second);  // [tokens or 1, size], or [tokens or 1, 1] in the dtype of `first` or float32
     FIELD(Array<VALUES>, out);  // [tokens, size]
 
     void check(const Reader& reader) const {
-        reader.expect(first.dtype == second.dtype && out.dtype == first.dtype, "one dtype");
-        reader.expect(first.shape[1] == second.shape[1] && first.shape[1] == out.shape[1], "vectors of one size");
+        const bool is_one = second.shape[1] == 1;
+        reader.expect(first.dtype == second.dtype || (is_one && second.dtype == FLOAT32), "one dtype");
+        reader.expect(first.shape[1] == second.shape[1] || is_one, "vectors of one size");
     }
 };
 
+template <typename T, typename Second>
+void multiply_row(const T* first, Second&& second, T* to, std::int64_t size) {
+    const std::int64_t whole = size / LANES * LANES, rest = size - whole;
+    for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, load(first + i) * second(i, LANES));
+    if (rest) store_partial(to + whole, load_partial(first + whole, rest) * second(whole, rest), rest);
+}
+
 void multiply(const ThreadGroup& threads, std::int64_t tokens, const Multiply& in) {
-    const std::int64_t size = in.out.shape[1], whole = size / LANES * LANES;
+    const std::int64_t size = in.out.shape[1];
+    const bool is_one = in.second.shape[1] == 1, is_shared = in.second.shape[0] == 1;
     const Range mine = threads.split(tokens);
     with_dtype(in.out.dtype, [&](auto type) {
         using T = decltype(type);
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-            const T *first = in.first.row<const T>(t), *second = in.second.row<const T>(t);
+            const T* first = in.first.row<const T>(t);
             T* to = in.out.at<T>() + t * size;
-            for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, load(first + i) * load(second + i));
-            const std::int64_t rest = size - whole;
-            if (rest) store_partial(to + whole, load_partial(first + whole, rest) * load_partial(second + whole, rest), rest);
+            const std::int64_t of = is_shared ? 0 : t;
+            if (is_one) {
+                const float factor = in.second.dtype == FLOAT32 ? *in.second.row<const float>(of)
+                                                                : load_masked(in.second.row<const T>(of), 1)[0];
+                multiply_row(first, [=](std::int64_t, std::int64_t) { return factor; }, to, size);
+            } else {
+                const T* second = in.second.row<const T>(of);
+                multiply_row(first, [=](std::int64_t i, std::int64_t n) { return load_partial(second + i, n); }, to, size);
+            }
         }
     });
 }

@@ -2,7 +2,7 @@
 // computes a product.
 //
 // Rows in blocks of different formats are one product each, into their parts of the outputs. If the weights' inputs
-// have another order, tokens are permuted first, MAX_GROUP_TOKENS at a time.
+// another order, tokens are permuted first, MAX_GROUP_TOKENS at a time. Heads are one product each, too.
 
 #include "bind/kernel_binding.h"
 #include "gemm/select.h"
@@ -17,8 +17,8 @@ struct Product {
 };
 
 struct Linear : Arguments {
-    FIELD(Strided<VALUES>, x);  // [tokens, in]
-    FIELD(Array<WEIGHTS>, weight);  // [out, in], or bytes
+    FIELD(Vectors<VALUES>, x);  // [tokens, in], or [tokens, heads, in]
+    FIELD(Array<WEIGHTS>, weight);  // [out, in], or bytes; each head has an equal number of rows
     FIELD(OptionalTensor<Array<VALUES>>, bias);  // [out]
     FIELD(OptionalTensor<Strided<FLOATS>>, residual);  // as `out`
     FIELD(Activation, activation);
@@ -30,20 +30,24 @@ struct Linear : Arguments {
     // [in], the input that each element of a row belongs to; without it, in order.
     FIELD(OptionalTensor<Array<INT32>>, order);
     FIELD(bool, fixed_order);
-    FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated
+    FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated, or [tokens, heads, out / heads]
+    std::int64_t heads = x.dims == 3 ? x.shape[1] : 1, in_size = x.shape[x.dims - 1];
     std::vector<Product> products = make_products();
 
     std::vector<Product> make_products() const {
         std::vector<Product> made;
         const auto add = [&](const std::byte* first, std::int64_t rows, const BlockFormat* format) {
-            const Rhs rhs{first, weight.dtype, rows, x.shape[1], weight_scale.at<const float>(), group_size.value_or(0), format};
+            const Rhs rhs{first, weight.dtype, rows, in_size, weight_scale.at<const float>(), group_size.value_or(0), format};
             made.push_back({rhs, Candidates({Op::LINEAR, x.dtype, rhs.kind(), rhs.k, fixed_order})});
         };
-        if (blocks.empty()) add(weight.address, weight.shape[0], nullptr);
+        const std::int64_t of_head = weight.shape[0] / heads;
+        for (std::int64_t h = 0; blocks.empty() && h < heads; ++h) {
+            add(weight.address + h * of_head * in_size * weight.element_bytes(), of_head, nullptr);
+        }
         const std::byte* first = weight.address;
         for (const BlockPart& part : blocks) {
             add(first, part.rows, part.format);
-            first += part.rows * part.format->row_bytes(x.shape[1]);
+            first += part.rows * part.format->row_bytes(in_size);
         }
         return made;
     }
@@ -53,10 +57,12 @@ struct Linear : Arguments {
         reader.expect((weight.dtype == UINT8) == !blocks.empty(), "weights in blocks have formats, and no others");
         reader.expect(blocks.size() < 2 || activation != SWIGLU, "gates and what they gate have one format");
         for (const BlockPart& part : blocks) {
-            reader.expect(x.shape[1] % part.format->elements == 0, "rows are whole blocks");
+            reader.expect(in_size % part.format->elements == 0, "rows are whole blocks");
         }
+        const bool is_plain = blocks.empty() && !weight_scale && !order && !residual && activation == NONE;
+        reader.expect(heads == 1 || (is_plain && weight.shape[0] % heads == 0), "products of heads are plain");
         reader.expect(x.shape[0] < 2 || x.strides[0] != 0, "tokens lie apart");
-        reader.expect(!order || order.shape[0] == x.shape[1], "each input has its place in the order");
+        reader.expect(!order || order.shape[0] == in_size, "each input has its place in the order");
         reader.expect(out.dtype == FLOAT32 || out.dtype == x.dtype, "the result is in float32 or in the dtype of x");
         reader.expect(!residual || residual.dtype == out.dtype, "the residual has another dtype than the result");
     }
@@ -93,7 +99,7 @@ void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t 
             const auto* x = reinterpret_cast<const decltype(type)*>(lhs);
             lhs = reinterpret_cast<const std::byte*>(in_order(threads, tokens, x, lhs_stride, in.order));
         });
-        lhs_stride = in.x.shape[1];
+        lhs_stride = in.in_size;
     }
     std::int64_t first = 0;
     for (const Product& product : in.products) {
@@ -105,6 +111,7 @@ void multiply_some(const ThreadGroup& threads, std::int64_t begin, std::int64_t 
         auto* out = in.out.address + (begin * in.out.strides[0] + first) * in.out.element_bytes();
         LINEAR_FUNCTIONS[row](threads, {tokens, lhs, lhs_stride, in.x.dtype, product.rhs, o, out, in.out.dtype});
         first += rows;
+        if (in.heads > 1) lhs += in.x.strides[1] * in.x.element_bytes();
     }
 }
 

@@ -14,7 +14,7 @@ namespace ostinato {
 namespace {
 
 struct DeltaScan : DeltaInputs {
-    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(RowStarts, row_starts);  // [rows + 1]
     FIELD(Array<INT32>, start_positions);  // [rows]; no order of sums depends on them
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows]
@@ -128,7 +128,7 @@ void delta_scan(const ThreadGroup& threads, std::int64_t tokens, const DeltaScan
     const std::int64_t of_tokens = DELTA_SPAN * in.token_floats();
     float* const memory = threads.thread_scratch<float>(of_tokens + blocks * key_dim * DELTA_COLUMNS);
 
-    const auto starts = in.row_starts.at<const std::int32_t>();
+    const RowStarts& starts = in.row_starts;
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
     each_own_part(threads, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t first = part % in_head * at_once * DELTA_COLUMNS, begin = starts[row];

@@ -24,7 +24,7 @@ struct SelectiveScan : Arguments {
     FIELD(Array<FLOAT32>, D);  // [channels], as dt_bias
     FIELD(Array<FLOAT32>, dt_bias);
     FIELD(Strided<FLOATS>, states);  // [slots, channels, size]
-    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(RowStarts, row_starts);  // [rows + 1]
     FIELD(Array<INT32>, start_positions);  // [rows], as read_slots
     FIELD(Array<INT32>, read_slots);
     FIELD(Strided<INT32>, write_slots);  // [rows]
@@ -40,7 +40,7 @@ template <typename T, typename S>
 void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_t row, std::int64_t end, std::int64_t first,
                 std::int64_t count) {
     const std::int64_t size = in.B.shape[1], channels = in.x.shape[1], stride = padded(size);
-    const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
+    const std::int64_t begin = in.row_starts[row];
     const std::int64_t before = in.start_positions.at<const std::int32_t>()[row] - begin;  // position minus token
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
@@ -88,7 +88,7 @@ void selective_scan(const ThreadGroup& threads, std::int64_t tokens, const Selec
     // Channels are independent, so a thread takes fewer at once if there are few parts.
     std::int64_t block = CHANNEL_BLOCK;
     while (block > LANES && rows * ((channels + block - 1) / block) < 4 * threads.size) block /= 2;
-    const auto starts = in.row_starts.at<const std::int32_t>();
+    const RowStarts& starts = in.row_starts;
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
     const FlushDenormals flush;
     with_dtype(in.x.dtype, [&](auto type) {

@@ -27,7 +27,7 @@ struct SsdScan : Arguments {
     FIELD(Limits, dt_limit);
     FIELD(std::int64_t, chunk_size);
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, state]
-    FIELD(Array<INT32>, row_starts);  // [rows + 1]
+    FIELD(RowStarts, row_starts);  // [rows + 1]
     FIELD(Array<INT32>, start_positions);  // [rows], as read_slots
     FIELD(Array<INT32>, read_slots);
     FIELD(Strided<INT32>, write_slots);  // [rows]
@@ -50,7 +50,7 @@ void prefetch(const T* rows, std::int64_t stride, std::int64_t count, std::int64
 template <typename T, typename S, typename Scan>
 void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
               std::int64_t first, int count) {
-    const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
+    const std::int64_t begin = in.row_starts[row];
     const std::int64_t position = in.start_positions.at<const std::int32_t>()[row];
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
@@ -105,7 +105,7 @@ template <typename T, typename S>
 void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
                std::int64_t first, int count) {
     constexpr std::int64_t SPAN = 16;  // tokens per load of a state's channel into registers
-    const std::int64_t begin = in.row_starts.at<const std::int32_t>()[row];
+    const std::int64_t begin = in.row_starts[row];
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
     const std::int64_t group = first / (sizes.heads / sizes.groups), elements = sizes.head_dim * sizes.state;
@@ -185,7 +185,7 @@ void each_part(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& i
     while (at_once > 1 && rows * groups * ((per_group + at_once - 1) / at_once) < 4 * threads.size) --at_once;
     const std::int64_t in_group = (per_group + at_once - 1) / at_once, parts = groups * in_group;
 
-    const auto starts = in.row_starts.at<const std::int32_t>();
+    const RowStarts& starts = in.row_starts;
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
     each_own_part(threads, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t at = part % in_group * at_once;

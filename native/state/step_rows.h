@@ -13,6 +13,12 @@
 
 namespace ostinato {
 
+// First token of each row, and the end of the last one, [rows + 1]. Other rows of the step may come before these: tokens
+// are counted from the first of these rows.
+struct RowStarts : Array<INT32> {
+    std::int64_t operator[](std::int64_t row) const { return at<const std::int32_t>()[row] - *at<const std::int32_t>(); }
+};
+
 // Request to store the state after `offset` tokens of a prefill row in `slot` too.
 struct Checkpoint {
     std::int64_t row, offset, slot;

@@ -63,7 +63,7 @@ def test_an_argument_of_another_kind_is_named(call: Call, name: str, value: Any,
     ("name", "value", "why"),
     [
         ("x", X.double(), "x is torch.float64 where a float is read"),
-        ("weight", WEIGHT.half(), "weight is torch.float16 where torch.float32 is read"),
+        ("out", X.half(), "out is torch.float16 where torch.float32 is read"),
         ("x", X.t(), "x is a strided tensor where a contiguous one is read"),
         ("out", torch.zeros(3, 9)[:, :8], "out is a strided tensor where a contiguous one is read"),
     ],

@@ -205,7 +205,7 @@ def test_a_scan_has_the_bits_of_updates_and_follows_the_rule(
     columns = int32([[write, 99] for write in writes])[:, 0]
     positions = int32([position for _, position in rows])
     scan = checked_kernel(isa, "delta_scan")
-    out = scan(*case.args(), states, int32(starts), positions, int32(reads), columns, marks)
+    out = scan(*case.args(), states, int32([at + 3 for at in starts]), positions, int32(reads), columns, marks)
     step = native_kernel(isa, "delta_update")
     for row, (length, _) in enumerate(rows):
         begin, at = starts[row], {offset: slot for of_row, offset, slot in marks if of_row == row}

@@ -323,3 +323,17 @@ def test_no_activation_makes_a_number_of_what_is_none(isa: str, activation: str 
     x = torch.full((20, 32), torch.nan, dtype=dtype)
     out = checked_kernel(isa, "linear")(x, torch.ones(6, 32, dtype=dtype), activation=activation)
     assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_each_head_is_multiplied_by_its_own_rows(isa: str, tokens: int, heads: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(heads)
+    x = torch.randn(tokens, heads, 80, generator=generator).to(dtype)[:, :, 16:]
+    weight = torch.randn(heads * 24, 64, generator=generator).to(dtype)
+    kernel = checked_kernel(isa, "linear")
+    out = kernel(x, weight)
+    assert out.shape == (tokens, heads, 24)
+    for head in range(heads):
+        assert torch.equal(out[:, head], kernel(x[:, head].contiguous(), weight[24 * head : 24 * (head + 1)]))

@@ -281,3 +281,5 @@ def test_two_vectors_stand_one_behind_the_other(
     generator = torch.Generator().manual_seed(seed)
     a, b = (spaced(normal(generator, tokens, size).to(dtype), 3) for size in (first, second))
     assert torch.equal(checked_kernel(isa, "concat")(a, b), torch.cat((a, b), dim=1))
+    with_heads = [part.repeat(1, 3).unflatten(1, (3, -1)) for part in (a, b)]
+    assert torch.equal(checked_kernel(isa, "concat")(*with_heads), torch.cat(with_heads, dim=2))

@@ -189,6 +189,45 @@ def test_two_vectors_of_a_token_are_multiplied_and_rounded_once(
     assert torch.equal(out, (first.double() * second.double()).to(dtype))
 
 
+@few
+@given(st.integers(1, 5), sizes, st.booleans(), st.booleans(), dtypes, seeds)
+def test_one_number_multiplies_all_channels_of_a_token_or_of_all_tokens(
+    isa: str, tokens: int, size: int, is_shared: bool, is_float32: bool, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first = spaced((torch.randn(tokens, size, generator=generator) * 8).to(dtype), 5)
+    second = torch.randn(1 if is_shared else tokens, 1, generator=generator)
+    second = second if is_float32 else spaced(second.to(dtype), 3)
+    out = checked_kernel(isa, "multiply")(first, second)
+    assert torch.equal(out, (first.float() * second.float()).to(dtype))
+
+
+@few
+@given(st.integers(0, 5), st.integers(1, 5), st.sampled_from([1, 3, 16, 37, 64]), dtypes, seeds)
+def test_a_gate_of_heads_is_strided_or_one_number_for_a_head(
+    isa: str, tokens: int, heads: int, size: int, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = spaced(torch.randn(tokens, heads * size, generator=generator).to(dtype), 5)
+    both = (torch.randn(tokens, heads, 2 * size, generator=generator) * 10).to(dtype)
+    kernel = checked_kernel(isa, "gated_rms_norm")
+    strided, gates = both[:, :, size:], spaced(both[:, :, 0], 3)
+    out = kernel(x, strided, None, 1e-5, None, False, True)
+    expected = x.double() * strided.double().sigmoid().flatten(1)
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+    out = kernel(x, gates, None, 1e-5, None, False, True)
+    expected = x.double() * gates.double().sigmoid().repeat_interleave(size, 1)
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype), atol=1e-7)
+
+
+def test_a_norm_rounds_a_wide_residual_stream_first(isa: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    kernel = checked_kernel(isa, "rms_norm")
+    for dtype in (torch.bfloat16, torch.float16):
+        x, weight = torch.randn(3, 2, 50, generator=generator), torch.randn(50, generator=generator).to(dtype)
+        assert same_bits(kernel(x[:, 1], weight, 1e-5), kernel(x[:, 1].to(dtype), weight, 1e-5))
+
+
 def test_vectors_of_two_sizes_are_not_multiplied(isa: str) -> None:
     with pytest.raises(AssertionError, match="multiply: vectors of one size"):
         native_kernel(isa, "multiply")(torch.randn(2, 8), torch.randn(2, 7))

@@ -38,8 +38,10 @@ def test_an_embedding_is_the_reference_to_the_bit(
     for count in (1, 2):
         with threads(count):
             result = native_kernel(isa, "embedding")(ids, weight, multiplier)
+            wide = native_kernel(isa, "embedding")(ids, weight, multiplier, out_dtype=torch.float32)
         assert result.dtype == dtype
         assert torch.equal(result, expected)
+        assert torch.equal(wide, pointwise.embedding(ids, weight, multiplier, out_dtype=torch.float32))
 
 
 def test_angles_are_right_up_to_a_position_of_a_million(isa: str) -> None:

@@ -592,3 +592,24 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
         total = sum(powers) if over_all else sum(powers[expert] for expert in expected)
         assert ids[token].tolist() == expected
         assert weights[token].tolist() == pytest.approx([0.5 * powers[e] / total for e in expected], rel=1e-5)
+
+
+def test_linear_multiplies_each_head_by_its_own_rows() -> None:
+    x, weight = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    expected = torch.einsum("thi,hoi->tho", x, weight.unflatten(0, (3, 2)))
+    torch.testing.assert_close(matmul.linear(x, weight), expected)
+
+
+def test_an_embedding_may_be_wider_than_its_weights() -> None:
+    weight = torch.randn(4, 6).bfloat16()
+    vectors = pointwise.embedding(torch.tensor([3, 1]), weight, 0.3, out_dtype=torch.float32)
+    assert torch.equal(vectors, weight[[3, 1]].float() * 0.3)
+
+
+@pytest.mark.parametrize("has_channels", [True, False])
+def test_a_gate_of_heads_multiplies_their_channels(has_channels: bool) -> None:
+    x, gate = torch.randn(2, 12), torch.randn(2, 3, 4)
+    given = gate if has_channels else gate[:, :, 0]
+    out = pointwise.gated_rms_norm(x, given, None, 0.0, None, False, True)
+    wide = gate if has_channels else gate[:, :, :1].expand(-1, -1, 4)
+    torch.testing.assert_close(out, x * wide.sigmoid().reshape(2, 12))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -88,9 +88,9 @@ class Toy:
 class Steps:
     """A model of the parity tests with the batches that its engine schedules, to run as tapes and eagerly."""
 
-    def __init__(self, recipe: str, **settings: Any) -> None:
+    def __init__(self, recipe: str, dtype: Literal["float32", "bfloat16"] = "float32", **settings: Any) -> None:
         config = EngineConfig(
-            model=str(checkpoint(recipe)), dtype="float32", max_model_len=128, max_num_seqs=8, threads=1,
+            model=str(checkpoint(recipe)), dtype=dtype, max_model_len=128, max_num_seqs=8, threads=1,
             max_num_batched_tokens=64, cache_memory="16MiB", graph_mode="none", **settings,
         )  # fmt: skip
         self.engine = EngineCore(config)

@@ -92,12 +92,13 @@ def run(
     recurrent: bool = False,
     noise: int | None = None,
 ) -> torch.Tensor:
-    """The scan of the tokens from `begin` on. Write slots are one column of several."""
+    """The scan of the tokens from `begin` on, behind other rows. Write slots are one column of several."""
     part = slice(begin, begin + rows.starts[-1])
     columns = torch.tensor([[write, 99] for write in writes], dtype=torch.int32)
+    starts = int32([begin + at for at in rows.starts])
     return native_kernel(isa, "ssd_scan")(
         *(case.x[part], case.dt[part], case.A_log, case.B[part], case.C[part], case.D, case.dt_bias, case.dt_limit),
-        *(chunk_size, states, int32(rows.starts), int32(rows.positions), int32(rows.reads), columns[:, 0], checkpoints),
+        *(chunk_size, states, starts, int32(rows.positions), int32(rows.reads), columns[:, 0], checkpoints),
         recurrent=recurrent,
         noise=noise,
     )

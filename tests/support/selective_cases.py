@@ -94,9 +94,9 @@ def scan(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     noise: int | None = None,
 ) -> torch.Tensor:
-    """Write slots are one column of several."""
+    """Other rows come first; write slots are one column of several."""
     columns = int32([[write, 99] for write in writes])
-    slots = (int32(rows.starts), int32(rows.positions), int32(rows.reads), columns[:, 0])
+    slots = (int32([at + 3 for at in rows.starts]), int32(rows.positions), int32(rows.reads), columns[:, 0])
     return kernel(*case.inputs, states, *slots, checkpoints, noise=noise)
 
 

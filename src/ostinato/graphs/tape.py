@@ -39,8 +39,8 @@ class Tape:
     def __init__(
         self, calls: Sequence[RecordedCall], layout: Layout, result: TensorRef, captured: BufferedInputs
     ) -> None:
-        self.num_calls = len(calls)
-        self._calls = calls
+        self.calls = calls
+        """Recorded calls, in order."""
         self._layout = layout
         self._result_place = result
         self._captured = captured
@@ -55,7 +55,7 @@ class Tape:
         self._plays: list[ReplayFn] = []
         self._profiles: list[Profile] = []
         self.programs: list[Program] = []
-        for is_native, calls in groupby(self._calls, key=lambda call: isinstance(call.function, NativeKernel)):
+        for is_native, calls in groupby(self.calls, key=lambda call: isinstance(call.function, NativeKernel)):
             if is_native:
                 self._add_programs(calls, memory)
                 continue

@@ -68,7 +68,8 @@ class Attention(Module):
         self.is_gated = is_gated
         self.output_gate = sigmoid_gate(build, self.q_size)
         self.query_scales = query_scales
-        self.q_out_size = 2 * self.q_size if is_gated else self.q_size
+        self.q_width = 2 * spec.head_dim if is_gated else spec.head_dim
+        self.q_out_size = spec.num_heads * self.q_width
         parts: tuple[tuple[str, int], ...] = (
             ("q_proj", self.q_out_size),
             ("k_proj", self.kv_size),
@@ -128,11 +129,8 @@ class Attention(Module):
         """
         if self.spec.keys_of is not None:
             return self.qkv(x), None, None
-        if self.values_are_keys:
-            q, k = self.qkv(x).split((self.q_out_size, self.kv_size), dim=-1)
-            return q, k, k
-        q, k, v = self.qkv(x).split((self.q_out_size, self.kv_size, self.kv_size), dim=-1)
-        return q, k, v
+        qkv, begin, end = self.qkv(x), self.q_out_size, self.q_out_size + self.kv_size
+        return qkv[:, :begin], qkv[:, begin:end], qkv[:, begin:] if self.values_are_keys else qkv[:, end:]
 
     def attend(
         self,
@@ -152,30 +150,29 @@ class Attention(Module):
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.query_scales is not None:
-            q = q * self.ops.embedding(step.positions, self.query_scales, 1.0)
-        q = q.unflatten(-1, (-1, self.spec.head_dim))
-        if self.is_gated:
-            # Each head has first the query, then the gate.
-            q, gate = q.unflatten(1, (-1, 2)).unbind(2)
+            q = self.ops.multiply(q, self.ops.embedding(step.positions, self.query_scales, 1.0))
+        tokens, size = q.shape[0], self.spec.head_dim
+        # Each head has first the query, then the gate.
+        q = q.reshape(tokens, -1, self.q_width)
+        q, gate = q[:, :, :size], q[:, :, size:]
         if not self.qk_norm_whole and self.q_norm is not None:
             q = self.q_norm(q)
         angles = angles if self.spec.rotates else None
         if k is None or v is None:
             q = q if angles is None else self.ops.rotate(q, angles)
         else:
-            k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in (k, v))
+            k, v = (part.reshape(tokens, -1, size) for part in (k, v))
             if not self.qk_norm_whole and self.k_norm is not None:
                 k = self.k_norm(k)
             if self.value_norm is not None:
                 v = self.ops.rms_norm(v, self.value_norm, self.value_norm_eps)
             q = self._store(q, k, v, angles, step, memory)
         out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
-        out = out.flatten(1)
+        out = out.reshape(tokens, -1)
         if self.is_gated:
-            out = self.output_gate(out, gate.contiguous().flatten(1))
+            out = self.output_gate(out, gate)
         if head_gates is not None:
-            wide = head_gates.unflatten(-1, (-1, 1)).expand(-1, -1, self.spec.head_dim)
-            out = self.output_gate(out, wide.contiguous().flatten(1))
+            out = self.output_gate(out, head_gates)
         return self.o_proj(out, residual)
 
     def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
@@ -184,8 +181,9 @@ class Attention(Module):
         `angles` are those of `forward`.
         """
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
-        parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size).split(self.kv_size, dim=-1)
-        k, v = (part.unflatten(-1, (-1, self.spec.head_dim)) for part in parts)
+        parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size)
+        kv = parts.reshape(x.shape[0], 2, -1, self.spec.head_dim)
+        k, v = kv[:, 0], kv[:, 1]
         if self.k_norm is not None:
             k = self.k_norm(k)
         self._store(k[:, :0], k, v, angles if self.spec.rotates else None, step, memory)

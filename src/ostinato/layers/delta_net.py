@@ -51,7 +51,8 @@ class DeltaMixer(Module):
         q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
         v = v.unflatten(-1, (-1, spec.value_dim))
-        return run_state_rows(step, (q, k, v, a, b), partial(self._update, memory), partial(self._scan, memory))
+        update, scan = partial(self._update, memory), partial(self._scan, memory)
+        return run_state_rows(step, (q, k, v, a, b), update, scan, self.ops.concat)
 
     def _update(self, memory: LayerCache, rows: DecodeRows, *parts: torch.Tensor) -> torch.Tensor:
         return self.ops.delta_update(

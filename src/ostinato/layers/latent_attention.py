@@ -30,7 +30,6 @@ class HeadProjections(Module):
     def __init__(self, build: ModelBuilder, num_heads: int, sizes: LatentSizes) -> None:
         super().__init__()
         self.op = build.ops.linear
-        self.stack = build.stack
         self.sizes, self.key_rows = sizes, num_heads * sizes.key
         rows = num_heads * (sizes.key + sizes.value)
         turns = {"row_interleave": (sizes.key, sizes.value), "first_part_transposed": True}
@@ -38,16 +37,11 @@ class HeadProjections(Module):
 
     def to_latents(self, q: torch.Tensor) -> torch.Tensor:
         """Map queries [tokens, heads, key] to latent space, [tokens, heads, rank]."""
-        weight = self.weight[: self.key_rows].view(-1, self.sizes.key)
-        return self._by_head(q, weight, self.sizes.rank)
+        return self.op(q, self.weight[: self.key_rows].reshape(-1, self.sizes.key))
 
     def to_values(self, latents: torch.Tensor) -> torch.Tensor:
         """Map latents [tokens, heads, rank] to values, [tokens, heads, value]."""
-        return self._by_head(latents, self.weight[self.key_rows :], self.sizes.value)
-
-    def _by_head(self, x: torch.Tensor, weight: torch.Tensor, size: int) -> torch.Tensor:
-        """Multiply `x` [tokens, heads, in] by each head's `weight` [heads * size, in] -> [tokens, heads, size]."""
-        return self.stack([self.op(x[:, i], weight[i * size : (i + 1) * size]) for i in range(x.shape[1])])
+        return self.op(latents, self.weight[self.key_rows :])
 
 
 class LatentAttention(Module):
@@ -74,17 +68,15 @@ class LatentAttention(Module):
         self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache, residual: torch.Tensor
     ) -> torch.Tensor:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        sizes, heads, width = self.sizes, self.spec.num_heads, self.spec.head_dim
-        q, latent, shared = self.in_proj(x).split((self.q_size, sizes.rank, sizes.shared), dim=-1)
-        key = self.ops.concat(self.kv_a_layernorm(latent), shared).unflatten(-1, (1, width))
-        own, of_shared = q.unflatten(-1, (heads, -1)).split((sizes.key, sizes.shared), dim=-1)
-        latents = self.kv_b_proj.to_latents(own)
-        queries = latents.new_empty((x.shape[0], heads, width))
-        queries[:, :, : sizes.rank] = latents
-        queries[:, :, sizes.rank :] = of_shared
+        sizes, tokens, end = self.sizes, x.shape[0], self.q_size + self.sizes.rank
+        whole = self.in_proj(x)
+        q, latent, shared = whole[:, : self.q_size], whole[:, self.q_size : end], whole[:, end:]
+        key = self.ops.concat(self.kv_a_layernorm(latent), shared).reshape(tokens, 1, -1)
+        q = q.reshape(tokens, self.spec.num_heads, -1)
+        queries = self.ops.concat(self.kv_b_proj.to_latents(q[:, :, : sizes.key]), q[:, :, sizes.key :])
         queries = self.ops.rotary(queries, key, None, None, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
-        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).flatten(1), residual)
+        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).reshape(tokens, -1), residual)
 
     def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
         """Attend with `q` [tokens, heads, rank + shared] -> like `q`, each head's attended latents first."""

@@ -43,6 +43,9 @@ class Linear(QuantizableMatrix):
         self.bias = self._own_bias(build, out_size) if bias else None
         # Without a bias, multiplying the input equals multiplying the outputs, which costs nothing there.
         self.in_multiplier = in_multiplier if bias else 1.0
+        self.multiply, self.factor = build.ops.multiply, None
+        if self.in_multiplier != 1.0:
+            self.factor = build.constant([in_multiplier], "float32").reshape(1, 1)
         self.scale = build.scale(multiplier, out_size, 1.0 if bias else in_multiplier)
 
     def _own_bias(self, build: ModelBuilder, size: int) -> torch.Tensor:
@@ -66,8 +69,8 @@ class Linear(QuantizableMatrix):
 
         `residual` is added last, and gives the result its dtype.
         """
-        if self.in_multiplier != 1.0:
-            x = x * self.in_multiplier
+        if self.factor is not None:
+            x = self.multiply(x, self.factor)
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None
         if not self.is_summed:
             return self.op(x, self.weight, self.bias, residual, activation, self.scale, out_dtype, *self.quantization)
@@ -109,7 +112,7 @@ class PackedLinear(Linear):
             first, last = (num_bytes(slice_rows(self.blocks, 0, rows), x.shape[1]) for rows in (begin, end))
             some = slice_rows(self.blocks, begin, end)
             return self.op(
-                x, self.weight.view(-1)[first:last], bias, None, None, scale, None, None, None, some, self.order
+                x, self.weight.reshape(-1)[first:last], bias, None, None, scale, None, None, None, some, self.order
             )
         quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], self.group_size)
         return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
@@ -118,11 +121,18 @@ class PackedLinear(Linear):
 class Embedding(QuantizableMatrix):
     """Token embedding times `multiplier`, sharded by rows.
 
-    If it `is_tied`, its weight is the LM head's, and may be quantised. It may be in blocks anyway.
+    If it `is_tied`, its weight is the LM head's, and may be quantised. It may be in blocks anyway. If it `is_wide`, its
+    vectors are in float32.
     """
 
     def __init__(
-        self, build: ModelBuilder, vocab_size: int, hidden_size: int, multiplier: float = 1.0, is_tied: bool = False
+        self,
+        build: ModelBuilder,
+        vocab_size: int,
+        hidden_size: int,
+        multiplier: float = 1.0,
+        is_tied: bool = False,
+        is_wide: bool = False,
     ) -> None:
         facts = {"can_be_quantised": is_tied, "is_lm_head": is_tied}
         self.part = vocabulary_part(vocab_size, build.rank)
@@ -130,7 +140,8 @@ class Embedding(QuantizableMatrix):
         self.op, self.of_ranks = build.ops.embedding, build.ops.sharded_embedding
         self.is_shared = build.rank.of > 1
         self.multiplier = multiplier
-        self.dtype = build.dtype
+        self.is_wide = is_wide
+        self.dtype = build.float32 if is_wide else build.dtype
         """Dtype of the embedding's vectors."""
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -139,6 +150,8 @@ class Embedding(QuantizableMatrix):
         if self.quantization:
             scale, group_size, blocks = self.quantization
             how = (scale, group_size, self.dtype, blocks)
+        elif self.is_wide:
+            how = (None, None, self.dtype)
         if self.is_shared:
             return self.of_ranks(token_ids, self.weight, self.multiplier, self.part.first, self.part.own, *how)
         return self.op(token_ids, self.weight, self.multiplier, *how)

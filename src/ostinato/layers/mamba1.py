@@ -97,4 +97,5 @@ class Mamba1Mixer(Module):
     ) -> torch.Tensor:
         """Apply the recurrence along each row -> [tokens, channels]."""
         weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
-        return run_selective_rows(step, memory, (x, dt, B, C), weights, ops.selective_update, ops.selective_scan)
+        operations = ops.selective_update, ops.selective_scan, ops.concat
+        return run_selective_rows(step, memory, (x, dt, B, C), weights, *operations)

@@ -89,6 +89,7 @@ class Mamba2Mixer(Module):
             (self.A_log, self.D, self.dt_bias),
             self.ops.state_update,
             self.ops.ssd_scan,
+            self.ops.concat,
             (self.dt_limit,),
             scan_options=(spec.chunk_size,),
         )

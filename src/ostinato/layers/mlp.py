@@ -72,7 +72,7 @@ class GatedMLP(Module):
         """
         inner = self.gate_up(x, activation=self.activation)
         if gate is not None:
-            inner = self.token_gate(inner, gate.expand(-1, inner.shape[1]).contiguous())
+            inner = self.token_gate(inner, gate)
         return self.down_proj(inner, residual)
 
 

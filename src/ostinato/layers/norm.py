@@ -31,7 +31,10 @@ class RMSNorm(Module):
         self.offset = (1.0,) if plus_one else ()
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise [..., size] -> [..., size] in the weight's dtype, and add `residual`, of the result's shape."""
+        """Normalise `x` [..., size], rounded to the weight's dtype -> [..., size] in that dtype.
+
+        `residual`, of the result's shape, is added.
+        """
         if self.ranks > 1:
             assert residual is None, "no residual is added to what ranks share"
             return self.of_ranks(x, self.weight, self.eps, self.ranks)
@@ -101,5 +104,5 @@ class GatedRMSNorm(Module):
 
 
 def sigmoid_gate(build: ModelBuilder, size: int) -> GatedRMSNorm:
-    """Return the module that multiplies `x` by the sigmoid of a gate, both contiguous [tokens, size]; no weights."""
+    """Return the module that multiplies `x` [tokens, size] by the sigmoid of a gate of its channels or heads."""
     return GatedRMSNorm(build, size, 0.0, None, gate_is_sigmoid=True)

@@ -41,6 +41,9 @@ class SketchTensor:
         at = dim % len(self.shape)
         return replace(self, shape=(*self.shape[:at], first, second, *self.shape[at + 1 :]))
 
+    def reshape(self, *shape: int) -> SketchTensor:
+        return replace(self, shape=tuple(prod(self.shape) // -prod(shape) if size == -1 else size for size in shape))
+
     def flatten(self, start: int) -> SketchTensor:
         return replace(self, shape=(*self.shape[:start], prod(self.shape[start:])))
 
@@ -52,15 +55,6 @@ class SketchTensor:
         each = index if isinstance(index, tuple) else (index,)
         lengths = [len(range(size)[at]) for at, size in zip(each, self.shape, strict=False) if isinstance(at, slice)]
         return replace(self, shape=(*lengths, *self.shape[len(each) :]))
-
-    def __setitem__(self, _: slice, value: SketchTensor) -> None:
-        self._traced.note("copy_", (self, value), self)
-
-    def new_empty(self, shape: tuple[int, ...]) -> SketchTensor:
-        return self._traced.note("new_empty", (), shape, self.dtype)
-
-    def __sub__(self, _: int) -> SketchTensor:
-        return self
 
     def __add__(self, other: SketchTensor) -> SketchTensor:
         return self._traced.note("add", (self, other), self.shape, self.dtype)
@@ -74,9 +68,6 @@ class SketchTensor:
     def expand(self, *sizes: int) -> SketchTensor:
         shape = tuple(own if size == -1 else size for own, size in zip(self.shape, sizes, strict=True))
         return replace(self, shape=shape)
-
-    def unbind(self, dim: int) -> tuple[SketchTensor, ...]:
-        return (replace(self, shape=(*self.shape[:dim], *self.shape[dim + 1 :])),) * self.shape[dim]
 
     def to(self, dtype: str) -> SketchTensor:
         return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Backbone(Module):
     """Embedding, blocks and final norm. `names` are the checkpoint's for the attributes, if they differ.
 
-    `final_norm` is the norm after the blocks, if it is no RMS norm.
+    `final_norm` is the norm after the blocks, if it is no RMS norm. If it `is_wide`, the residual stream is in float32.
     """
 
     def __init__(
@@ -36,11 +36,12 @@ class Backbone(Module):
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
         final_norm: LayerNorm | None = None,
+        is_wide: bool = False,
     ) -> None:
         super().__init__()
         self.names = names or {}
         self.embed_tokens = Embedding(
-            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings
+            build, spec.vocab_size, spec.hidden_size, embedding_multiplier, spec.tied_embeddings, is_wide
         )
         self.layers = ModuleList(make_block(layer) for layer in spec.layers)
         self.norm = final_norm or RMSNorm(build, spec.hidden_size, norm_eps, norm_plus_one)
@@ -60,7 +61,7 @@ class Backbone(Module):
         angles = [rotary(step.positions) for rotary in self.rotaries] or [None]
         for block, layer_memory in zip(self.layers, memory, strict=True):
             x = block(x, angles[self.ropes[block]], step, layer_memory)
-        return self.norm(x.to(self.embed_tokens.dtype))
+        return self.norm(x)
 
 
 class PredictionHead(Module, ABC):

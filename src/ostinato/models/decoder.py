@@ -129,24 +129,19 @@ class PostNormBlock(Module):
 
 
 class MixerBlock(Module):
-    """x + mixer(norm(x)), the whole layer of a pure state-space model.
+    """x + mixer(norm(x)), the whole layer of a pure state-space model."""
 
-    The sum is in float32 whatever the model's dtype, if `residual_in_float32`.
-    """
-
-    def __init__(
-        self, build: ModelBuilder, hidden_size: int, norm_eps: float, mixer: Module, residual_in_float32: bool
-    ) -> None:
+    def __init__(self, build: ModelBuilder, hidden_size: int, norm_eps: float, mixer: Module) -> None:
         super().__init__()
-        self.dtype = build.dtype
-        self.residual_dtype = build.float32 if residual_in_float32 else build.dtype
         self.norm = RMSNorm(build, hidden_size, norm_eps)
         self.mixer = mixer
 
     def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
-        """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream."""
-        # Norms see the residual rounded to the model's dtype; only the sum is kept in float32.
-        return self.mixer(self.norm(x.to(self.dtype)), step, memory, x.to(self.residual_dtype))
+        """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream.
+
+        A norm rounds the stream to the model's dtype; the sum is in the dtype of the stream.
+        """
+        return self.mixer(self.norm(x), step, memory, x)
 
 
 class Decoder(CausalLM):
@@ -165,9 +160,10 @@ class Decoder(CausalLM):
         logits_multiplier: float = 1.0,
         norm_plus_one: bool = False,
         final_norm: LayerNorm | None = None,
+        is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier)
-        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm)
+        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
@@ -203,8 +199,9 @@ class Decoder(CausalLM):
 class StateSpaceDecoder(Decoder):
     """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec, *, norm_eps: float) -> None:
-        super().__init__(build, spec, norm_eps=norm_eps, names={"embed_tokens": "embeddings", "norm": "norm_f"})
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, *, norm_eps: float, is_wide: bool) -> None:
+        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
+        super().__init__(build, spec, norm_eps=norm_eps, names=names, is_wide=is_wide)
         self.names = {"model": "backbone"}
 
     def checkpoint_name(self, name: str) -> str | None:

@@ -61,7 +61,7 @@ def axial_angles_shape(positions: ArrayLike, axes: ArrayLike, frequencies: Array
 
 
 def concat_shape(first: ArrayLike, second: ArrayLike) -> ShapeAndDtype:
-    return (first.shape[0], first.shape[1] + second.shape[1]), first.dtype
+    return (*first.shape[:-1], first.shape[-1] + second.shape[-1]), first.dtype
 
 
 def delta_rule_shape(q: ArrayLike, k: ArrayLike, v: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
@@ -80,7 +80,7 @@ def embedding_shape(
     if blocks is not None:
         kind = BLOCK_FORMATS[blocks[0][0]]
         return (token_ids.shape[0], weight.shape[1] // kind.num_bytes * kind.elements), out_dtype
-    return (token_ids.shape[0], weight.shape[1]), weight.dtype if weight_scale is None else out_dtype
+    return (token_ids.shape[0], weight.shape[1]), out_dtype or weight.dtype
 
 
 def sharded_embedding_shape(
@@ -114,6 +114,8 @@ def linear_shape(
     blocks: Blocks | None = None,
     order: object = None,
 ) -> ShapeAndDtype:
+    if len(x.shape) == 3:
+        return (*x.shape[:2], weight.shape[0] // x.shape[1]), x.dtype
     outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
     return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
 

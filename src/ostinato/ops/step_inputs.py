@@ -246,7 +246,10 @@ class PrefillRows:
     """Slots and positions of prefill rows, for the scan of a recurrence, which gets only their tokens."""
 
     row_starts: torch.Tensor
-    """First token of each row among these tokens, and the end of the last one, [rows + 1]."""
+    """First token of each row in the whole step, and the end of the last one, [rows + 1].
+
+    These rows' tokens begin with `row_starts[0]`.
+    """
     start_positions: torch.Tensor
     """Position of each row's first token, [rows]."""
     read_slots: torch.Tensor
@@ -262,16 +265,18 @@ def run_state_rows(
     parts: Sequence[torch.Tensor],
     update: Callable[..., torch.Tensor],
     scan: Callable[..., torch.Tensor],
+    concat: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Call `update(DecodeRows, *parts)` for the decode rows and `scan(PrefillRows, *parts)` for the others.
 
-    Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. -> [tokens, ...].
+    Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. `concat` is that of the model's
+    operations. -> [tokens, ...].
     """
     rows, tokens = step.num_decode_rows, step.num_decode_tokens
     if rows == step.read_slots.shape[0]:
         return update(DecodeRows(step.read_slots, step.write_slots, step.start_positions), *parts)
     prefill = PrefillRows(
-        step.row_starts[rows:] - tokens,
+        step.row_starts[rows:],
         step.start_positions[rows:],
         step.read_slots[rows:],
         step.write_slots[rows:, 0],
@@ -281,10 +286,9 @@ def run_state_rows(
         return scan(prefill, *parts)
     decode = DecodeRows(step.read_slots[:rows], step.write_slots[:rows], step.start_positions[:rows])
     decoded = update(decode, *(part[:tokens] for part in parts))
-    out = decoded.new_empty((parts[0].shape[0], *decoded.shape[1:]))
-    out[:tokens] = decoded
-    out[tokens:] = scan(prefill, *(part[tokens:] for part in parts))
-    return out
+    scanned = scan(prefill, *(part[tokens:] for part in parts))
+    joined = concat(decoded.reshape(1, -1), scanned.reshape(1, -1))
+    return joined.reshape(parts[0].shape[0], *decoded.shape[1:])
 
 
 def run_selective_rows(
@@ -294,6 +298,7 @@ def run_selective_rows(
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     update: Callable[..., torch.Tensor],
     scan: Callable[..., torch.Tensor],
+    concat: Callable[..., torch.Tensor],
     options: tuple[object, ...] = (),
     scan_options: tuple[object, ...] = (),
 ) -> torch.Tensor:
@@ -303,7 +308,8 @@ def run_selective_rows(
     them, and `scan` also `scan_options`. -> [tokens, ...].
     """
     decode = partial(_run_selective, update, memory, weights, options)
-    return run_state_rows(step, parts, decode, partial(_run_selective, scan, memory, weights, options + scan_options))
+    prefill = partial(_run_selective, scan, memory, weights, options + scan_options)
+    return run_state_rows(step, parts, decode, prefill, concat)
 
 
 def _run_selective(

@@ -162,20 +162,13 @@ SEGMENT_SECONDS = 200e-6
 A piecewise graph consists of one between every two parts that it leaves out.
 """
 
-WITHOUT_LAUNCH = frozenset({"new_empty"})
-"""Operations that torch does on the host alone."""
-
 RUNS_BEFORE_CAPTURE = 2
 """Eager runs of a step before its capture: one to record it, one to warm up."""
 
 
 def launches_of(calls: CallTrace, kernels: Mapping[str, KernelChoice], leaves_out: Collection[str] = ()) -> int:
     """Return the launches of one pass over `calls`, without the parts that a graph `leaves_out`."""
-    return sum(
-        launches_of_call(call.operation, kernels)
-        for call in calls.calls
-        if call.operation not in WITHOUT_LAUNCH and call.part not in leaves_out
-    )
+    return sum(launches_of_call(call.operation, kernels) for call in calls.calls if call.part not in leaves_out)
 
 
 def step_launches(model: ModelSpec, kernels: Mapping[str, KernelChoice], *, decodes: bool) -> int:

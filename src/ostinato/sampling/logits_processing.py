@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +29,13 @@ _OFFSETS_OF_BYTES = torch.from_numpy(
 
 def process_logits(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
     """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
-    _add_bias(logits, picks)
-    _suppress_stop_tokens(logits, picks)
-    _apply_penalties(logits, picks)
+    vocab_size = logits.shape[-1]
+    # On a CPU numpy changes few logits in less time than torch, and with the same bits.
+    flat = logits.numpy().reshape(-1) if logits.is_cpu else logits.view(-1)
+    with np.errstate(over="ignore", invalid="ignore"):  # a model's infinite logits are found later
+        _add_bias(flat, vocab_size, picks)
+        _suppress_stop_tokens(flat, vocab_size, picks)
+        _apply_penalties(flat, vocab_size, picks)
     _apply_grammar_masks(logits, picks)
 
 
@@ -62,30 +67,34 @@ def guide_error(pick: PendingToken) -> RequestError | None:
     return None
 
 
-def _flat(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+Values = np.ndarray | torch.Tensor
+"""Logits of all picks in one row, [picks * vocab] float32, and what is computed with them."""
+
+
+def _places(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return row * vocab_size + np.asarray(token_ids, dtype=np.int64)
 
 
-def _add_bias(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+def _add_bias(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
     biased = [(row, bias) for row, pick in enumerate(picks) if (bias := pick.state.params.logit_bias)]
     if not biased:
         return
-    places = np.concatenate([_flat(row, logits.shape[-1], list(bias)) for row, bias in biased])
-    values = torch.tensor([value for _, bias in biased for value in bias.values()], dtype=logits.dtype)
-    logits.view(-1)[torch.from_numpy(places).to(logits.device)] += values.to(logits.device)
+    places = np.concatenate([_places(row, vocab_size, list(bias)) for row, bias in biased])
+    values = np.array([value for _, bias in biased for value in bias.values()], dtype=np.float32)
+    flat[_like(flat, places)] += _like(flat, values)
 
 
-def _suppress_stop_tokens(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+def _suppress_stop_tokens(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
     held = [
-        _flat(row, logits.shape[-1], pick.state.suppressed_token_ids)
+        _places(row, vocab_size, pick.state.suppressed_token_ids)
         for row, pick in enumerate(picks)
         if pick.suppresses_stops
     ]
     if held:
-        logits.view(-1)[torch.from_numpy(np.concatenate(held)).to(logits.device)] = -math.inf
+        flat[_like(flat, np.concatenate(held))] = -math.inf
 
 
-def _apply_penalties(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+def _apply_penalties(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), and frequency and presence penalties as OpenAI's.
 
     The repetition penalty multiplies negative logits.
@@ -95,17 +104,17 @@ def _apply_penalties(logits: torch.Tensor, picks: Sequence[PendingToken]) -> Non
         return
     seen = [picks[row].state.counts().seen(picks[row].drafts) for row in rows]
     lengths = [len(token_ids) for token_ids, _ in seen]
-    places = np.concatenate([_flat(row, logits.shape[-1], ids) for row, (ids, _) in zip(rows, seen, strict=True)])
+    places = np.concatenate([_places(row, vocab_size, ids) for row, (ids, _) in zip(rows, seen, strict=True)])
     params = [picks[row].state.params for row in rows]
     repetition, frequency, presence = (
-        _on(logits, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
+        _like(flat, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
     )
-    counts = _on(logits, np.concatenate([output_counts for _, output_counts in seen]))
-    index = _on(logits, places)
-    flat = logits.view(-1)
+    counts = _like(flat, np.concatenate([output_counts for _, output_counts in seen]))
+    index = _like(flat, places)
     values = flat[index]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    where: Any = np.where if isinstance(flat, np.ndarray) else torch.where
+    values = where(values > 0, values / repetition, values * repetition)
     flat[index] = values - frequency * counts - presence * (counts > 0)
 
 
@@ -123,7 +132,7 @@ def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) ->
             bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
             allowed[place, : len(bits)] = bits
     # Adding takes the same time for any mask, unlike filling, and values that are not finite do not vanish.
-    looked_up = torch.nn.functional.embedding(_on(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
+    looked_up = torch.nn.functional.embedding(_like(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
     offsets = looked_up.view(len(guided), -1)[:, :vocab_size]
     if len(guided) == len(picks):
         logits += offsets
@@ -132,5 +141,6 @@ def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) ->
         logits[row] += offsets[place]
 
 
-def _on(logits: torch.Tensor, values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values).to(logits.device)
+def _like(logits: Values, values: np.ndarray) -> Any:
+    """Return `values` as an array of the kind of `logits`, on their device."""
+    return values if isinstance(logits, np.ndarray) else torch.from_numpy(values).to(logits.device)

@@ -48,6 +48,9 @@ def test_gated_rms_norm(
     by = None if weight is None else torch.randn(size).to(weight)
     how = (1e-5, None if by is None else 12, before, is_sigmoid)
     check("gated_rms_norm", wide[:, :size], wide[:, size : 2 * size], by, *how)
+    gates = torch.randn(tokens, groups, 24).to(dtype)
+    check("gated_rms_norm", wide[:, :size], gates[:, :, 12:], None, 1e-5, None, before, is_sigmoid)
+    check("gated_rms_norm", wide[:, :size], gates[:, :, 0], None, 1e-5, None, before, is_sigmoid)
 
 
 @settings(max_examples=6)
@@ -70,6 +73,7 @@ def test_embedding(dtype: torch.dtype, tokens: int, multiplier: float, group_siz
     ids, weight = torch.randint(0, 9, (tokens,)), torch.randn(9, 20)
     if group_size == "none":
         check("embedding", ids, weight.to(dtype), multiplier)
+        check("embedding", ids, weight.to(dtype), multiplier, out_dtype=torch.float32)
         return
     assert not isinstance(group_size, str)
     whole, scale = quantize_int8(weight, group_size)
@@ -96,6 +100,8 @@ def test_embedding_in_blocks(dtype: torch.dtype, tokens: int, multiplier: float,
 def test_concat(dtype: torch.dtype, tokens: int, first: int, second: int) -> None:
     wide = torch.arange(float(tokens * (first + second + 2))).view(tokens, first + second + 2).to(dtype)
     check("concat", wide[:, 1 : first + 1], wide[:, first + 1 : first + 1 + second])
+    heads = torch.arange(float(tokens * 2 * (first + second))).view(tokens, 2, first + second).to(dtype)
+    check("concat", heads[:, :, :first], heads[:, :, first:])
 
 
 @settings(max_examples=6)
@@ -104,6 +110,8 @@ def test_multiply(dtype: torch.dtype, tokens: int, size: int) -> None:
     torch.manual_seed(size)
     wide = torch.randn(tokens, 2 * size + 3).to(dtype)
     check("multiply", wide[:, 1 : size + 1], wide[:, size + 2 : 2 * size + 2])
+    check("multiply", wide[:, 1 : size + 1], wide[:, :1])
+    check("multiply", wide[:, 1 : size + 1], torch.randn(1, 1))
 
 
 @settings(max_examples=6)

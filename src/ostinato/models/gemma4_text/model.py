@@ -127,8 +127,10 @@ class Gemma4Backbone(Backbone):
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
         final_norm: LayerNorm | None = None,
+        is_wide: bool = False,
     ) -> None:
-        super().__init__(build, spec, make_block, norm_eps, names, embedding_multiplier, norm_plus_one, final_norm)
+        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
+        super().__init__(build, spec, make_block, *how)
         hyper: Gemma4Hyperparameters = spec.hyperparameters
         self.small_size, hidden, all_sizes = hyper.small_size, spec.hidden_size, hyper.num_layers * hyper.small_size
         if self.small_size:

@@ -52,7 +52,7 @@ class Llama(Decoder):
             return None
         scaled = int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
         (beta, length), longest = growth, max(spec.max_position_embeddings or 0, scaled) + PADDED
-        return self.build.constant(query_scales(beta, length, longest), self.build.dtype).view(-1, 1)
+        return self.build.constant(query_scales(beta, length, longest), self.build.dtype).reshape(-1, 1)
 
     def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:
         build, size = self.build, self.spec.hidden_size

@@ -15,7 +15,8 @@ class Mamba(StateSpaceDecoder):
     """The language model."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+        hyper: MambaHyperparameters = spec.hyperparameters
+        super().__init__(build, spec, norm_eps=hyper.norm_eps, is_wide=hyper.residual_in_float32)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba1Spec), "every layer has a mixer"
@@ -30,4 +31,4 @@ class Mamba(StateSpaceDecoder):
             bias=hyper.bias,
             conv_bias=hyper.conv_bias,
         )
-        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer, hyper.residual_in_float32)
+        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer)

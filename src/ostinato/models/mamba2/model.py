@@ -15,7 +15,8 @@ class Mamba2(StateSpaceDecoder):
     """The language model."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+        hyper: Mamba2Hyperparameters = spec.hyperparameters
+        super().__init__(build, spec, norm_eps=hyper.norm_eps, is_wide=hyper.residual_in_float32)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
@@ -29,4 +30,4 @@ class Mamba2(StateSpaceDecoder):
             conv_bias=hyper.conv_bias,
             dt_limit=hyper.dt_limit,
         )
-        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer, hyper.residual_in_float32)
+        return MixerBlock(self.build, self.spec.hidden_size, hyper.norm_eps, mixer)

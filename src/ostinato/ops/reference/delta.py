@@ -165,6 +165,7 @@ def delta_scan(
     the row also goes to `slot`. No row may write a slot that another one reads. -> [tokens, heads, value_dim] in the
     dtype of `v`.
     """
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     out, heads, exact = torch.empty_like(v), v.shape[1], precision(states)
     length = DELTA_CHUNK if a.dim() == 2 else DELTA_CHANNEL_CHUNK
     starts, positions = row_starts.tolist(), start_positions.tolist()

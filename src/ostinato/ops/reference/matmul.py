@@ -96,7 +96,13 @@ def linear(
     `ops.quant.quantize`) and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one
     after the other (see `ops.quant.block_formats`), and multiplied exactly too. `order` int32 [in] maps each element of
     a weight row to its input; without it, element i belongs to input i.
+
+    `x` may have heads, [tokens, heads, in]: each is multiplied by its own rows of `weight` [heads * out, in], without
+    more steps -> [tokens, heads, out].
     """
+    if x.dim() == 3:
+        parts = weight.chunk(x.shape[1])
+        return torch.stack([F.linear(x[:, head], part) for head, part in enumerate(parts)], dim=1)
     if order is not None:
         x = x.index_select(1, order)
     if blocks is not None:

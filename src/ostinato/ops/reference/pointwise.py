@@ -17,7 +17,10 @@ from ostinato.ops.quant.block_formats import Blocks
 
 
 def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Concatenate `first` [tokens, a] and `second` [tokens, b], in one dtype -> [tokens, a + b]."""
+    """Concatenate `first` [tokens, a] and `second` [tokens, b], in one dtype -> [tokens, a + b].
+
+    Both may have heads: [tokens, heads, a] and [tokens, heads, b] -> [tokens, heads, a + b].
+    """
     return torch.cat((first, second), dim=-1)
 
 
@@ -32,9 +35,10 @@ def embedding(
 ) -> torch.Tensor:
     """Return the rows of `weight` [vocab, hidden] for `token_ids` [tokens] int64, times `multiplier`.
 
-    -> [tokens, hidden] in the dtype of `weight`. With `weight_scale` float32 [vocab] or [vocab, groups], `weight` is
-    int8 (see `ops.quant.quantize`), and the result is in `out_dtype`. With `blocks`, `weight` is uint8 [vocab, bytes of
-    a row] in one block format (see `ops.quant.block_formats`), and the result is in `out_dtype` too.
+    -> [tokens, hidden] in `out_dtype`: float32 or by default the dtype of `weight`. With `weight_scale` float32
+    [vocab] or [vocab, groups], `weight` is int8 (see `ops.quant.quantize`). With `blocks`, `weight` is uint8 [vocab,
+    bytes of a row] in one block format (see `ops.quant.block_formats`). Both need an `out_dtype`, which may be any
+    float.
     """
     if blocks is not None:
         ((name, _),) = blocks
@@ -43,7 +47,7 @@ def embedding(
     if weight_scale is not None:
         vectors = quantize.dequantize(F.embedding(token_ids, weight), weight_scale[token_ids], group_size)
         return (vectors * multiplier).to(out_dtype)
-    vectors = F.embedding(token_ids, weight)
+    vectors = F.embedding(token_ids, weight).to(out_dtype or weight.dtype)
     return vectors if multiplier == 1.0 else vectors * multiplier
 
 
@@ -82,8 +86,13 @@ def gated_rms_norm(
 
     `x` and `gate` [tokens, size], `weight` [size], or [group_size] for all groups -> [tokens, size] in the dtype of
     `gate`. The gate multiplies the input of the norm, or with `norm_before_gate` its output. Without a weight there is
-    no norm, only the gate.
+    no norm, only the gate, which may then be that of heads: [tokens, heads, size / heads], or [tokens, heads] with one
+    gate for all channels of a head.
     """
+    if gate.shape != x.shape:
+        assert weight is None, "gates of heads stand alone"
+        by_head = gate if gate.dim() == 3 else gate.unsqueeze(2)
+        gate = by_head.expand(-1, -1, x.shape[1] // gate.shape[1]).flatten(1)
     by = gate.float().sigmoid() if gate_is_sigmoid else F.silu(gate.float())
     if weight is None:
         return (x.float() * by).to(gate.dtype)
@@ -108,8 +117,11 @@ def inject_media(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor
 
 
 def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Multiply `first` and `second` [tokens, size], in one dtype -> [tokens, size], each product rounded once."""
-    return first * second
+    """Multiply `first` and `second` [tokens, size], in one dtype -> [tokens, size], each product rounded once.
+
+    `second` may have one row for all tokens. It may have one column for all channels, also in float32.
+    """
+    return (first * second).to(first.dtype)
 
 
 def rms_norm(
@@ -117,11 +129,13 @@ def rms_norm(
 ) -> torch.Tensor:
     """Normalise `x` [..., size] by its root mean square and multiply by `weight` [size] plus `offset`.
 
-    -> [..., size] in the dtype of `weight`; the mean is taken in float32. `offset` and weight are added in float32:
-    Gemma and Qwen3-Next store the weight less 1. `residual`, which has the result's shape, is added last.
+    -> [..., size] in the dtype of `weight`, to which `x` is rounded first; the mean is taken in float32. `offset` and
+    weight are added in float32: Gemma and Qwen3-Next store the weight less 1. `residual`, which has the result's shape,
+    is added last.
     """
     size = (x.shape[-1],)
-    if x.dtype == weight.dtype == torch.float32:
+    x = x.to(weight.dtype)
+    if x.dtype == torch.float32:
         y = F.rms_norm(x, size, weight + offset if offset else weight, eps)
         return y if residual is None else y + residual
     y = F.rms_norm(x.float(), size, weight.float() + offset, eps)

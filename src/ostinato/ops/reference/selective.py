@@ -119,6 +119,7 @@ def selective_scan(
     tokens of the row also goes to `slot`. No row may write a slot that another one reads. -> [tokens, channels] in the
     dtype of `x`; the arithmetic is in float32. States are rounded as there, after each token.
     """
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     starts = row_starts.tolist()
     lengths = [end - start for start, end in pairwise(starts)]
     # Rows are in order of length, so those with a token left are always the first.

@@ -218,6 +218,7 @@ def ssd_scan(
     `SCAN_CHUNK` tokens; the next chunk begins with the rounded state. So a request's states do not depend on a split at
     that position, or on a prefix hit there.
     """
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     out = torch.empty_like(x)
     keeps_float32 = ssm_states.dtype == torch.float32
     length, A = chunk_length(chunk_size, MAX_CHUNK if keeps_float32 else SCAN_CHUNK), -A_log.exp()

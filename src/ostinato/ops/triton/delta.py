@@ -418,6 +418,7 @@ def delta_scan(
 
     A checkpoint is at a multiple of 16 of its request's positions, or at its row's end.
     """
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     tokens, rows, per_channel = v.shape[0], read_slots.shape[0], a.dim() == 3

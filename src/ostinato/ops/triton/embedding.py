@@ -70,8 +70,7 @@ def embedding(
     tokens, size = token_ids.shape[0], weight.shape[1]
     if blocks is not None:
         size = size // BLOCK_FORMATS[blocks[0][0]].num_bytes * block
-    dtype = weight.dtype if weight_scale is None and blocks is None else out_dtype
-    out = torch.empty((tokens, size), dtype=dtype, device=weight.device)
+    out = torch.empty((tokens, size), dtype=out_dtype or weight.dtype, device=weight.device)
     (launch,) = launches.embedding_launches(size=size, capability=common.capability(weight))
     common.run(
         embedding_kernel,

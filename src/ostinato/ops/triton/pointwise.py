@@ -18,35 +18,52 @@ from ostinato.ops.triton.common import activate, to_dtype
 
 
 @triton.jit
-def concat_kernel(first, second, out, first_size, second_size, stride_first, stride_second, COLUMNS: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+def concat_kernel(
+    first,
+    second,
+    out,
+    heads,
+    first_size,
+    second_size,
+    stride_first,
+    stride_second,
+    stride_first_head,
+    stride_second_head,
+    COLUMNS: tl.constexpr,
+):
+    """Join a part of one head's vectors; a token without heads is one."""
+    row = tl.program_id(1).to(tl.int64)
+    token, head = row // heads, row % heads
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     size = first_size + second_size
     is_first = column < first_size
-    left = tl.load(first + token * stride_first + column, mask=is_first, other=0.0)
-    from_second = second + token * stride_second + column - first_size
+    left = tl.load(first + token * stride_first + head * stride_first_head + column, mask=is_first, other=0.0)
+    from_second = second + token * stride_second + head * stride_second_head + column - first_size
     right = tl.load(from_second, mask=(column >= first_size) & (column < size), other=0.0)
-    tl.store(out + token * size + column, tl.where(is_first, left, right), mask=column < size)
+    tl.store(out + row * size + column, tl.where(is_first, left, right), mask=column < size)
 
 
 def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Compute `ops.concat`; its reference documents arguments and result."""
-    tokens, first_size = first.shape
-    second_size = second.shape[1]
+    heads, first_size, second_size = first.shape[1] if first.dim() == 3 else 1, first.shape[-1], second.shape[-1]
     size = first_size + second_size
-    out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
+    out = torch.empty((*first.shape[:-1], size), dtype=first.dtype, device=first.device)
     (launch,) = launches.concat_launches(size=size, capability=common.capability(first))
     common.run(
         concat_kernel,
-        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        # Only the first axis of a grid may be long, as what two parts of a step computed is joined as one vector.
+        (cdiv(size, launch.blocks["COLUMNS"]), first.shape[0] * heads),
         launch,
         first=first,
         second=second,
         out=out,
+        heads=heads,
         first_size=first_size,
         second_size=second_size,
         stride_first=first.stride(0),
         stride_second=second.stride(0),
+        stride_first_head=first.stride(1) if heads > 1 else 0,
+        stride_second_head=second.stride(1) if heads > 1 else 0,
     )
     return out
 
@@ -92,9 +109,13 @@ def gated_rms_norm_kernel(
     size,
     stride_x,
     stride_gate,
+    stride_gate_head,
+    stride_gate_channel,
+    head_size,
     GATE_FIRST: tl.constexpr,
     SHARES_WEIGHT: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    GATES_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -104,7 +125,11 @@ def gated_rms_norm_kernel(
     inside = (row < rows)[:, None] & (column < size)[None, :]
     token, channel = (row // groups)[:, None], ((row % groups) * size)[:, None] + column[None, :]
     y = tl.load(x + token * stride_x + channel, mask=inside, other=0.0).to(tl.float32)
-    by = tl.load(gate + token * stride_gate + channel, mask=inside, other=0.0).to(tl.float32)
+    of_gate = token * stride_gate + channel
+    if GATES_HEADS:
+        of_gate = token * stride_gate + channel // head_size * stride_gate_head
+        of_gate += channel % head_size * stride_gate_channel
+    by = tl.load(gate + of_gate, mask=inside, other=0.0).to(tl.float32)
     let_through = 1.0 / (1.0 + tl.exp(-by))
     if not IS_SIGMOID:
         let_through = by * let_through
@@ -150,6 +175,10 @@ def gated_rms_norm(
         size=size,
         stride_x=x.stride(0),
         stride_gate=gate.stride(0),
+        stride_gate_head=gate.stride(1),
+        stride_gate_channel=gate.stride(2) if gate.dim() == 3 else 0,
+        head_size=channels // gate.shape[1],
+        GATES_HEADS=gate.shape != x.shape,
         GATE_FIRST=weight is None or not norm_before_gate,
         SHARES_WEIGHT=weight is not None and weight.shape[0] != channels,
         IS_SIGMOID=gate_is_sigmoid,
@@ -194,12 +223,13 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 
 @triton.jit
-def multiply_kernel(first, second, out, size, stride_first, stride_second, COLUMNS: tl.constexpr):
+def multiply_kernel(first, second, out, size, stride_first, stride_second, IS_ONE: tl.constexpr, COLUMNS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
     left = tl.load(first + token * stride_first + column, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(second + token * stride_second + column, mask=inside, other=0.0).to(tl.float32)
+    of_second = column * 0 if IS_ONE else column
+    right = tl.load(second + token * stride_second + of_second, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * size + column, to_dtype(left * right, out.dtype.element_ty), mask=inside)
 
 
@@ -217,7 +247,8 @@ def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out=out,
         size=size,
         stride_first=first.stride(0),
-        stride_second=second.stride(0),
+        stride_second=second.stride(0) if second.shape[0] > 1 else 0,
+        IS_ONE=second.shape[1] == 1,
     )
     return out
 
@@ -243,7 +274,8 @@ def rms_norm_kernel(
     column = tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < size)[None, :]
     begin = (row // inner) * stride_outer + (row % inner) * stride_inner
-    values = tl.load(x + begin[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + begin[:, None] + column[None, :], mask=inside, other=0.0)
+    values = to_dtype(values, weight.dtype.element_ty).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / size + eps)
     by = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32) + offset
     normed = values * scale[:, None] * by[None, :]

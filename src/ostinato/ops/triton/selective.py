@@ -238,6 +238,7 @@ def selective_scan(
     noise: int | None = None,
 ) -> torch.Tensor:
     """Compute `ops.selective_scan`; its reference documents arguments and result."""
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     channels, state_size = states.shape[1:]
     rows = read_slots.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

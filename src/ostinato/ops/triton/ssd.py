@@ -190,6 +190,7 @@ def ssd_scan(
 
     `recurrent` is not supported: the plan refuses `deterministic` with Triton kernels.
     """
+    row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     assert not recurrent, "the Triton scan is made of chunks"
     heads, head_dim, state_size = ssm_states.shape[1:]
     rows = read_slots.shape[0]
