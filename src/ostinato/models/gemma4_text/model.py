@@ -39,7 +39,7 @@ class Router(Module):
     def __init__(self, build: ModelBuilder, experts: ExpertsSpec, eps: float) -> None:
         super().__init__()
         self.ops, self.stack, self.eps, self.top_k = build.ops, build.stack, eps, experts.top_k
-        self.root = experts.size**-0.5
+        self.root = build.constant([experts.size**-0.5] * experts.size, build.dtype).reshape(1, experts.size)
         self.scale = self.declare(build, "scale", experts.size, role="norm")
         self.weight = self.declare(
             build, "weight", experts.num_experts, experts.size, role="router", names=("proj.weight",)
@@ -50,8 +50,9 @@ class Router(Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
-        normed = self.ops.rms_norm(x, self.scale, self.eps) * self.root
-        ids, weights = self.ops.route(normed, self.weight, None, self.top_k).unbind(1)
+        normed = self.ops.multiply(self.ops.rms_norm(x, self.scale, self.eps), self.root)
+        chosen = self.ops.route(normed, self.weight, None, self.top_k)
+        ids, weights = chosen[:, 0], chosen[:, 1]
         of_experts = self.per_expert_scale.unflatten(-1, (-1, 1))
         scales = self.ops.embedding(ids.contiguous().flatten(0).to(self.ids.dtype), of_experts, 1.0)
         return self.stack((ids, weights * scales.view(-1, self.top_k)))
@@ -102,9 +103,9 @@ class Gemma4Block(SandwichBlock):
         x = super().forward(x, angles, step, memory)
         if embedded is not None:
             gates = self.per_layer_input_gate(x, activation="gelu_pytorch_tanh")
-            y = self.per_layer_projection(self.multiply(gates, embedded.contiguous()))
+            y = self.per_layer_projection(self.multiply(gates, embedded))
             x = self.post_per_layer_input_norm(y, x)
-        return x * self.layer_scalar
+        return self.multiply(x, self.layer_scalar.reshape(1, 1))
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().feed_forward(x)
@@ -137,6 +138,8 @@ class Gemma4Backbone(Backbone):
             multiplier = build.rounded(self.small_size**0.5)
             self.embed_tokens_per_layer = Embedding(build, spec.vocab_size, all_sizes, multiplier)
             self.per_layer_model_projection = Linear(build, hidden, all_sizes, multiplier=hidden**-0.5)
+            self.multiply = build.ops.multiply
+            self.half = build.constant([HALF] * all_sizes, build.dtype).reshape(1, all_sizes)
             self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
@@ -152,9 +155,12 @@ class Gemma4Backbone(Backbone):
         """Return the small embeddings for each layer, [tokens, small] each; () if there are none."""
         if not self.small_size:
             return ()
-        projected = self.per_layer_model_projection(x).unflatten(-1, (-1, self.small_size))
-        learned = self.embed_tokens_per_layer(token_ids).unflatten(-1, (-1, self.small_size))
-        return ((self.per_layer_projection_norm(projected) + learned) * HALF).unbind(1)
+        tokens, num_layers = x.shape[0], len(self.layers)
+        projected = self.per_layer_model_projection(x).reshape(tokens, num_layers, self.small_size)
+        learned = self.embed_tokens_per_layer(token_ids).reshape(tokens, num_layers, self.small_size)
+        both = self.per_layer_projection_norm(projected, residual=learned).reshape(tokens, -1)
+        both = self.multiply(both, self.half).reshape(tokens, num_layers, self.small_size)
+        return tuple(both[:, layer] for layer in range(num_layers))
 
 
 class Gemma4(Decoder):
@@ -176,6 +182,7 @@ class Gemma4(Decoder):
         if cap is not None:
             self.cap_gate = sigmoid_gate(build, spec.vocab_size)
             self.caps = build.constant([2 * cap] * spec.vocab_size, build.float32)
+            self.shift = build.constant([-cap] * spec.vocab_size, build.float32).reshape(1, spec.vocab_size)
 
     def make_block(self, layer: LayerSpec) -> Gemma4Block:
         build, size = self.build, self.spec.hidden_size
@@ -200,8 +207,9 @@ class Gemma4(Decoder):
         logits = super().compute_logits(hidden)
         if self.cap is None:
             return logits
-        caps = self.caps[: logits.shape[1]].unflatten(-1, (1, -1)).expand(logits.shape[0], -1).contiguous()
-        return self.cap_gate(caps, logits) - self.cap
+        tokens, size = logits.shape
+        caps = self.caps[:size].reshape(1, size).expand(tokens, size).contiguous()
+        return self.cap_gate(caps, logits) + self.shift[:, :size]
 
     def checkpoint_name(self, name: str) -> str | None:
         if self.spec.architecture == "gemma4":
