@@ -73,12 +73,14 @@ struct Route : Arguments {
     FIELD(bool, softmax_over_all);  // the softmax is over all scores, not over the chosen ones
     FIELD(float, sum_epsilon);
     FIELD(OptionalTensor<Array<FLOAT32>>, bias);  // [experts], added to the scores
+    FIELD(OptionalTensor<Array<FLOAT32>>, expert_scales);  // [experts], each multiplies its expert's weight
     FIELD(Array<FLOAT32>, out);  // [tokens, 2, top_k]: indices of experts, then weights
 };
 
 void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
     const std::int64_t experts = in.weight.shape[0], size = in.weight.shape[1], top_k = in.top_k, groups = in.num_groups;
     const float* bias = in.correction_bias.at<const float>();
+    const float* scales = in.expert_scales.at<const float>();
     const std::int64_t stride = (experts + LANES - 1) / LANES * LANES + LANES;
     float* scores = threads.group_scratch<float>(tokens * stride);
     with_dtype(in.x.dtype, [&](auto type) {
@@ -128,7 +130,10 @@ void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
         }
         if (!bias && in.softmax_over_all) total = sum_of_powers(of_token, experts, best);
         const float divisor = bias ? (in.normalize ? total + in.sum_epsilon : 1.0f) : total;
-        for (std::int64_t k = 0; k < top_k; ++k) weights[k] = weights[k] / divisor * in.scaling;
+        for (std::int64_t k = 0; k < top_k; ++k) {
+            weights[k] = weights[k] / divisor * in.scaling;
+            if (scales) weights[k] *= scales[static_cast<std::int64_t>(places[k])];
+        }
     }
 }
 

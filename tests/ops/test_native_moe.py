@@ -234,6 +234,7 @@ def test_softmax_routing_is_its_definition(
     weight = normal(generator, experts, size).to(dtype)
     options = {"scaling": 0.5, "softmax_over_all": softmax_over_all}
     options["bias"] = normal(generator, experts) if has_bias else None
+    options["expert_scales"] = normal(generator, experts) if has_bias == softmax_over_all else None
     out = checked_kernel(isa, "route")(x, weight, None, min(top_k, experts), **options)
     expected = matmul.route(x, weight, None, min(top_k, experts), **options)
     assert torch.equal(out[:, 0], expected[:, 0])

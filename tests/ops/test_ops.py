@@ -583,7 +583,8 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, bias = normal(generator, 3, 5), normal(generator, 5) if has_bias else None
-    options = {"scaling": 0.5, "softmax_over_all": over_all, "bias": bias}
+    scales = normal(generator, 5)
+    options = {"scaling": 0.5, "softmax_over_all": over_all, "bias": bias, "expert_scales": scales}
     ids, weights = matmul.route(x, torch.eye(5), None, top_k, **options).unbind(1)
     scores = x if bias is None else x + bias
     for token in range(3):
@@ -591,7 +592,8 @@ def test_the_softmax_router_weighs_the_chosen_experts_among_themselves_or_all(
         powers = [math.exp(float(score)) for score in scores[token]]
         total = sum(powers) if over_all else sum(powers[expert] for expert in expected)
         assert ids[token].tolist() == expected
-        assert weights[token].tolist() == pytest.approx([0.5 * powers[e] / total for e in expected], rel=1e-5)
+        given = [0.5 * powers[e] / total * float(scales[e]) for e in expected]
+        assert weights[token].tolist() == pytest.approx(given, rel=1e-5)
 
 
 def test_linear_multiplies_each_head_by_its_own_rows() -> None:

@@ -37,7 +37,8 @@ def test_route(
         check("route", x, weight, torch.rand(experts), 2, num_groups, top_groups, normalize, 2.5, False, 0.3)
     else:
         bias = torch.randn(experts) if tokens % 2 else None
-        check("route", x, weight, None, 2, softmax_over_all=normalize, bias=bias)
+        scales = torch.randn(experts) if tokens > 1 else None
+        check("route", x, weight, None, 2, softmax_over_all=normalize, bias=bias, expert_scales=scales)
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:

@@ -38,7 +38,7 @@ class Router(Module):
 
     def __init__(self, build: ModelBuilder, experts: ExpertsSpec, eps: float) -> None:
         super().__init__()
-        self.ops, self.stack, self.eps, self.top_k = build.ops, build.stack, eps, experts.top_k
+        self.ops, self.eps, self.top_k = build.ops, eps, experts.top_k
         self.root = build.constant([experts.size**-0.5] * experts.size, build.dtype).reshape(1, experts.size)
         self.scale = self.declare(build, "scale", experts.size, role="norm")
         self.weight = self.declare(
@@ -46,16 +46,11 @@ class Router(Module):
         )
         name = "per_expert_scale"
         self.per_expert_scale = self.declare(build, name, experts.num_experts, role="bias", in_float32=True)
-        self.ids = build.constant([0], "int64")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         normed = self.ops.multiply(self.ops.rms_norm(x, self.scale, self.eps), self.root)
-        chosen = self.ops.route(normed, self.weight, None, self.top_k)
-        ids, weights = chosen[:, 0], chosen[:, 1]
-        of_experts = self.per_expert_scale.unflatten(-1, (-1, 1))
-        scales = self.ops.embedding(ids.contiguous().flatten(0).to(self.ids.dtype), of_experts, 1.0)
-        return self.stack((ids, weights * scales.view(-1, self.top_k)))
+        return self.ops.route(normed, self.weight, None, self.top_k, expert_scales=self.per_expert_scale)
 
 
 class Gemma4Block(SandwichBlock):

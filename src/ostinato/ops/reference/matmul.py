@@ -197,6 +197,7 @@ def route(
     softmax_over_all: bool = False,
     sum_epsilon: float = 1e-20,
     bias: torch.Tensor | None = None,
+    expert_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Select the `top_k` best experts of each token by the scores x W^T, of equal ones the lowest.
 
@@ -205,7 +206,8 @@ def route(
     section 2.1.2): the weights are the sigmoids of the scores, divided by their sum plus `sum_epsilon` if `normalize`.
     That bias is added for the selection alone, which considers only the `top_groups` groups with the greatest sums of
     their two best scores. Without it, the weights are the softmax over the chosen scores, or with `softmax_over_all`
-    the chosen entries of the softmax over all. All are multiplied by `scaling`.
+    the chosen entries of the softmax over all. All are multiplied by `scaling`, and each by its expert's entry of
+    `expert_scales` [experts] float32, if there are some (Gemma 4).
 
     -> [tokens, 2, top_k] float32: the ids of the experts, best first, and their weights.
     """
@@ -219,7 +221,8 @@ def route(
         weights = probabilities.gather(1, ids)
         if normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + sum_epsilon)
-    return torch.stack((ids.float(), weights * scaling), dim=1)
+    weights = weights * scaling if expert_scales is None else weights * scaling * expert_scales[ids]
+    return torch.stack((ids.float(), weights), dim=1)
 
 
 def _best(values: torch.Tensor, count: int) -> torch.Tensor:

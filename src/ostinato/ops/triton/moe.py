@@ -321,6 +321,7 @@ def choose_experts(
     scores,
     bias,
     correction_bias,
+    expert_scales,
     choices,
     scaling,
     sum_epsilon,
@@ -392,9 +393,12 @@ def choose_experts(
             weights = weights / tl.sum(tl.exp(score - best), 0)
         else:
             weights = weights / tl.sum(tl.where(is_rank, weights, 0.0), 0)
+    weights = weights * scaling
+    if expert_scales is not None:
+        weights = weights * tl.load(expert_scales + ids, mask=is_rank, other=0.0)
     where = choices + token * 2 * TOP_K + rank
     tl.store(where, ids.to(tl.float32), mask=is_rank)
-    tl.store(where + TOP_K, weights * scaling, mask=is_rank)
+    tl.store(where + TOP_K, weights, mask=is_rank)
 
 
 def route(
@@ -409,6 +413,7 @@ def route(
     softmax_over_all: bool = False,
     sum_epsilon: float = 1e-20,
     bias: torch.Tensor | None = None,
+    expert_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `ops.route`; its reference documents arguments and result."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
@@ -443,6 +448,7 @@ def route(
         scores=scores,
         bias=bias,
         correction_bias=correction_bias,
+        expert_scales=expert_scales,
         choices=choices,
         scaling=scaling,
         sum_epsilon=sum_epsilon,
