@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ from ostinato.models.checkpoint import load_spec
 from ostinato.ops import scratch
 from ostinato.ops.operations import OPERATIONS
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
-from ostinato.plan.launches import LAUNCH_SECONDS, launches_of
+from ostinato.plan.kernels import choose_kernels
+from ostinato.plan.launches import LAUNCH_SECONDS, launches_of, with_launches
 from ostinato.plan.memory.activations import LARGE_SEGMENT, SMALL_SEGMENT, pool_bytes, workspace_bytes
+from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.render.tables import print_plan, render_launches
+from ostinato.plan.rope import RopeSpec
 from ostinato.units import MiB
+from tests.support.plan_cases import ATTENTION, attention_layer, model
 
 MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
@@ -59,6 +64,24 @@ def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
         assert OPERATIONS[op].triton is not None
         assert choice.launches, op
         assert choice.launches_per_call >= 1
+
+
+def test_each_layer_is_launched_with_its_own_rotary_embedding_and_a_draft_model_with_its_own() -> None:
+    def halves(spec: ModelSpec) -> list[int]:
+        kernels = choose_kernels(replace(spec, ops=("rotary",)), CATALOGUE["h100-80gb"])
+        sizes = {"dtype": "bfloat16", "capability": 90, "max_model_len": 64, "block_size": 16}
+        launches = with_launches(kernels, spec, [(1, 1)], **sizes)["rotary"].launches
+        return [launch.blocks["HALF"] for launch in launches]
+
+    whole, half, quarter = (RopeSpec("default", 1e4, ATTENTION.head_dim // part, 64, {}) for part in (1, 2, 4))
+    layers = [attention_layer(replace(ATTENTION, rope=rope)) for rope in (0, 1)]
+    draft = model(*layers, rope=half)
+    draft = replace(draft, other_ropes=(quarter,))
+    target = model(layers[0], rope=whole)
+    width = ATTENTION.head_dim // 2
+    assert (halves(target), halves(draft)) == ([width], [width // 2, width // 4])
+    drafter = DrafterSpec("draft", draft.layers, model=draft)
+    assert halves(replace(target, drafter=drafter)) == [width, width // 2, width // 4]
 
 
 @pytest.mark.parametrize("name", ["qwen3-5-300m", "qwen3-5-moe-450m"])

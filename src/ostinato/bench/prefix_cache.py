@@ -77,17 +77,17 @@ def run_round(engine: EngineCore, asks: Sequence[PromptRequest], concurrency: in
     done: dict[int, RequestOutput] = {}
     answers: dict[int, list[int]] = {}
     while waiting or running:
-        ready = [each for each in waiting if asks[each].after is None or asks[each].after in done]
-        for each in ready[: concurrency - len(running)]:
-            waiting.remove(each)
-            running[_add(engine, asks[each], answers, number)] = each
+        ready = [index for index in waiting if asks[index].after is None or asks[index].after in done]
+        for index in ready[: concurrency - len(running)]:
+            waiting.remove(index)
+            running[_add(engine, asks[index], answers, number)] = index
         for output in engine.step():
             if output.error is not None:
                 raise output.error
             if output.finished:
-                each = running.pop(output.request_id)
-                done[each], answers[each] = output, output.outputs[0].token_ids
-    served = tuple(_served(ask, done[each]) for each, ask in enumerate(asks))
+                index = running.pop(output.request_id)
+                done[index], answers[index] = output, output.outputs[0].token_ids
+    served = tuple(_served(ask, done[index]) for index, ask in enumerate(asks))
     after = _counters(engine)
     return PrefixRound(served, {name: after[name] - before[name] for name in after})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,24 @@ from rich.text import Text
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
-from ostinato.demo.tasks import Task, questions_about_drawings, word_problems
+from ostinato.demo import drawings
+from ostinato.demo.problems import Problem, extract_result, held_out
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject, to_json_data
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with its right answer, the parts of its message, and a judge of answers."""
+
+    question: str
+    answer: str
+    content: str | list[JsonObject]
+    is_right: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -165,3 +177,24 @@ def _to_json(evaluation: Evaluation, model: str, settings: dict[str, object], sh
             for task, answer in evaluation.wrong
         ]
     return data
+
+
+def word_problems(seed: int, count: int) -> list[Task]:
+    """Return held-out arithmetic word problems. An answer is right if the number after #### is the result."""
+    return [_word_problem(problem) for problem in held_out(seed, count)]
+
+
+def questions_about_drawings(seed: int, count: int) -> list[Task]:
+    """Return held-out drawings with a question each. An answer is right if it is the expected one, word by word."""
+    return [_about_drawing(turn) for (turn,) in drawings.held_out(seed, count, "question")]
+
+
+def _word_problem(problem: Problem) -> Task:
+    return Task(problem.question, problem.answer, problem.question, lambda text: extract_result(text) == problem.result)
+
+
+def _about_drawing(turn: drawings.DrawingTurn) -> Task:
+    text = turn.question.text
+    content: list[dict[str, object]] = [{"type": "image", "image": image} for image in turn.images()]
+    content.append({"type": "text", "text": text})
+    return Task(text, turn.question.answer, content, lambda answer: drawings.is_right(answer, turn))
