@@ -39,7 +39,7 @@ _UNENFORCED = (
 Exceptions are `not` and `uniqueItems` that are false, and `uniqueItems` of few values, whose arrays are listed.
 """
 _MAX_LISTED = 5
-"""Most values of items of which all arrays without repeats are listed: 326 arrays."""
+"""Most values of items whose arrays without repeats are all listed: five make 326."""
 _LISTS = frozenset(("type", "title", "description", "default", "examples", "$comment"))
 """Keywords that may stand beside the `enum` of such items."""
 _TYPES_LISTED: dict[str, tuple[type, ...]] = {
