@@ -213,6 +213,21 @@ def test_a_token_that_is_known_by_its_text_is_one_and_ends_an_output_whatever_it
     assert generation_config_of(file)["eos_token_id"] == [number]
 
 
+@pytest.mark.parametrize(("kind", "is_text"), [(NORMAL, True), (CONTROL, False)])
+def test_a_token_that_merges_make_is_text_unless_the_file_calls_it_a_control_token(kind: int, is_text: bool) -> None:
+    file = byte_level("qwen2", "</", "s>")
+    tokens, types = file.metadata["tokenizer.ggml.tokens"], file.metadata["tokenizer.ggml.token_type"]
+    merges = ["< /", "s >", "</ s>"]
+    file = header(
+        model="gpt2", pre="qwen2", tokens=[*tokens, "</s>"], token_type=np.array([*types, kind]), merges=merges
+    )
+    number = len(tokens)
+    # Words are letters, so that the merge of both halves is never reached.
+    expected = [number - 2, *backend(file).encode("s>", add_special_tokens=False).ids] if is_text else [number]
+    assert backend(file).encode("</s>", add_special_tokens=False).ids == expected
+    assert generation_config_of(file) == ({} if is_text else {"eos_token_id": [number]})
+
+
 def test_what_marks_a_place_to_fill_is_one_token_and_ends_nothing() -> None:
     file = byte_level("llama-bpe", "<|fim_prefix|>", "<|other|>")
     ids = backend(file).encode("<|fim_prefix|><|other|>", add_special_tokens=False).ids

@@ -51,6 +51,28 @@ OBJECT = {"type": "object"}
 @pytest.mark.parametrize(
     ("schema", "allowed", "not_allowed"),
     [
+        # A set, as pydantic writes it.
+        (
+            {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/C"}, "minItems": 1,
+             "$defs": {"C": {"type": "string", "enum": ["a", "b", "c"], "title": "C"}}},
+            ['["a"]', '["b","a"]', '["c","a","b"]'],
+            ["[]", '["a","a"]', '["a","b","a"]', '["d"]', '"a"'],
+        ),
+        (
+            {**OBJECT, "properties": {"s": {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}}}},
+            ['{"s":[]}', '{"s":[true,false]}', '{"s":[false]}'],
+            ['{"s":[true,true]}', '{"s":[true,false,true]}', '{"s":null}'],
+        ),
+        (
+            {"type": "array", "uniqueItems": True, "items": {"enum": [1, None, True, "x"]}, "maxItems": 2},
+            ["[]", "[1,true]", '["x",null]'],
+            ["[1,1]", "[null,null]", '[1,true,"x"]'],
+        ),
+        (
+            {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "maxItems": 1},
+            ['["a"]', "[]"],
+            ["[1]", '["a","b"]'],
+        ),
         # As pydantic writes models.
         (
             {**OBJECT, "title": "T", "properties": {"a": {"title": "A", "default": 2**70}, "n": {"$ref": "#/$defs/N"}},
@@ -152,6 +174,22 @@ def test_a_guide_allows_what_its_schema_closed_and_joined_describes(
         ({"$ref": "#/$defs/a"}, "#/[$]defs/NAME, to a schema in the same document, works"),
         ({"properties": {"a": 7}}, r"\$\.properties\.a should be a schema"),
         ({"items": {"uniqueItems": True}}, r"\$\.items\.uniqueItems cannot be enforced; leave uniqueItems out"),
+        *(
+            ({"type": "array", "uniqueItems": True, **more}, r"\$\.uniqueItems cannot be enforced")
+            for more in (
+                {"items": {"enum": [1, 2, 3, 4, 5, 6]}},
+                {"items": {"enum": ["a", 1], "type": "string"}},
+                {"items": {"enum": ["a", "b"], "minLength": 1}},
+                {"items": {"enum": ["a", [1]]}},
+                {"items": {"enum": ["a", 1], "type": ["string"]}},
+                {"items": {"enum": [1, True], "type": "integer"}},
+                {"items": {"enum": ["a", "b"]}, "minItems": 3},
+                {"items": {"enum": ["a", "b"]}, "enum": [["a"]]},
+                {"items": {"enum": ["a", "b"]}, "type": ["array", "null"]},
+                {"items": {"type": "string"}, "maxItems": 2},
+                {"items": {"enum": [1, 1.0]}},
+            )
+        ),
         (
             {"propertyNames": {"minLength": 2}},
             r"\$\.propertyNames can be enforced if it is one enum, pattern or format",

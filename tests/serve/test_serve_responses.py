@@ -253,6 +253,11 @@ def test_reasoning_and_calls_are_items_of_their_own(thinking):
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "x"}]}, "input[0].arguments"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "x"}]}]},
+            "input[0].output[0].type",
+        ),
         ({"input": []}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),

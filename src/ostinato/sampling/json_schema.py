@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -33,7 +34,22 @@ _UNENFORCED = (
     *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
     *("$dynamicRef", "$recursiveRef"),
 )
-"""Keywords that restrict and cannot be enforced, but for `not` and `uniqueItems` that are false."""
+"""Keywords that restrict and cannot be enforced.
+
+Exceptions are `not` and `uniqueItems` that are false, and `uniqueItems` of few values, whose arrays are listed.
+"""
+_MAX_LISTED = 5
+"""Most values of items whose arrays without repeats are all listed: five make 326."""
+_LISTS = frozenset(("type", "title", "description", "default", "examples", "$comment"))
+"""Keywords that may stand beside the `enum` of such items."""
+_TYPES_LISTED: dict[str, tuple[type, ...]] = {
+    "any": (str, int, bool, type(None)),
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+}
+"""Type that such items may name -> types of their values."""
+_BESIDE_ITEMS = frozenset(("prefixItems", "additionalItems", "enum", "const"))
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -263,8 +279,10 @@ class SchemaRewriter:
             return False
         base = self._bases.get(id(schema), base)
         self._cost.add_schema(schema, place)
+        arrays = self._arrays_without_repeats(schema, place, base)
         for key in _UNENFORCED:
-            if key in schema and not (key in ("not", "uniqueItems") and schema[key] is False):
+            is_enforced = key == "uniqueItems" and arrays is not None
+            if key in schema and not is_enforced and not (key in ("not", "uniqueItems") and schema[key] is False):
                 raise ValueError(f"{path((*place, key))} cannot be enforced; leave {key} out")
         made: JsonObject = {key: schema[key] for key in _LITERAL if key in schema}
         if isinstance(made.get("pattern"), str):
@@ -273,7 +291,11 @@ class SchemaRewriter:
         check_numbers(made, place)
         self._bound(schema, made, place)
         self._apply(schema, made, place, base, outer)
-        self._items(schema, made, place, base)
+        if arrays:
+            self._cost.add(len(arrays), place)
+            made = {key: value for key, value in made.items() if key not in COUNTS} | {"enum": arrays}
+        else:
+            self._items(schema, made, place, base)
         self._object(schema, made, place, base, outer)
         self._format(schema, made, place)
         check_object(place, made)
@@ -330,6 +352,31 @@ class SchemaRewriter:
             name = self._definitions[key] = str(len(self._definitions))
             self._pending.append((name, target, place, base, outer))
         return f"#/$defs/{self._definitions[key]}"
+
+    def _arrays_without_repeats(self, schema: JsonMapping, place: Place, base: str) -> list[list[object]] | None:
+        """Return all arrays of a schema with `uniqueItems` if its items list few values, [] if one item is the most.
+
+        Otherwise, or without `uniqueItems`, return None.
+        """
+        least, most, items = schema.get("minItems", 0), schema.get("maxItems", _MAX_LISTED), schema.get("items")
+        if schema.get("uniqueItems") is not True or not (type(least) is int and type(most) is int):
+            return None
+        if most <= 1:
+            return []
+        if isinstance(items, Mapping) and items.keys() == {"$ref"}:
+            items, _ = self._target(items["$ref"], (*place, "items"), base)
+        if schema.get("type") != "array" or schema.keys() & _BESIDE_ITEMS or not isinstance(items, Mapping):
+            return None
+        listed = [True, False] if items.get("type") == "boolean" and items.keys() <= _LISTS else items.get("enum")
+        types = _TYPES_LISTED.get(str(items.get("type", "any")), ())
+        if not items.keys() <= {*_LISTS, "enum"} or not isinstance(listed, list) or len(listed) > _MAX_LISTED:
+            return None
+        if not all(type(value) in types for value in listed) or len({(type(each), each) for each in listed}) < len(
+            listed
+        ):
+            return None
+        lengths = range(max(least, 0), min(most, len(listed)) + 1)
+        return [list(array) for length in lengths for array in itertools.permutations(listed, length)] or None
 
     def _items(self, schema: Mapping[str, object], made: JsonObject, place: Place, base: str) -> None:
         prefix, rest = schema.get("prefixItems"), schema.get("items")

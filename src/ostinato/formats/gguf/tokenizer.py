@@ -107,9 +107,19 @@ _ENDS = frozenset(_END_TEXTS.split())
 _CONTROL = _ENDS.union(_OTHER_TEXTS.split())
 
 
-def _control_tokens(tokens: Sequence[str]) -> dict[str, int]:
-    """Return the ids of the tokens in `_CONTROL`, except those that mean something else beside others."""
+def _control_tokens(header: Header, tokens: Sequence[str]) -> dict[str, int]:
+    """Return the ids of the tokens in `_CONTROL`, except those that are text, or mean something else beside others.
+
+    Text is what merges make, unless the file calls it a control token: in Qwen's vocabularies `</s>` ends a tag.
+    """
     found = {token: number for number, token in enumerate(tokens) if token in _CONTROL}
+    kinds = _numbers(header, "token_type") or []
+    unnamed = {
+        token for token, number in found.items() if kinds[number : number + 1] not in ([CONTROL], [USER_DEFINED])
+    }
+    if unnamed:
+        unnamed &= {merge.replace(" ", "") for merge in _texts(header, "merges") or ()}
+        found = {token: number for token, number in found.items() if token not in unnamed}
     if found.keys() & {"<|call|>", "<|calls|>"} and found.keys() & {"<|return|>", "<|flush|>"}:
         found.pop("<|end|>", None)  # it ends a message
     if "<|tool_response>" in found:
@@ -148,7 +158,7 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
-    control = _control_tokens(tokens)
+    control = _control_tokens(header, tokens)
     if others := [token for token, number in control.items() if kinds[number] not in (CONTROL, USER_DEFINED)]:
         log.warning("%s: taken for control tokens, by their texts: %s", header.path, ", ".join(others))
     for number in control.values():
@@ -261,7 +271,8 @@ def generation_config_of(header: Header) -> JsonObject:
     metadata = header.metadata
     names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
     ends = {value for name in names if type(value := metadata.get(name)) is int}
-    ends |= {number for token, number in _control_tokens(_texts(header, "tokens") or ()).items() if token in _ENDS}
+    control = _control_tokens(header, _texts(header, "tokens") or ())
+    ends |= {number for token, number in control.items() if token in _ENDS}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
     config: JsonObject = {"eos_token_id": sorted(ends)} if ends else {}
     return config | sampling | ({"do_sample": True} if sampling.get("temperature") else {})

@@ -385,14 +385,12 @@ class MessagesInput(Body):
 
     def with_places(self, error: ApiError) -> ApiError:
         """Return an error of a message that was made here, with the place of what the client sent."""
-        message, param = error.message, error.param or ""
         for place, turn in reversed(list(enumerate(self._turns()))):
             made = _MADE.format(place)
             for number, (_, where) in reversed(list(enumerate(turn.parts))):
-                part = f"{made}.content[{number}]"
-                message, param = message.replace(part, where), param.replace(part, where)
-            message, param = message.replace(made, turn.where), param.replace(made, turn.where)
-        return ApiError(error.status, message, param=param or None, code=error.code, headers=error.headers)
+                error = error.renamed(f"{made}.content[{number}]", where)
+            error = error.renamed(made, turn.where)
+        return error
 
 
 def _template_messages(turns: Sequence[MessageTurn], text: ModelText) -> list[JsonObject]:

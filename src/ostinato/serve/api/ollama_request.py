@@ -366,11 +366,10 @@ class OllamaEmbedRequest(EmbeddingRequest):
 
     def token_ids(self, work: RequestContext, given: Any, param: str) -> list[list[int]]:
         self.model = served_name(self.model, work.model_name, work.settings)
-        options = self.options or Options()
         for name in ("num_predict", *_PARAMETERS):
-            if getattr(options, name) is not None:
+            if getattr(self.options, name, None) is not None:
                 raise field_error(f"options.{name}", "has no effect on a vector; leave it out")
-        num_ctx = options.context(work.text.max_model_len)
+        num_ctx = None if self.options is None else self.options.context(work.text.max_model_len)
         if self.truncate is not False and self.truncate_prompt_tokens is None:
             self.truncate_prompt_tokens = num_ctx or -1
         inputs = super().token_ids(work, given, param)

@@ -230,7 +230,11 @@ def template_messages(
         if item.type == "reasoning":
             reasoning += _reasoning(item, where)
             continue
-        message = one_for_template(_message(item, where), where, knows_developer)
+        try:
+            message = one_for_template(_message(item, where), where, knows_developer)
+        except ApiError as error:
+            made, own = _PLACES.get(item.type, ("", ""))
+            raise error.renamed(where + made, where + own) from None
         last = messages[-1] if messages else {}
         if item.type == "function_call" and not reasoning and last.get("role") == "assistant":
             last.setdefault("tool_calls", []).extend(message["tool_calls"])
@@ -240,6 +244,10 @@ def template_messages(
         messages.append(message)
         places.append(where)
     return messages, places
+
+
+_PLACES = {"function_call": (".tool_calls[0].function", ""), "function_call_output": (".content", ".output")}
+"""Type of an item -> a place in the message that is made of it, and the same place in the item."""
 
 
 def _message(item: InputItem, where: str) -> Message:

@@ -73,6 +73,11 @@ class ApiError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         return _error, (self.status, self.message, self.param, self.code, self.headers, self.anthropic)
 
+    def renamed(self, place: str, own: str) -> ApiError:
+        """Return the error with the place that the client knows, `own`, for one that was made of it."""
+        message, param = self.message.replace(place, own), (self.param or "").replace(place, own)
+        return ApiError(self.status, message, param=param or None, code=self.code, headers=self.headers)
+
     def body(self) -> JsonObject:
         """Return `{"error": {...}}`: the body of a response, or the data of an event in a stream."""
         kind = _TYPES.get(self.status, "server_error")
