@@ -230,8 +230,9 @@ class StepLog(ABC):
             known = [self._outputs[name] for name in names]
             self._row_names = names
             self._row_numbers, self._row_outputs = [number for number, _ in known], [output for _, output in known]
-        if any(output.finish_reason for output in self._row_outputs):  # a stop string
-            return None
+        for output in self._row_outputs:
+            if output.finish_reason is not None:  # a stop string
+                return None
         return tokens
 
     def _rows(self, batch: Batch, updates: Sequence[RequestUpdate]) -> tuple[list[RowRecord], int]:
