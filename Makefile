@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check soak ranks docs-check lint style types docstrings site \
+.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check soak ranks docs-check lint style types docstrings site proofs \
   package-check wheel-test format kernels native native-sanitize clean
 
 # Packages are downloaded while kernels are compiled.
@@ -90,6 +90,10 @@ ranks: .venv/.installed-test native
 # Every command that the pages show, also those that take some seconds. `make test` runs the others.
 docs-check: .venv/.installed-test native
 	DOCS_CHECK=1 $(BIN)/python -m pytest tests/test_docs_commands.py
+
+# One case of each test that proves a promise, in minutes; writes docs/proofs.md.
+proofs: .venv/.installed-test native
+	PYTHONPATH=src $(BIN)/python tools/proofs.py
 
 lint: style types docstrings site package-check
 

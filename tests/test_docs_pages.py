@@ -145,6 +145,19 @@ def test_the_page_of_other_engines_flags_is_the_one_that_the_code_gives() -> Non
     assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"](), "run tools/other_engines_page.py"
 
 
+def test_every_proof_names_a_test_that_is_there_and_its_page_is_that_of_the_last_run() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/proofs.py"))
+    named = tool["tests"]()
+    assert len(set(named)) == len(named)
+    for test in named:
+        file, _, name = test.partition("::")
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.MULTILINE)
+    results = tool["load_results"]()
+    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"](results), "run make proofs"
+    assert set(results["outcomes"]) <= set(named)
+    assert "failed" not in results["outcomes"].values()
+
+
 def test_tables_beside_other_engines_say_what_a_mistyped_flag_is_answered_with() -> None:
     text = COMING_FROM.read_text(encoding="utf-8").partition("## Settings")[2]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]

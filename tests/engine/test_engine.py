@@ -361,7 +361,7 @@ def test_stats_count_what_was_done() -> None:
             "void_rows",
         ),
         *("finished", "waiting", "running", "cache", "prefix_cache", "graphs", "speculation", "encoder"),
-        *("request_lengths", "cache_files", "moves"),
+        *("request_lengths", "cache_files", "moves", "record", "verify"),
     }
     assert stats["requests"] == 2
     assert stats["prompt_tokens"] == 2 * len(PROMPT)

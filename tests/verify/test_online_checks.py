@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from functools import partial
+import re
 from typing import Any
 
+import httpx2
 import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
-from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_process import make_engine as make_in_process
 from ostinato.errors import ConfigError
 from ostinato.sampling.guide import Guide
+from ostinato.serve.settings import ServeSettings
 from ostinato.verify import online_checks
-from ostinato.verify.online_checks import OnlineChecks, make_checked_engine
+from ostinato.verify.online_checks import OnlineChecks
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import greedy, make_engine, run, sampled
+from tests.support.patience import PATIENCE
+from tests.support.serving import serving
 
 
 def checked(engine: EngineCore, rate: float = 1.0) -> OnlineChecks:
@@ -138,22 +139,24 @@ def test_an_error_of_a_check_ends_the_checks_alone(monkeypatch: pytest.MonkeyPat
     assert run(engine)
 
 
-def test_the_engines_process_checks_when_it_is_idle() -> None:
-    async def counts() -> dict[str, int]:
-        config = EngineConfig(model="demo", threads=1, cache_memory="16MiB")
-        engine = await AsyncEngine.start(config, make=partial(make_checked_engine, make_in_process, 1.0))
-        try:
-            async with await engine.submit("Leo had 50 cards and lost 8.", greedy()) as stream:
-                async for _ in stream:
-                    pass
-            while True:
-                found: dict[str, int] = (await engine.observe()).stats["verify"]
-                if found["checked"] == 2:  # the first step of the start is one
-                    return found
-        finally:
-            await engine.stop()
+def test_a_server_checks_when_it_is_idle_and_says_so() -> None:
+    with serving({"verify_rate": 1.0}, cache_memory="16MiB") as served:
+        served.client().completions.create(model="demo", prompt="Leo had 50 cards and lost 8.", max_tokens=8)
+        served.until(lambda: served.stats()["verify"]["checked"] == 2)  # the first step of the start is one
+        assert served.stats()["verify"]["different"] == 0
+        health = f"{served.url}/health"
+        served.until(lambda: httpx2.get(health, timeout=PATIENCE).json()["verify"]["checked"] == 2)
+        metrics = httpx2.get(f"{served.url}/metrics", timeout=PATIENCE).text
+        assert re.search(r"^ostinato:verify_checked_total\S* 2\.0$", metrics, re.MULTILINE)
+        assert re.search(r"^ostinato:verify_different_total\S* 0\.0$", metrics, re.MULTILINE)
 
-    assert asyncio.run(counts())["different"] == 0
+
+def test_without_a_rate_nothing_is_said_of_checks() -> None:
+    with pytest.raises(ConfigError, match="leave out replicas"):
+        ServeSettings(verify_rate=0.1, replicas=2)
+    with pytest.raises(ConfigError, match="verify_rate"):
+        ServeSettings(verify_rate=1.5)
+    assert make_engine().stats()["verify"] is None
 
 
 def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from ostinato.verify.record_reader import Record
 from ostinato.verify.replay import Replay, Replayed, minimise, replay_config
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import greedy, make_engine, run, sampled
+from tests.support.serving import serving
 
 SMALL = {"max_model_len": 96, "max_num_seqs": 3, "cache_memory": "400KiB", "threads": 1, "dtype": "float32"}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -382,3 +383,18 @@ def test_minimise_keeps_the_requests_that_the_difference_needs(tmp_path: Path, m
     assert replayed(tmp_path / "less", enable_prefix_caching=False).differences
     with pytest.raises(RecordError, match="nothing differs"):
         minimise(record, {}, tmp_path / "none", lambda *_: None)
+
+
+def test_what_a_server_did_is_replayed(tmp_path: Path) -> None:
+    with serving(record=str(tmp_path), cache_memory="16MiB") as served:
+        client = served.client()
+        for number in range(3):
+            client.completions.create(model="demo", prompt=f"Leo had {number}", n=2, max_tokens=8, seed=number)
+        with client.completions.create(model="demo", prompt="Why?", max_tokens=200, stream=True) as stream:
+            next(iter(stream))
+        served.until(lambda: served.engine.num_unfinished == 0)
+        assert served.stats()["record"]["failed"] == 0
+    result = replayed(tmp_path)
+    assert not result.differences
+    assert result.batches == result.steps
+    assert result.requests == 5, "the first step of the start is one"

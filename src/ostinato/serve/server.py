@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -26,7 +25,6 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.listener import listening, url_of
 from ostinato.serve.http.tls import Certificates, TlsLayer
 from ostinato.serve.settings import ServeSettings
-from ostinato.verify.online_checks import make_checked_engine
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
@@ -43,8 +41,6 @@ def _lifecycle(config: EngineConfig, settings: ServeSettings, progress: Progress
     if not settings.is_replicated:
         # The engine's process plans for itself. Here a plan that cannot be is refused before anything listens.
         make_plan(config, load_spec(config), detect(config.device))
-        if settings.verify_rate:
-            make = partial(make_checked_engine, make, settings.verify_rate)
         return Lifecycle(config, settings, progress, make)
     from ostinato.serve.ray.cluster import ReplicatedServer
 

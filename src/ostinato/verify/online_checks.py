@@ -34,7 +34,7 @@ MAX_TOKENS = 4096
 """Tokens of a request above which it is not checked. The memory of checks has room for so many."""
 MAX_WAITING = 16
 """Requests that wait to be checked. Beyond that they are left out, and counted."""
-CHUNK = 16
+CHUNK = 8
 """Tokens between two looks whether a request has come."""
 
 

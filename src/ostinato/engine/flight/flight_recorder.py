@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -185,6 +186,7 @@ class StepLog(ABC):
         if tokens is not None:
             self.add_plain_step(is_called, ticks, drafts, batch_hash, self._row_numbers, tokens)
         else:
+            self._row_names = []  # an id may be in use again
             rows, bits = self._rows(batch, updates)
             self.add_step(StepRecord(is_called, has_failed, ticks, drafts, batch_hash, bits, tuple(rows)))
         for name in ended:  # they ended a step ago, so no step in flight has them; an id may be in use again
@@ -229,8 +231,9 @@ class StepLog(ABC):
             known = [self._outputs[name] for name in names]
             self._row_names = names
             self._row_numbers, self._row_outputs = [number for number, _ in known], [output for _, output in known]
-        if any(output.finish_reason for output in self._row_outputs):  # a stop string
-            return None
+        for output in self._row_outputs:
+            if output.finish_reason is not None:  # a stop string
+                return None
         return tokens
 
     def _rows(self, batch: Batch, updates: Sequence[RequestUpdate]) -> tuple[list[RowRecord], int]:
@@ -307,6 +310,7 @@ class FlightRecorder(StepLog):
         self.folder = self._writer.folder
         self._pieces.append(_NewSegment(follows=False))
         self._writer.start()
+        weakref.finalize(self, self._writer.end)  # the thread ends with an engine that nobody closes
 
     def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         """Note a request, with its images if `record_images` says so."""
@@ -398,6 +402,8 @@ class _Writer(threading.Thread):
         self.is_full = False
         """True if the segment has its bytes, until the recorder begins another one."""
         self._ends = threading.Event()
+        self.end = self._ends.set
+        """Function after which the thread writes what waits, and ends."""
         self._file: int | None = None
         self._blocks = BlockWriter()
         self._number = self._size = 0
@@ -419,7 +425,7 @@ class _Writer(threading.Thread):
 
     def close(self) -> None:
         """Write what waits, and end."""
-        self._ends.set()
+        self.end()
         self.join()
 
     def run(self) -> None:

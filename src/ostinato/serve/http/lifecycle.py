@@ -25,6 +25,7 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_keys import ApiKeys
 from ostinato.serve.http.connection_limits import ConnectionCounter, RefusalLog, fd_limited_connections, raise_fd_limit
 from ostinato.serve.settings import ServeSettings
+from ostinato.verify.online_checks import make_checked_engine
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
@@ -116,6 +117,8 @@ class Lifecycle:
         """Function called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
         """Function called when the server should exit: the engine has failed, or everything is drained."""
+        if settings.verify_rate:
+            make = partial(make_checked_engine, make, settings.verify_rate)
         self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
         self._engine: AsyncEngine | None = None
         self._workers: BodyWorkerPool | None = None
