@@ -83,6 +83,16 @@ def test_the_second_turn_finds_the_conversation_and_its_cold_twin_does_not(repor
     assert all(each["second_turn"] is None for each in results_of(report, workload="chat"))
 
 
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_a_rewritten_history_is_found_up_to_the_mark(report: dict[str, Any], mode: str) -> None:
+    for result in results_of(report, workload="rewritten-history", mode=mode):
+        # Rounds of three turns, after 64, 72 and 80 tokens that stay.
+        assert (result["requests"], result["cached_tokens"]) == (6, 2 * (64 + 64 + 80))
+        assert result["marks"]["unmarked_cached_tokens"] < result["cached_tokens"]
+        assert result["marks"]["speedup"]["median"] > 0
+    assert all(each["marks"] is None for each in results_of(report, workload="chat"))
+
+
 def test_branches_find_what_boundaries_alone_do_not() -> None:
     # Prompts go on for more than a block after the point where others leave them.
     sizes = Sizes(shared_len=40, new_len=48, output_len=20, sessions=4, turns=3, conversation_len=64)

@@ -27,6 +27,7 @@ from ostinato.bench.statistics import paired_ratio, percentiles, spread
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import MissCause
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
@@ -97,7 +98,9 @@ def _add(engine: EngineCore, ask: PromptRequest, answers: dict[int, list[int]], 
 
     params = SamplingParams(temperature=0, max_tokens=ask.output_len, ignore_eos=True)
     salt = f"cold {number}" if ask.role == "cold" else None
-    return engine.add_request(ask.prompt(answers), params, cache_salt=salt)
+    # Where nothing is kept, marks are refused.
+    marks = [Mark(position) for position in ask.marks if engine.plan.hit_law.min_shared]
+    return engine.add_request(ask.prompt(answers), params, cache_salt=salt, marks=marks)
 
 
 def _served(ask: PromptRequest, output: RequestOutput) -> AskResult:
@@ -162,6 +165,24 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
         "warm_seconds": spread(warm),
         "speedup": paired_ratio(cold, warm),
         "cold_ratio": paired_ratio(cold, None if baseline is None else _cold_seconds(baseline)),
+    }
+
+
+def marks_figures(rounds: Sequence[PrefixRound]) -> JsonObject | None:
+    """Return the seconds to the first token with marks and without, and the ratio of both, over all rounds.
+
+    None for a workload without marks.
+    """
+    unmarked = [each.first_token_seconds for one in rounds for each in one.of_role("unmarked")]
+    if not unmarked:
+        return None
+    marked = [each.first_token_seconds for one in rounds for each in one.of_role("counted")]
+    cached = sum(each.cached_tokens for one in rounds for each in one.of_role("unmarked"))
+    return {
+        "unmarked_seconds": spread(unmarked),
+        "marked_seconds": spread(marked),
+        "unmarked_cached_tokens": cached,
+        "speedup": paired_ratio(unmarked, marked),
     }
 
 
@@ -267,6 +288,7 @@ def prefix(settings: dict[str, Any], bench: PrefixBench, say: ProgressCallback) 
     for name, variant in product(bench.workloads, variants):
         ours, theirs = rounds[name, variant], None if baseline is None else rounds[name, baseline]
         figures = prefix_figures(ours, theirs) | {"second_turn": second_turn_figures(ours, theirs)}
+        figures["marks"] = marks_figures(ours)
         results.append({"workload": name, "configuration": variant.name, **asdict(variant), **figures})
     plan = engines[variants[0]].plan
     data = engine_facts(
@@ -417,6 +439,18 @@ def prefix_tables(data: JsonMapping) -> list[Table]:
             Column(f"cold {ratio}", "second_turn.cold_ratio.median", "{:,.2f}"),
         )
         tables.append(Table(columns, second_turns))
+    marked = [result for result in results if result["marks"] is not None]
+    if marked:
+        columns = (
+            Column("rewritten history", "configuration"),
+            Column("without marks", "marks.unmarked_seconds.median", "ms"),
+            Column("with marks", "marks.marked_seconds.median", "ms"),
+            Column("sooner", "marks.speedup.median", "{:,.1f}x"),
+            *spread_columns("marks.speedup", "{:,.1f}x", "min", "max"),
+            Column("cached without", "marks.unmarked_cached_tokens", "count"),
+            Column("with", "cached_tokens", "count"),
+        )
+        tables.append(Table(columns, marked))
     return tables
 
 

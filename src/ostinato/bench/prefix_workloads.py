@@ -52,13 +52,16 @@ class PromptRequest:
 
     It waits until ask number `after` is answered, and its pieces are answers to that one or to those it waited for.
     `role` is `counted` for the statistics; `setup` for later asks, not counted; `cold` for the prompt of another ask
-    with nothing of it cached, to be compared with that one.
+    with nothing of it cached, to be compared with that one; `unmarked` for one without marks, to be compared with those
+    that have some.
     """
 
     pieces: tuple[Piece, ...]
     output_len: int
     after: int | None = None
-    role: Literal["counted", "setup", "cold"] = "counted"
+    role: Literal["counted", "setup", "cold", "unmarked"] = "counted"
+    marks: tuple[int, ...] = ()
+    """Positions that are pinned as checkpoints."""
 
     @property
     def prompt_len(self) -> int:
@@ -157,6 +160,32 @@ def second_turn(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     return [first, *(PromptRequest(pieces, 1, after=number, role=role) for number, role in enumerate(roles))]
 
 
+def rewritten_history(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
+    """Return two conversations of an agent that rewrites its history, one with marks, one without, turn by turn.
+
+    A prompt is what stays (`conversation_len` tokens at first), reasoning, and a new message. The next prompt has an
+    edited text in the place of the last two. The mark follows what stays. All prompts run alone.
+    """
+    lasting = [writer.text(sizes.conversation_len) for _ in range(2)]
+    asks: list[PromptRequest] = []
+    for turn in range(sizes.turns + 1):
+        for marked in writer.rng.sample((False, True), 2):
+            role: Literal["setup", "counted", "unmarked"] = (
+                "setup" if turn == 0 else "counted" if marked else "unmarked"
+            )
+            asks.append(
+                PromptRequest(
+                    (lasting[marked], writer.text(2 * sizes.new_len)),
+                    sizes.output_len,
+                    after=len(asks) - 1 if asks else None,
+                    role=role,
+                    marks=(len(lasting[marked]),) if marked else (),
+                )
+            )
+            lasting[marked] += writer.text(sizes.new_len)
+    return asks
+
+
 WORKLOADS = {
     "system": system,
     "chat": chat,
@@ -164,6 +193,7 @@ WORKLOADS = {
     "few-shot": few_shot,
     "agents": agents,
     "second-turn": second_turn,
+    "rewritten-history": rewritten_history,
 }
 
 

@@ -35,7 +35,7 @@ class ChatMark:
     """A mark in a conversation: after a message, or after its first parts, or after a tool."""
 
     where: str
-    """Its place in the body."""
+    """Place of the mark in the body."""
     ttl: float
     message: int = 0
     part: int | None = None
