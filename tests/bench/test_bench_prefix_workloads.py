@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
@@ -102,20 +101,22 @@ def test_the_second_turn_is_one_prompt_asked_warm_and_cold_after_a_conversation_
         assert len(prompts[1]) == 64 + 8
 
 
-def test_an_agent_that_rewrites_its_history_keeps_what_is_before_the_mark_and_no_token_after_it() -> None:
+def test_of_a_rewritten_history_the_second_prompt_shares_what_is_before_the_mark_and_nothing_else() -> None:
     asks, prompts = prompts_of("rewritten-history")
-    assert [ask.role for ask in asks[:2]] == ["setup"] * 2
-    marked = [index for index, ask in enumerate(asks) if ask.marks]
-    others = [index for index, ask in enumerate(asks) if not ask.marks]
-    assert len(marked) == len(others) == SIZES.turns + 1
-    for indices in (marked, others):
-        for turn, (earlier, later) in enumerate(pairwise(indices)):
-            assert common(prompts[earlier], prompts[later]) == 64 + turn * 8
-            assert len(prompts[later]) == 64 + (turn + 1) * 8 + 16
-    assert [asks[index].marks for index in marked] == [(64 + turn * 8,) for turn in range(4)]
-    assert {asks[index].role for index in marked[1:]} == {"counted"}
-    assert {asks[index].role for index in others[1:]} == {"unmarked"}
-    assert common(prompts[marked[0]], prompts[others[0]]) == 0
+    assert len(asks) == 4 * SIZES.turns
+    roles = []
+    for first in range(0, len(asks), 2):
+        setup, edited = asks[first : first + 2]
+        length = setup.prompt_len - 16
+        assert 48 <= length <= 64
+        assert common(prompts[first], prompts[first + 1]) == length
+        assert (edited.prompt_len, edited.after) == (length + 8, first)
+        assert (setup.role, setup.marks, edited.marks) == ("setup", edited.marks, setup.marks)
+        assert edited.marks == ((length,) if edited.role == "counted" else ())
+        assert all(common(prompts[first], other) == 0 for other in prompts[:first])
+        roles.append(edited.role)
+    assert roles.count("counted") == roles.count("unmarked") == SIZES.turns
+    assert [asks[i].prompt_len for i in range(1, 13, 4)] == [asks[i].prompt_len for i in range(3, 13, 4)]
 
 
 def test_a_short_conversation_has_a_shorter_answer() -> None:

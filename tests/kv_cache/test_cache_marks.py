@@ -83,6 +83,12 @@ def test_a_mark_before_the_first_block_s_end_keeps_nothing_and_says_so() -> None
     assert marks_of(ask(scheduler, runner, text(40), 3)) == {0: False}
 
 
+def test_a_mark_for_whose_checkpoint_no_slot_is_free_is_reported() -> None:
+    scheduler, runner = make(num_slots=2)
+    assert (marks_of(ask(scheduler, runner, text(40), 12)), pinned(scheduler)) == ({12: False}, [])
+    assert scheduler.cache.store.counters.checkpoints_not_taken > 0
+
+
 def test_a_mark_inside_a_hit_is_pinned_where_a_checkpoint_stands_and_reported_where_none_does() -> None:
     scheduler, runner = make(spacing=2 * B)
     ask(scheduler, runner, text(38))

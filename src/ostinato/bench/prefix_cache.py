@@ -169,20 +169,21 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
 
 
 def marks_figures(rounds: Sequence[PrefixRound]) -> JsonObject | None:
-    """Return the seconds to the first token with marks and without, and the ratio of both, over all rounds.
+    """Return seconds to the first token and computed tokens, with marks and without, over all rounds.
 
     None for a workload without marks.
     """
-    unmarked = [each.first_token_seconds for one in rounds for each in one.of_role("unmarked")]
+    unmarked, marked = ([each for one in rounds for each in one.of_role(role)] for role in ("unmarked", "counted"))
     if not unmarked:
         return None
-    marked = [each.first_token_seconds for one in rounds for each in one.of_role("counted")]
-    cached = sum(each.cached_tokens for one in rounds for each in one.of_role("unmarked"))
+    seconds = [[each.first_token_seconds for each in served] for served in (unmarked, marked)]
+    computed = [sum(each.prompt_tokens - each.cached_tokens for each in served) for served in (unmarked, marked)]
     return {
-        "unmarked_seconds": spread(unmarked),
-        "marked_seconds": spread(marked),
-        "unmarked_cached_tokens": cached,
-        "speedup": paired_ratio(unmarked, marked),
+        "unmarked_seconds": spread(seconds[0]),
+        "marked_seconds": spread(seconds[1]),
+        "speedup": paired_ratio(*seconds),
+        "unmarked_computed_tokens": computed[0],
+        "marked_computed_tokens": computed[1],
     }
 
 
@@ -447,8 +448,8 @@ def prefix_tables(data: JsonMapping) -> list[Table]:
             Column("with marks", "marks.marked_seconds.median", "ms"),
             Column("sooner", "marks.speedup.median", "{:,.1f}x"),
             *spread_columns("marks.speedup", "{:,.1f}x", "min", "max"),
-            Column("cached without", "marks.unmarked_cached_tokens", "count"),
-            Column("with", "cached_tokens", "count"),
+            Column("computed without", "marks.unmarked_computed_tokens", "count"),
+            Column("with", "marks.marked_computed_tokens", "count"),
         )
         tables.append(Table(columns, marked))
     return tables

@@ -161,28 +161,21 @@ def second_turn(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
 
 
 def rewritten_history(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
-    """Return two conversations of an agent that rewrites its history, one with marks, one without, turn by turn.
+    """Return pairs of conversations whose end an agent rewrites, one with a mark after what stays, one without.
 
-    A prompt is what stays (`conversation_len` tokens at first), reasoning, and a new message. The next prompt has an
-    edited text in the place of the last two. The mark follows what stays. All prompts run alone.
+    A first prompt is what stays, about `conversation_len` tokens, and a text that the agent edits, such as reasoning or
+    a tool's result. The second has what stays and the edited text. All prompts run alone.
     """
-    lasting = [writer.text(sizes.conversation_len) for _ in range(2)]
     asks: list[PromptRequest] = []
-    for turn in range(sizes.turns + 1):
+    for _ in range(sizes.turns):
+        length = writer.rng.randint(max(1, sizes.conversation_len * 3 // 4), sizes.conversation_len)
         for marked in writer.rng.sample((False, True), 2):
-            role: Literal["setup", "counted", "unmarked"] = (
-                "setup" if turn == 0 else "counted" if marked else "unmarked"
-            )
-            asks.append(
-                PromptRequest(
-                    (lasting[marked], writer.text(2 * sizes.new_len)),
-                    sizes.output_len,
-                    after=len(asks) - 1 if asks else None,
-                    role=role,
-                    marks=(len(lasting[marked]),) if marked else (),
-                )
-            )
-            lasting[marked] += writer.text(sizes.new_len)
+            lasting, marks = writer.text(length), (length,) if marked else ()
+            role: Literal["counted", "unmarked"] = "counted" if marked else "unmarked"
+            before = len(asks) - 1 if asks else None
+            edited = (lasting, writer.text(2 * sizes.new_len)), (lasting, writer.text(sizes.new_len))
+            asks.append(PromptRequest(edited[0], sizes.output_len, before, role="setup", marks=marks))
+            asks.append(PromptRequest(edited[1], 1, len(asks) - 1, role, marks))
     return asks
 
 
