@@ -42,8 +42,8 @@ def finish(engine: EngineCore, data: bytes) -> list[list[int]]:
 
 def test_marks_move_with_their_request_and_are_kept_where_it_computes_them() -> None:
     source, target = (make_engine(max_num_batched_tokens=48, max_num_seqs=2) for _ in range(2))
-    prompt = random_prompt(120, seed=4)
-    marks = [Mark(33, 20), Mark(100, 20)]
+    prompt = random_prompt(80, seed=4)
+    marks = [Mark(33, 20), Mark(70, 20)]
     name = source.add_request(prompt, greedy(max_tokens=3), marks=marks)
     source.step()
     data = source.export_request(name)
@@ -52,9 +52,9 @@ def test_marks_move_with_their_request_and_are_kept_where_it_computes_them() -> 
     assert [entry.end for entry in source.scheduler.cache.store.pins.pinned] == [32]
     name = target.import_request(data)
     output = run(target)[name]
-    assert [entry.end for entry in target.scheduler.cache.store.pins.pinned] == [96]
+    assert [entry.end for entry in target.scheduler.cache.store.pins.pinned] == [64]
     assert output.cache is not None
-    assert output.cache.marks == {32: True, 96: True}
+    assert output.cache.marks == {32: True, 64: True}
     snapshot, parts = unpack_snapshot(data)
     with pytest.raises(DamagedExport, match="marks that no request may have"):
         target.import_request(pack_snapshot(replace(snapshot, marks=[Mark(999)]), parts))
