@@ -149,8 +149,8 @@ MUTATIONS = (
         "a trailing checkpoint that was hit is given up",
         "kv_cache/checkpoints.py",
         (
-            "if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0:",
-            "if checkpoint.entry.checkpoint is checkpoint:",
+            "if checkpoint.entry.checkpoint is checkpoint and checkpoint.hits == 0 and",
+            "if checkpoint.entry.checkpoint is checkpoint and",
         ),
     ),
     mutation(
@@ -161,7 +161,7 @@ MUTATIONS = (
     mutation(
         "spare slots are not left",
         "kv_cache/state_slots.py",
-        ("if missing + spare_slots > available and", "if missing > available and"),
+        ("else missing + spare_slots > self._store", "else missing > self._store"),
     ),
     # Sharing: computed blocks are given up for those of the index, and hits take what is there.
     mutation(
@@ -294,7 +294,7 @@ MUTATIONS = (
     mutation(
         "what was used since it was ranked is evicted",
         "kv_cache/eviction.py",
-        (" and self._worth(item).last_use == last_use:", ":"),
+        ("if worth.last_use == last_use and worth.tier", "if worth.tier"),
     ),
     mutation(
         "marconi looks at recency alone",
@@ -331,7 +331,7 @@ MUTATIONS = (
     mutation(
         "a report keeps the spacing of the start",
         "scheduler/scheduler.py",
-        ("            request.update_reported_spacing()\n", ""),
+        ("            request.update_cache_report()\n", ""),
     ),
     mutation(
         "a request that waits does not see what it could share",
@@ -1026,7 +1026,10 @@ MUTATIONS = (
     mutation(
         "window blocks: those where a text parts from another go first",
         "kv_cache/checkpoints.py",
-        ("        for position in (placement.last, placement.branch):\n", "        for position in ():\n"),
+        (
+            "        for position in (placement.last, placement.branch, *placement.marks):\n",
+            "        for position in placement.marks:\n",
+        ),
     ),
     mutation(
         "window blocks: a block at a text's end that lacks one does not go first",

@@ -83,6 +83,18 @@ def test_the_second_turn_finds_the_conversation_and_its_cold_twin_does_not(repor
     assert all(each["second_turn"] is None for each in results_of(report, workload="chat"))
 
 
+@pytest.mark.parametrize("mode", ["align", "all"])
+def test_a_rewritten_history_is_found_up_to_the_mark(report: dict[str, Any], mode: str) -> None:
+    for result in results_of(report, workload="rewritten-history", mode=mode):
+        marks = result["marks"]
+        assert result["requests"] == 6
+        # Up to the last block's end before the mark, and nothing of conversations that are shorter than 256 tokens.
+        assert marks["marked_computed_tokens"] <= 6 * (8 + 15)
+        assert marks["unmarked_computed_tokens"] == result["prompt_tokens"]
+        assert marks["speedup"]["median"] > 0
+    assert all(each["marks"] is None for each in results_of(report, workload="chat"))
+
+
 def test_branches_find_what_boundaries_alone_do_not() -> None:
     # Prompts go on for more than a block after the point where others leave them.
     sizes = Sizes(shared_len=40, new_len=48, output_len=20, sessions=4, turns=3, conversation_len=64)

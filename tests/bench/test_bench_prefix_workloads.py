@@ -101,6 +101,24 @@ def test_the_second_turn_is_one_prompt_asked_warm_and_cold_after_a_conversation_
         assert len(prompts[1]) == 64 + 8
 
 
+def test_of_a_rewritten_history_the_second_prompt_shares_what_is_before_the_mark_and_nothing_else() -> None:
+    asks, prompts = prompts_of("rewritten-history")
+    assert len(asks) == 4 * SIZES.turns
+    roles = []
+    for first in range(0, len(asks), 2):
+        setup, edited = asks[first : first + 2]
+        length = setup.prompt_len - 16
+        assert 48 <= length <= 64
+        assert common(prompts[first], prompts[first + 1]) == length
+        assert (edited.prompt_len, edited.after) == (length + 8, first)
+        assert (setup.role, setup.marks, edited.marks) == ("setup", edited.marks, setup.marks)
+        assert edited.marks == ((length,) if edited.role == "counted" else ())
+        assert all(common(prompts[first], other) == 0 for other in prompts[:first])
+        roles.append(edited.role)
+    assert roles.count("counted") == roles.count("unmarked") == SIZES.turns
+    assert [asks[i].prompt_len for i in range(1, 13, 4)] == [asks[i].prompt_len for i in range(3, 13, 4)]
+
+
 def test_a_short_conversation_has_a_shorter_answer() -> None:
     [first, *_], _ = prompts_of("second-turn", Sizes(40, 8, 600, 3, 3, conversation_len=2))
     assert (first.prompt_len, first.output_len) == (1, 1)

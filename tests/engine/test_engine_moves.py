@@ -16,6 +16,7 @@ import torch
 from ostinato.engine.core import EngineCore
 from ostinato.engine.migration.wire_format import HEAD, MAGIC, RequestSnapshot, pack_snapshot, unpack_snapshot
 from ostinato.errors import DamagedExport, ForeignExport, MoveError, RequestError
+from ostinato.kv_cache.marks import Mark
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.runner.cache_memory import DeviceRows, HostRows, LayerCacheMemory, MemoryRows
 from ostinato.sampling.pooler import POOLING_PARAMS
@@ -37,6 +38,26 @@ def exported(engine: EngineCore, steps: int = 5, prompt: list[int] = PROMPT, **s
 def finish(engine: EngineCore, data: bytes) -> list[list[int]]:
     name = engine.import_request(data)
     return [each.token_ids for each in run(engine)[name].outputs]
+
+
+def test_marks_move_with_their_request_and_are_kept_where_it_computes_them() -> None:
+    source, target = (make_engine(max_num_batched_tokens=48, max_num_seqs=2) for _ in range(2))
+    prompt = random_prompt(80, seed=4)
+    marks = [Mark(33, 20), Mark(70, 20)]
+    name = source.add_request(prompt, greedy(max_tokens=3), marks=marks)
+    source.step()
+    data = source.export_request(name)
+    assert data is not None
+    run(source)
+    assert [entry.end for entry in source.scheduler.cache.store.pins.pinned] == [32]
+    name = target.import_request(data)
+    output = run(target)[name]
+    assert [entry.end for entry in target.scheduler.cache.store.pins.pinned] == [64]
+    assert output.cache is not None
+    assert output.cache.marks == {32: True, 64: True}
+    snapshot, parts = unpack_snapshot(data)
+    with pytest.raises(DamagedExport, match="marks that no request may have"):
+        target.import_request(pack_snapshot(replace(snapshot, marks=[Mark(999)]), parts))
 
 
 # Damage

@@ -83,6 +83,12 @@ def test_a_mark_before_the_first_block_s_end_keeps_nothing_and_says_so() -> None
     assert marks_of(ask(scheduler, runner, text(40), 3)) == {0: False}
 
 
+def test_a_mark_for_whose_checkpoint_no_slot_is_free_is_reported() -> None:
+    scheduler, runner = make(num_slots=2)
+    assert (marks_of(ask(scheduler, runner, text(40), 12)), pinned(scheduler)) == ({12: False}, [])
+    assert scheduler.cache.store.counters.checkpoints_not_taken > 0
+
+
 def test_a_mark_inside_a_hit_is_pinned_where_a_checkpoint_stands_and_reported_where_none_does() -> None:
     scheduler, runner = make(spacing=2 * B)
     ask(scheduler, runner, text(38))
@@ -117,6 +123,20 @@ def test_what_is_pinned_is_evicted_after_everything_else(eviction: str) -> None:
     assert (pinned(scheduler), scheduler.cache.store.counters.pins_lost) == ([8], 0)
     scheduler.cache.store.allocate_slots(1)
     assert (pinned(scheduler), scheduler.cache.store.counters.pins_lost) == ([], 1)
+
+
+def test_what_was_ranked_for_eviction_before_it_was_pinned_stays() -> None:
+    scheduler, runner = make(num_slots=40, num_blocks=200, eviction="lru")
+    for seed in range(16):
+        serve(scheduler, runner, text(10, seed))
+    store = scheduler.cache.store
+    oldest = sorted(store.index.checkpoints, key=lambda checkpoint: checkpoint.last_use)
+    # A look at all 16 ranks two of them.
+    store.allocate_slots(scheduler.cache.slots.num_free + 1)
+    assert oldest[0].entry.checkpoint is None
+    assert store.pins.pin(oldest[1].entry, 10, None)
+    store.allocate_slots(1)
+    assert (oldest[1].entry.checkpoint, oldest[2].entry.checkpoint) == (oldest[1], None)
 
 
 def test_the_blocks_before_a_mark_stay_though_those_of_newer_texts_go() -> None:

@@ -27,6 +27,7 @@ from ostinato.bench.statistics import paired_ratio, percentiles, spread
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.prefix_index import MissCause
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
@@ -97,7 +98,9 @@ def _add(engine: EngineCore, ask: PromptRequest, answers: dict[int, list[int]], 
 
     params = SamplingParams(temperature=0, max_tokens=ask.output_len, ignore_eos=True)
     salt = f"cold {number}" if ask.role == "cold" else None
-    return engine.add_request(ask.prompt(answers), params, cache_salt=salt)
+    # Where nothing is kept, marks are refused.
+    marks = [Mark(position) for position in ask.marks if engine.plan.hit_law.min_shared]
+    return engine.add_request(ask.prompt(answers), params, cache_salt=salt, marks=marks)
 
 
 def _served(ask: PromptRequest, output: RequestOutput) -> AskResult:
@@ -162,6 +165,25 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
         "warm_seconds": spread(warm),
         "speedup": paired_ratio(cold, warm),
         "cold_ratio": paired_ratio(cold, None if baseline is None else _cold_seconds(baseline)),
+    }
+
+
+def marks_figures(rounds: Sequence[PrefixRound]) -> JsonObject | None:
+    """Return seconds to the first token and computed tokens, with marks and without, over all rounds.
+
+    None for a workload without marks.
+    """
+    unmarked, marked = ([each for one in rounds for each in one.of_role(role)] for role in ("unmarked", "counted"))
+    if not unmarked:
+        return None
+    seconds = [[each.first_token_seconds for each in served] for served in (unmarked, marked)]
+    computed = [sum(each.prompt_tokens - each.cached_tokens for each in served) for served in (unmarked, marked)]
+    return {
+        "unmarked_seconds": spread(seconds[0]),
+        "marked_seconds": spread(seconds[1]),
+        "speedup": paired_ratio(*seconds),
+        "unmarked_computed_tokens": computed[0],
+        "marked_computed_tokens": computed[1],
     }
 
 
@@ -267,6 +289,7 @@ def prefix(settings: JsonObject, bench: PrefixBench, say: ProgressCallback) -> B
     for name, variant in product(bench.workloads, variants):
         ours, theirs = rounds[name, variant], None if baseline is None else rounds[name, baseline]
         figures = prefix_figures(ours, theirs) | {"second_turn": second_turn_figures(ours, theirs)}
+        figures["marks"] = marks_figures(ours)
         results.append({"workload": name, "configuration": variant.name, **asdict(variant), **figures})
     plan = engines[variants[0]].plan
     data = engine_facts(
@@ -417,6 +440,18 @@ def prefix_tables(data: JsonMapping) -> list[Table]:
             Column(f"cold {ratio}", "second_turn.cold_ratio.median", "{:,.2f}"),
         )
         tables.append(Table(columns, second_turns))
+    marked = [result for result in results if result["marks"] is not None]
+    if marked:
+        columns = (
+            Column("rewritten history", "configuration"),
+            Column("without marks", "marks.unmarked_seconds.median", "ms"),
+            Column("with marks", "marks.marked_seconds.median", "ms"),
+            Column("sooner", "marks.speedup.median", "{:,.1f}x"),
+            *spread_columns("marks.speedup", "{:,.1f}x", "min", "max"),
+            Column("computed without", "marks.unmarked_computed_tokens", "count"),
+            Column("with", "marks.marked_computed_tokens", "count"),
+        )
+        tables.append(Table(columns, marked))
     return tables
 
 

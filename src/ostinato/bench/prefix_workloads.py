@@ -52,13 +52,16 @@ class PromptRequest:
 
     It waits until ask number `after` is answered, and its pieces are answers to that one or to those it waited for.
     `role` is `counted` for the statistics; `setup` for later asks, not counted; `cold` for the prompt of another ask
-    with nothing of it cached, to be compared with that one.
+    with nothing of it cached, to be compared with that one; `unmarked` for one without marks, to be compared with those
+    that have some.
     """
 
     pieces: tuple[Piece, ...]
     output_len: int
     after: int | None = None
-    role: Literal["counted", "setup", "cold"] = "counted"
+    role: Literal["counted", "setup", "cold", "unmarked"] = "counted"
+    marks: tuple[int, ...] = ()
+    """Positions that are pinned as checkpoints."""
 
     @property
     def prompt_len(self) -> int:
@@ -157,6 +160,25 @@ def second_turn(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
     return [first, *(PromptRequest(pieces, 1, after=number, role=role) for number, role in enumerate(roles))]
 
 
+def rewritten_history(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
+    """Return pairs of conversations whose end an agent rewrites, one with a mark after what stays, one without.
+
+    A first prompt is what stays, about `conversation_len` tokens, and a text that the agent edits, such as reasoning or
+    a tool's result. The second has what stays and the edited text. All prompts run alone.
+    """
+    asks: list[PromptRequest] = []
+    for _ in range(sizes.turns):
+        length = writer.rng.randint(max(1, sizes.conversation_len * 3 // 4), sizes.conversation_len)
+        for marked in writer.rng.sample((False, True), 2):
+            lasting, marks = writer.text(length), (length,) if marked else ()
+            role: Literal["counted", "unmarked"] = "counted" if marked else "unmarked"
+            before = len(asks) - 1 if asks else None
+            edited = (lasting, writer.text(2 * sizes.new_len)), (lasting, writer.text(sizes.new_len))
+            asks.append(PromptRequest(edited[0], sizes.output_len, before, role="setup", marks=marks))
+            asks.append(PromptRequest(edited[1], 1, len(asks) - 1, role, marks))
+    return asks
+
+
 WORKLOADS = {
     "system": system,
     "chat": chat,
@@ -164,6 +186,7 @@ WORKLOADS = {
     "few-shot": few_shot,
     "agents": agents,
     "second-turn": second_turn,
+    "rewritten-history": rewritten_history,
 }
 
 

@@ -131,7 +131,7 @@ def prefix_command(
     system: one system prompt, many questions. chat: conversations of several turns. thinking: chat whose template
     removes earlier thinking from the prompt. few-shot: sets of examples with varying tails. agents: a tree of contexts,
     each branching off inside its parent's. second-turn: one long conversation, whose second prompt is sent warm and
-    cold.
+    cold. rewritten-history: the end of a long conversation is edited, with a mark after what stays, and without.
 
     A request is sent when fewer than --concurrency are unanswered; a turn waits for the turn before. All configurations
     run the same workloads, alternating round by round, and share the memory for the cache equally unless --cache-memory

@@ -125,11 +125,11 @@ class LLM:
         no list around it. `params` (or `sampling_params`, as in vLLM) is for all, or one for each; without it,
         generation_config.json decides, and if that asks for no sampling the output is greedy. Only prompts of the same
         `cache_salt` share prefix cache entries. `checkpoints` are positions in tokens, at most 4, up to which later
-        prompts will share each of these: a checkpoint is kept at the last block boundary at or before each, and pinned
-        for `checkpoint_ttl` seconds from its last use on (`RequestOutput.cache.marks` has them). Raises RequestError,
-        before this call runs a step, if one of the prompts cannot be served. A prompt that fails while it runs does not
-        end the others: its output has `finish_reason` "error" and `error`, and a line in the log names it. If all fail,
-        the first one's error is raised.
+        prompts will share all these prompts: a state is kept at the last block boundary at or before them, and pinned
+        for `checkpoint_ttl` seconds from its last use on (`RequestOutput.cache.marks` says which were). Raises
+        RequestError, before this call runs a step, if one of the prompts cannot be served. A prompt that fails while it
+        runs does not end the others: its output has `finish_reason` "error" and `error`, and a line in the log names
+        it. If all fail, the first one's error is raised.
         """
         check_keywords(self.generate, others)
         inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]

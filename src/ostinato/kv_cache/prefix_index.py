@@ -170,7 +170,7 @@ class IndexEntry:
     num_pins: int = 0
     """Running requests whose last indexed block this is."""
     pin: Pin | None = None
-    """Its pin, if an application has marked this position."""
+    """Pin of the entry, if an application has marked this position."""
     num_pinned: int = 0
     """Pinned entries among this one and those that extend it."""
     num_windows_pinned: int = 0

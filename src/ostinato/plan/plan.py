@@ -101,9 +101,9 @@ class Plan:
     memory: MemoryPlan
     state_cache: StateCachePlan
     hit_law: HitLaw
-    """Which prompts hit the prefix cache."""
+    """Law by which prompts hit the prefix cache."""
     pins: PinLimits
-    """What applications can pin in it."""
+    """Limits of the checkpoints that applications pin in it."""
     cache_files: CacheFilesPlan | None
     """The cache on disk; None without one."""
     speculative: SpeculativePlan | None

@@ -28,6 +28,7 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import DamagedExport, MoveError
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.manager import CacheManager
+from ostinato.kv_cache.marks import MAX_MARKS
 from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.sampling.grammar import Grammar
@@ -125,6 +126,10 @@ def _resume(
             )
         output.prompt_logprobs = snapshot.prompt_logprobs
         output.cache = snapshot.samples[0].cache
+        if len(snapshot.marks) > MAX_MARKS or not all(
+            0 < mark.position <= len(snapshot.prompt_token_ids) and mark.ttl > 0 for mark in snapshot.marks
+        ):
+            raise ValueError("it has marks that no request may have")
         if all(each.finish_reason is not None for each in snapshot.samples):
             raise ValueError("all its outputs have ended")
         for index, (request, sample) in enumerate(zip(generation.requests, snapshot.samples, strict=True)):

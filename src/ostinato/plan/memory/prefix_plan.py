@@ -1,4 +1,4 @@
-"""What the prefix cache promises: which prompts hit, and how many checkpoints applications can pin."""
+"""The promises of the prefix cache: the prompts that hit, and the checkpoints that applications can pin."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class HitLaw:
     num_checkpoints: int
     """Slots that all checkpoints share; one prompt takes a quarter at most, and wider spaced ones beyond that."""
     longest_full: int
-    """Longest prompt of which all multiples of `state_block_size` get one; of longer ones, multiples of twice as much,
-    and so on."""
+    """Length up to which a prompt gets a checkpoint at all multiples of `state_block_size`; beyond it, the spacing is
+    doubled, and so on."""
     max_model_len: int
     min_shared: int
     step: int

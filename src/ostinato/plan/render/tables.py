@@ -334,7 +334,7 @@ def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     pins = plan.pins
     yield (
         "marks",
-        f"pin at most {pins.max_pins:,} checkpoints, for {pins.max_ttl:,} seconds at most; one takes "
+        f"pin at most {pins.max_pins:,} prefixes, for {pins.max_ttl:,} seconds at most; one takes "
         f"{format_bytes(pins.bytes_per_pin)} and its blocks, all together at most {pins.max_blocks:,} blocks",
     )
     count = memory.prefix_tokens // memory.expected_prefix_tokens

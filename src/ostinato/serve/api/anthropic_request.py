@@ -18,8 +18,9 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import GenerationBody, check_model
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, prepare_chat
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.chat.cache_marks import ChatMark, check_number, read_cache_control
+from ostinato.serve.chat.cache_marks import check_number, read_cache_control
 from ostinato.serve.chat.conversation import (
+    ChatMark,
     Conversation,
     FunctionCall,
     Message,

@@ -83,8 +83,11 @@ class ChatRequest(GenerationBody, ConversationBody):
     parallel_tool_calls: bool | None = None
     """False: at most one call. Where calls are free, those after the first are dropped."""
     cache_breakpoints: ListOf[int | JsonObject] | None = None
-    """Where later prompts will share this one, at most 4 times: indices of messages, or `{"after": "system", "tools"
-    or an index, "ttl": "5m", "1h" or seconds}`. A checkpoint is kept before each, and pinned for its time."""
+    """Positions up to which later prompts will share this one, at most 4.
+
+    Each is the index of a message, or `{"after": "system", "tools" or an index, "ttl": "5m", "1h" or seconds}`. A
+    checkpoint is kept there, and pinned for its time.
+    """
     store: Annotated[Literal[False] | None, unsupported_field("nothing is stored", but=False)] = None
     """Nothing is stored."""
     modalities: list[Literal["text"]] | None = None

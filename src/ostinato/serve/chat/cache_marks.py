@@ -8,14 +8,14 @@ count only if the text before them is that of the prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.message_media import split_media
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.chat.conversation import Conversation, render_text
+from ostinato.serve.chat.conversation import ChatMark, Conversation, render_text
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.unknown_fields import check_members
 
@@ -28,22 +28,6 @@ _BETWEEN = " \t\r\n\"',:{"
 """Characters that may stand between the end of a marked text and the word put after it."""
 _MAX_MERGED = 4
 """Tokens at the end of a text that may differ where more text follows."""
-
-
-@dataclass(frozen=True)
-class ChatMark:
-    """A mark in a conversation: after a message, or after its first parts, or after a tool."""
-
-    where: str
-    """Its place in the body."""
-    ttl: float
-    message: int = 0
-    part: int | None = None
-    """Index of the last part of the message before it; None: it follows the whole message."""
-    end: int | None = None
-    """Characters of the message's text before it, if that is one text."""
-    tool: int | None = None
-    """Index of the tool that it follows, in place of a message."""
 
 
 def read_ttl(value: object, where: str) -> float:

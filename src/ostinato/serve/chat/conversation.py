@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
 
@@ -26,9 +26,6 @@ from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
 from ostinato.serve.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from ostinato.serve.chat.cache_marks import ChatMark
 
 _MEDIA = ("image_url", "input_image", "video")
 
@@ -173,6 +170,22 @@ class ConversationBody(Body):
     """End the prompt with the header of an answer (default: true, unless continue_final_message is)."""
     continue_final_message: bool | None = None
     """Continue the last message instead of answering it."""
+
+
+@dataclass(frozen=True)
+class ChatMark:
+    """A mark in a conversation: after a message, or after its first parts, or after a tool."""
+
+    where: str
+    """Place of the mark in the body."""
+    ttl: float
+    message: int = 0
+    part: int | None = None
+    """Index of the last part of the message before it; None: it follows the whole message."""
+    end: int | None = None
+    """Characters of the message's text before it, if that is one text."""
+    tool: int | None = None
+    """Index of the tool that it follows, in place of a message."""
 
 
 @dataclass(frozen=True)
