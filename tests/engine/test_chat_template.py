@@ -43,6 +43,21 @@ CHATML = """\
 {% endif %}
 """
 
+PRESERVING = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' }}
+    {%- if message.reasoning_content and (preserve_thinking or loop.last) %}
+        {{- '<think>' ~ message.reasoning_content ~ '</think>' }}
+    {%- endif %}
+    {{- message.content ~ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if reasoning_effort is defined %}{{- '[effort: ' ~ reasoning_effort ~ ']' }}{% endif %}
+{%- endif %}
+"""
+"""With the variables of Qwen 3.6 and 3.8: whether earlier turns keep their thoughts, and how long to think."""
+
 LLAMA = """\
 {{- bos_token }}
 {%- if not date_string is defined %}
@@ -115,6 +130,7 @@ WEATHER = {
 }
 USER = {"role": "user", "content": "  Hello <you> & 🎼\n"}
 ANSWER = {"role": "assistant", "content": "<think>hm</think>\n\nHi."}
+THOUGHTFUL = {"role": "assistant", "content": "Hello.", "reasoning_content": "It greets me."}
 SYSTEM = {"role": "system", "content": " Be kind. "}
 CALL = {
     "role": "assistant",
@@ -140,6 +156,8 @@ def oracle(template: str, messages: list[Any], **settings: Any) -> str:
         (CHATML, [USER], {"enable_thinking": False}),
         (CHATML, [USER, ANSWER], {"add_generation_prompt": False}),
         (CHATML, [USER, ANSWER], {"add_generation_prompt": False, "continue_final_message": True}),
+        (PRESERVING, [USER, THOUGHTFUL, USER], {}),
+        (PRESERVING, [USER, THOUGHTFUL, USER], {"preserve_thinking": True, "reasoning_effort": "low"}),
         (LLAMA, [SYSTEM, USER, ANSWER], {}),
         (LLAMA, [USER], {"date_string": "26 Jul 2024"}),
         (LLAMA, [USER, CALL, REPLY], {"tools": [WEATHER]}),
@@ -159,6 +177,17 @@ def test_a_template_renders_as_in_transformers(
     text = ChatTemplate({"default": template}, SPECIAL).render(messages, **settings)
     assert text == oracle(template, messages, **settings)
     assert "Hello" in text.title() or "So far" in text
+
+
+def test_variables_of_later_qwen_templates_reach_them() -> None:
+    template, messages = ChatTemplate({"default": PRESERVING}), [USER, THOUGHTFUL, USER]
+    template.check_variables(["preserve_thinking", "reasoning_effort"])
+    text = template.render(messages, preserve_thinking=True, reasoning_effort="low")
+    assert "<think>It greets me.</think>" in text
+    assert text.endswith("[effort: low]")
+    assert "greets" not in template.render(messages)
+    with pytest.raises(RequestError, match="preserve_thoughts"):
+        template.check_variables(["preserve_thoughts"])
 
 
 def test_a_list_of_content_parts_is_continued_after_its_last_text() -> None:

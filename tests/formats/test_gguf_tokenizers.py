@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 
 import ostinato.engine.text.tokenizer as tokenizer_module
 from ostinato.errors import ModelError
@@ -88,6 +89,33 @@ def test_texts_have_the_tokens_that_sentencepiece_gives_them(kind: str, options:
         # A line of one character has several orders of the same pieces, all with the same sum of scores.
         assert tokens == expected or (kind == "unigram" and sorted(tokens) == sorted(expected)), json.dumps(text)
         assert own.decode(tokens) == theirs.decode(tokens)
+
+
+def test_texts_have_the_tokens_that_gemmas_own_tokenizer_gives_them() -> None:
+    """Merges of characters, that of line breaks among them, and bytes for what the vocabulary does not have."""
+    learning = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learning.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|[\n]+"), "isolated")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
+    learning.train_from_iterator([CODE[:20000].replace(" ", "▁")], trainer)
+    model = json.loads(learning.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = [CONTROL if i < 5 else BYTE if i < len(special) else NORMAL for i in range(len(tokens))]
+    merges = [" ".join(pair) for pair in model["merges"]]
+    file = header(model="gemma4", tokens=tokens, merges=merges, token_type=np.array(kinds, dtype="<i4"), bos_token_id=2)
+    theirs = transformers.GemmaTokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])
+    own, draw = backend(file), random.Random(5)
+    for number in range(500):
+        begin = draw.randrange(20000)
+        chosen = "".join(draw.choices(ALPHABET, k=draw.randrange(40)))
+        text = CODE[begin : begin + draw.randrange(80)] if number % 2 else chosen
+        expected = theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        assert own.encode(text, add_special_tokens=False).ids == expected, json.dumps(text)
+        assert own.decode(expected) == theirs.backend_tokenizer.decode(expected)
+    assert any("\n\n" in token for token in tokens)
+    assert tokenizer_config_of(file)["add_bos_token"] is True
+    with pytest.raises(ModelError, match="lacks the merges"):
+        tokenizer_of(header(model="gemma4", tokens=["a"]))
 
 
 def test_control_tokens_are_found_in_texts_and_texts_begin_with_bos() -> None:

@@ -213,7 +213,7 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, qwen3moe, gemma3, granite, "
+    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, qwen3moe, gemma3, gemma4, .*"
     with pytest.raises(ModelError, match=f"architecture '{architecture}'; {known}.*, qwen35, qwen35moe, qwen3next"):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
@@ -339,6 +339,20 @@ def test_gemma3_has_its_windows_and_scales_by_what_llama_cpp_knows_of_it(tmp_pat
     assert [i for i, layer in enumerate(of_27b.layers) if layer.attention.window is None] == [30, 61]
     with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; supported: null"):
         spec_of(**{"gemma3.final_logit_softcapping": 30.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("expert_count", 8, "gemma4 model of experts; GGUF files are read of models without"),
+        ("rope.dimension_count_swa", 8, "rotates some of the 16 elements of heads with a window"),
+        ("feed_forward_length", [96, 96, 96, 96, 192], r"feed_forward_length = \[96, 96, .* 192\]; supported: one"),
+        ("attention.head_count_kv", [2, 4], r"head_count_kv = \[2, 4\], which should be 5 whole numbers"),
+    ],
+)
+def test_gemma4_of_another_kind_is_refused_by_name(tmp_path: Path, name: str, value: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "gemma4", **{f"gemma4.{name}": value}))))
 
 
 @pytest.mark.parametrize(

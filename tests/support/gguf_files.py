@@ -30,6 +30,7 @@ CONFIG = {
     "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
 }
+GEMMA4_SHARED = ["sliding_attention", "full_attention"]
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**CONFIG),
     "qwen2": lambda: transformers.Qwen2Config(**CONFIG, tie_word_embeddings=True),
@@ -41,6 +42,25 @@ CONFIGS: dict[str, Any] = {
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        }
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(
+        **CONFIG
+        | {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 12,
+            "num_kv_shared_layers": 2,
+        }
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "final_logit_softcapping": 5.0}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", *GEMMA4_SHARED]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 20000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
             }
         }
     ),
@@ -73,6 +93,14 @@ GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+GEMMA4 = {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}<s>assistant:"
 
@@ -145,6 +173,9 @@ def _randomize(model: transformers.PreTrainedModel) -> None:
             parameter.copy_(torch.randn_like(parameter) * (0.1 if parameter.dim() > 1 else 0.3))
             if "norm" in name:
                 parameter += 1
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
 
 
 def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -153,8 +184,12 @@ def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.n
     names = NAMES
     if config.model_type == "gemma3_text":
         names, values = NAMES | GEMMA_NORMS, values + 1 if name.endswith("norm.weight") else values
+    if config.model_type == "gemma4_text":
+        names = NAMES | GEMMA_NORMS | GEMMA4
+    if part == "layer_scalar":
+        return [(f"blk.{stem.rpartition('.')[2]}.layer_output_scale.weight", values)]
     if not stem.startswith("model.layers."):
-        return [(f"{NAMES[stem]}.{part}", values)]
+        return [(f"{names[stem]}.{part}", values)]
     layer, _, inner = stem.removeprefix("model.layers.").partition(".")
     if config.model_type == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config.num_attention_heads if inner.endswith("q_proj") else config.num_key_value_heads
@@ -166,9 +201,10 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture != "gemma4":
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(20000.0)
     if architecture in ("qwen3", "gemma3"):
@@ -176,6 +212,8 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_value_length(config.head_dim)
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma4":
+        _add_gemma4(writer, config)
     scaling = config.rope_parameters.get("full_attention", config.rope_parameters)
     if scaling["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
@@ -184,6 +222,27 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if scaling["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Numbers of each layer, and divisors of the frequencies without a window, huge for elements that do not turn."""
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    shared, width = config.num_kv_shared_layers, config.intermediate_size
+    writer.add_feed_forward_length([width] * (len(slides) - shared) + [2 * width] * shared)
+    writer.add_head_count_kv([2 if slid else 4 for slid in slides])
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+    writer.add_key_length_swa(16)
+    writer.add_value_length_swa(16)
+    writer.add_rope_dimension_count(32)
+    writer.add_rope_dimension_count_swa(16)
+    writer.add_rope_freq_base_swa(700.0)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 8 + [1e30] * 8, dtype=np.float32))
 
 
 def _rope_factors(config: Any) -> np.ndarray:

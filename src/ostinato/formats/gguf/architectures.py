@@ -23,6 +23,7 @@ from ostinato.formats.gguf.model_configs import (
     exaone4,
     falcon_h1,
     gemma3,
+    gemma4,
     gpt_oss,
     granite,
     granite_hybrid,
@@ -123,6 +124,8 @@ class GgufArchitecture:
     """Checkpoint's names in a layer, by the file's."""
     whole_names: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint's names in a layer of tensors whose names have no suffix there, by the file's names with theirs."""
+    outer: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint's names in the backbone of tensors outside the layers that only this architecture has."""
     backbone: str = "model"
     embedding: str = "embed_tokens"
     norm: str = "norm"
@@ -163,6 +166,9 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
+    "gemma4_text": GgufArchitecture(
+        {"gemma4": gemma4}, tensor_names.GEMMA4, tensor_names.GEMMA4_WHOLE, outer=tensor_names.GEMMA4_OUTER
+    ),
     "granitemoehybrid": GgufArchitecture(
         {"granite": granite, "granitemoe": granite, "granitehybrid": granite_hybrid},
         tensor_names.GRANITE,
@@ -229,6 +235,8 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
         return f"{backbone}.{row.norm}.{part}"
     if stem == "token_embd_norm" and row.embedding_norm is not None:
         return f"{backbone}.{row.embedding_norm}.{part}"
+    if stem in row.outer:
+        return f"{backbone}.{row.outer[stem]}.{part}"
     if stem == "output":
         return f"lm_head.{part}"
     found = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", name)

@@ -62,6 +62,68 @@ def gemma3(metadata: Metadata) -> JsonObject:
     }
 
 
+_ENDLESS = 1e29
+"""Divisor from which on a frequency counts as 0: Gemma 4's files have 1e30 for elements that are not rotated."""
+
+
+def gemma4(metadata: Metadata) -> JsonObject:
+    """Return the config of Gemma 4's text model.
+
+    Its numbers of key heads and widths of MLPs may differ between layers, which files then list.
+    """
+    path = metadata.header.path
+    if metadata.integer("expert_count", 0):
+        raise ModelError(f"{path} has a gemma4 model of experts; GGUF files are read of models without")
+    slides = [bool(slid) for slid in metadata.of_layers("attention.sliding_window_pattern")]
+    key_heads, widths = metadata.of_layers("attention.head_count_kv"), metadata.of_layers("feed_forward_length")
+    shared, first_full = metadata.integer("attention.shared_kv_layers", 0), slides.index(False)
+    local_dim = metadata.integer("attention.key_length_swa")
+    own = max(len(slides) - shared, 0)
+    is_wide = shared > 0 and widths[-1] == 2 * widths[0]
+    if widths != [widths[0]] * own + [widths[-1]] * (len(slides) - own) or (widths[-1] != widths[0] and not is_wide):
+        raise ModelError(
+            f"{path} has gemma4.feed_forward_length = {widths}; supported: one width, and twice as much in the last "
+            f"{shared} layers, which read the keys of others"
+        )
+    if metadata.integer("rope.dimension_count_swa", local_dim) != local_dim:
+        raise ModelError(
+            f"{path} rotates some of the {local_dim} elements of heads with a window (rope.dimension_count_swa); "
+            "supported: all of them"
+        )
+    divisors = (rope_scaling(metadata) or {}).get("factors", [1.0])
+    rotated = sum(divisor < _ENDLESS for divisor in divisors)
+    if divisors != [1.0] * rotated + divisors[rotated:]:
+        raise ModelError(f"{path} scales its positions by rope_freqs.weight; supported for gemma4: 1, then 1e30")
+    return {
+        "model_type": "gemma4_text",
+        "num_attention_heads": metadata.integer("attention.head_count"),
+        "num_key_value_heads": key_heads[slides.index(True)] if True in slides else key_heads[0],
+        "num_global_key_value_heads": key_heads[first_full],
+        "head_dim": local_dim,
+        "global_head_dim": metadata.integer("attention.key_length"),
+        "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in metadata.header.tensors,
+        "attention_bias": metadata.has(*ATTENTION_BIASES),
+        "layer_types": ["sliding_attention" if slid else "full_attention" for slid in slides],
+        "sliding_window": metadata.optional("attention.sliding_window"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": metadata.number("rope.freq_base", 1e6),
+                "partial_rotary_factor": rotated / len(divisors),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": metadata.number("rope.freq_base_swa", 1e4),
+            },
+        },
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": is_wide,
+        "intermediate_size": widths[0],
+        "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0),
+        "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
+    }
+
+
 _GEMMA3_27B = 62
 """Layers of Gemma 3 27B."""
 

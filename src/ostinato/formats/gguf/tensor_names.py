@@ -59,6 +59,17 @@ GEMMA3 = LLAMA | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GEMMA4 = GEMMA3 | {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+GEMMA4_WHOLE = {"layer_output_scale.weight": "layer_scalar"}
+GEMMA4_OUTER = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+}
 
 
 def mamba2_names(mixer: str) -> dict[str, str]:

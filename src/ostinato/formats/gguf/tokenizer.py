@@ -89,8 +89,8 @@ def decoder(adds_space: bool) -> JsonObject:
 
 PREFIX = "tokenizer.ggml."
 """Prefix of the keys that describe a file's tokenizer."""
-MODELS = ("gpt2", "llama")
-"""Kinds of tokenizers: byte-level BPE, and SentencePiece."""
+MODELS = ("gpt2", "llama", "gemma4")
+"""Kinds of tokenizers: byte-level BPE, SentencePiece, and BPE of characters."""
 _END_TEXTS = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
 _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
@@ -133,10 +133,13 @@ def tokenizer_of(header: Header) -> JsonObject:
     if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
             f"{header.path} has a tokenizer of model {kind!r}; implemented: 'gpt2' (byte-level BPE), 'llama' "
-            "(SentencePiece)"
+            "(SentencePiece), 'gemma4' (BPE of characters)"
         )
     tokens, kinds = _tokens(header)
-    parts = _sentencepiece(header, tokens, kinds) if kind == "llama" else _byte_level(header, tokens)
+    if kind == "llama":
+        parts = _sentencepiece(header, tokens, kinds)
+    else:
+        parts = _of_characters(header, tokens) if kind == "gemma4" else _byte_level(header, tokens)
     added = [
         {
             "id": number,
@@ -212,6 +215,34 @@ def _byte_level(header: Header, tokens: list[str]) -> JsonObject:
     }
 
 
+def _of_characters(header: Header, tokens: list[str]) -> JsonObject:
+    """Return Gemma 4's tokenizer: merges of characters, with bytes for unknown ones.
+
+    A text is split at runs of line breaks alone. A run that the vocabulary has is one token.
+    """
+    merges = _texts(header, "merges")
+    if merges is None:
+        raise ModelError(f"{header.path} lacks the merges of its tokenizer")
+    return {
+        "normalizer": normalizer(adds_space=False),
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": r"[^\n]+|[\n]+"},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "decoder": decoder(adds_space=False),
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": merges,
+            "ignore_merges": True,
+            "fuse_unk": False,
+            "byte_fallback": True,
+        },
+    }
+
+
 def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> JsonObject:
     scores = _numbers(header, "scores")
     if scores is None or len(scores) != len(tokens):
@@ -260,7 +291,7 @@ def tokenizer_config_of(header: Header) -> JsonObject:
 
 def _begins(metadata: JsonObject) -> bool:
     """Return whether a text begins with `bos` when the file does not say."""
-    if metadata.get(f"{PREFIX}model") == "llama":
+    if metadata.get(f"{PREFIX}model") in ("llama", "gemma4"):
         return True
     pre = metadata.get(f"{PREFIX}pre", "default")
     return isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].begins
