@@ -196,7 +196,7 @@ class EngineConfig(BaseModel):
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Whether a step is scheduled while the one before it runs, with the tokens still on the device; "
-        "auto is on for a GPU without speculation.",
+        "auto is on for one GPU without speculation.",
     )
     speculative: Speculative | None = Field(
         None,

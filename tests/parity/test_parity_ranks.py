@@ -85,6 +85,19 @@ def marked(quick: list[tuple[str, int]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "ranks"), cases)
 
 
+@pytest.mark.parametrize("name", ["nemotron_h", "llama"])
+def test_ranks_take_a_step_ahead_and_give_the_tokens_of_transformers(name: str) -> None:
+    """The other ranks get the tokens that the first one has sampled and not yet read."""
+    engine = in_ranks(name, 2, overlap="on", max_num_batched_tokens=64)
+    cases = [decided_case(name, length) for length in (47, 3, 81)] + [sampled_case(name, 47)]
+    outputs = [add(engine, case) for case in cases]
+    run(engine)
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
+    assert engine.stats()["steps_ahead"] > 0
+    engine.close()
+
+
 @marked(QUICK)
 def test_ranks_give_the_tokens_of_transformers(name: str, ranks: int) -> None:
     """In chunks, together, from graphs, from the prefix cache, sampled, and after their memory was taken."""

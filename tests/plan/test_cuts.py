@@ -86,11 +86,11 @@ def test_kernels_that_are_asked_for_are_those_of_all_but_what_ranks_give_each_ot
         make_plan(asked.with_settings(kernels="triton"), load_spec(asked), device)
 
 
-def test_a_step_ahead_is_refused_among_ranks() -> None:
-    asked = config("demo", tensor_parallel_size=2, overlap="on")
-    with pytest.raises(ConfigError, match="tensor_parallel_size 2") as caught:
-        make_plan(asked, load_spec(asked), H100)
-    assert Remedy("overlap", "off") in caught.value.remedies
+def test_a_step_ahead_is_taken_among_ranks_if_it_is_asked_for() -> None:
+    asked = config("demo", tensor_parallel_size=2)
+    assert make_plan(asked, load_spec(asked), H100).settings.overlap == "off"
+    asked = asked.with_settings(overlap="on")
+    assert make_plan(asked, load_spec(asked), H100).settings.overlap == "on"
 
 
 def test_graphs_across_ranks_are_refused_on_gpus_and_left_out_where_nobody_asked() -> None:

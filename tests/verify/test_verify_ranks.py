@@ -28,7 +28,8 @@ def test_drafts_with_weights_are_steered_on_all_ranks_and_give_the_tokens_of_one
     assert has_passed(report)
     assert verdicts(report) == {"equal"}, printed(report)
     assert [note for cell in report["cells"] for note in cell["notes"] if "draft" in note] == []
-    assert not any("draft" in reason for reason in report["left_out"])
+    # A step ahead is left out with drafts, as in one process.
+    assert not any("draft" in reason for reason in report["left_out"] if not reason.startswith("overlap on"))
 
 
 @METHODS

@@ -18,13 +18,9 @@ from ostinato.plan.model import ModelSpec
 def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
     """Return the given setting, else `on` where overlap can hide the host's work.
 
-    ConfigError if it is `on` with speculation or with several ranks.
+    ConfigError if it is `on` with speculation.
     """
     asked, drafts = config.overlap, config.speculative is not None
-    ranks = config.tensor_parallel_size
-    if asked == "on" and ranks > 1:
-        message = f"overlap on: with tensor_parallel_size {ranks}, ranks get a step when the one before it is over"
-        raise ConfigError(message, [Remedy("overlap", "off"), Remedy("tensor_parallel_size", 1)])
     if asked == "on" and drafts:
         message = (
             "overlap on schedules a step before the one in front of it is over, and how many drafts of that one are "
@@ -37,8 +33,8 @@ def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["o
         return "on", [Decision("overlap", asked, "on", reason)]
     if asked == "off":
         return "off", []
-    if ranks > 1:
-        reason = "ranks get a step when the one before it is over"
+    if config.tensor_parallel_size > 1:
+        reason = "with several ranks every step would begin with an exchange of its tokens; `on` asks for it"
     elif drafts:
         reason = "a step with drafts ends with as many tokens as were accepted, so the next one waits for it"
     elif device.kind == "cpu":

@@ -188,7 +188,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
-        """Launch a step without drafts, and do not wait for the device. The plan allows it on a single rank only.
+        """Launch a step without drafts, and do not wait for the device.
 
         If the step overlaps with the step `previous`, the tokens sampled there are copied to their rows on the device.
         """
@@ -216,6 +216,8 @@ class ModelRunner:
                 assert self.image_encoder is not None, "images came to a model that has no encoder"
                 self.image_encoder.run(batch.images_to_encode)
             inputs = write_step_inputs(self.graphs.buffers, batch, self.block_size, drafts)
+            if self.tensor_parallel.group is not None and any(row.previous_row is not None for row in batch.rows):
+                incoming = _share_incoming(self.tensor_parallel.group, incoming, len(batch.rows), self.device)
             self.graphs.buffers.incoming = incoming
             hidden = self.graphs.run(inputs)
             logits = Logits(self.model, hidden, logit_positions(batch, drafts), self.tensor_parallel)
@@ -343,6 +345,16 @@ def _gather_incoming(tokens: torch.Tensor, places: Sequence[int | None]) -> torc
             index = index.pin_memory().to(tokens.device, non_blocking=True)
         tokens = tokens[index]
     return tokens.long().clamp_(min=0)
+
+
+def _share_incoming(group: RankGroup, incoming: torch.Tensor | None, rows: int, device: torch.device) -> torch.Tensor:
+    """Return the tokens of a step that follows another, [rows] int64, on every rank.
+
+    Only the first rank has sampled them. The others add zeros, so that nothing waits for the host: a sum of float32
+    numbers is exact below 2^24, which no vocabulary reaches.
+    """
+    tokens = torch.zeros(rows, dtype=torch.float32, device=device) if incoming is None else incoming.float()
+    return group.all_reduce(tokens).long()
 
 
 def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
