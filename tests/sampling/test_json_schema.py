@@ -174,6 +174,15 @@ def test_a_guide_allows_what_its_schema_closed_and_joined_describes(
         ({"$ref": "#/$defs/a"}, "#/[$]defs/NAME, to a schema in the same document, works"),
         ({"properties": {"a": 7}}, r"\$\.properties\.a should be a schema"),
         ({"items": {"uniqueItems": True}}, r"\$\.items\.uniqueItems cannot be enforced; leave uniqueItems out"),
+        (
+            {
+                "properties": {
+                    f"p{i}": {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2, 3, 4, 5]}}
+                    for i in range(20)
+                }
+            },
+            "the schema has more than 20000 parts",
+        ),
         *(
             ({"type": "array", "uniqueItems": True, **more}, r"\$\.uniqueItems cannot be enforced")
             for more in (

@@ -292,7 +292,7 @@ class SchemaRewriter:
         self._bound(schema, made, place)
         self._apply(schema, made, place, base, outer)
         if arrays:
-            self._cost.add(len(arrays), place)
+            self._cost.add(sum(1 + len(array) for array in arrays), place)
             made = {key: value for key, value in made.items() if key not in COUNTS} | {"enum": arrays}
         else:
             self._items(schema, made, place, base)
