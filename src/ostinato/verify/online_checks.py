@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostinato.engine")
 
 MAX_TOKENS = 4096
-"""Tokens of a request above which it is not checked. The memory of checks has room for so many."""
+"""Tokens of a request above which it is not checked. The memory of checks has room for one of this length."""
 MAX_WAITING = 16
 """Requests that wait to be checked. Beyond that they are left out, and counted."""
 CHUNK = 8
