@@ -15,9 +15,7 @@ from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Attention(Module):
@@ -55,7 +53,7 @@ class Attention(Module):
         out_size: int | None = None,
         has_neighbours: bool = False,
         is_one_tensor: bool = False,
-        query_scales: torch.Tensor | None = None,
+        query_scales: Array | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -94,18 +92,18 @@ class Attention(Module):
         self.scale = spec.head_dim**-0.5 if scale is None else scale
         self.key_multiplier = key_multiplier
         self.first_key = first_key
-        self.sinks: torch.Tensor | None = None
+        self.sinks: Array | None = None
         if spec.has_sinks:
             self.sinks = self.declare(build, "sinks", spec.num_heads, role="per_head", in_float32=True)
 
     def forward(
         self,
-        x: torch.Tensor,
-        angles: torch.Tensor | None,
+        x: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-        residual: torch.Tensor | None,
-    ) -> torch.Tensor:
+        residual: Array | None,
+    ) -> Array:
         """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
 
         Without `angles` attention has no positions.
@@ -113,22 +111,22 @@ class Attention(Module):
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
         return self.attend(*self.project(x), angles, step, memory, residual, head_gates)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, x: Array) -> tuple[Array, Array, Array]:
         """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size]."""
         qkv, begin, end = self.qkv(x), self.q_out_size, self.q_out_size + self.kv_size
         return qkv[:, :begin], qkv[:, begin:end], qkv[:, end:]
 
     def attend(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        angles: torch.Tensor | None,
+        q: Array,
+        k: Array,
+        v: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-        residual: torch.Tensor | None,
-        head_gates: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        residual: Array | None,
+        head_gates: Array | None = None,
+    ) -> Array:
         """Compute the part of `forward` after the projections -> [tokens, hidden].
 
         The sigmoid of `head_gates` [tokens, heads] multiplies the outputs of the heads.
@@ -152,7 +150,7 @@ class Attention(Module):
             out = self.output_gate(out, head_gates)
         return self.o_proj(out, residual)
 
-    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
+    def store(self, x: Array, step: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
         """Write the keys and values of `x` [tokens, hidden] without attending.
 
         `angles` are those of `forward`.
@@ -167,13 +165,13 @@ class Attention(Module):
 
     def _store(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        angles: torch.Tensor | None,
+        q: Array,
+        k: Array,
+        v: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Rotate queries and keys, write keys and values, and return the queries to attend with.
 
         In a graph padding has its cells in the null block, which no request reads.
@@ -182,7 +180,7 @@ class Attention(Module):
         caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
-    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Attend to the cached keys -> [tokens, heads, head_dim]."""
         _, tables = step.kv_targets(self.spec.window)
         return self.ops.attention(
@@ -211,7 +209,7 @@ class Rotary(Module):
         frequencies, self.scaling = inverse_frequencies(rope)
         self.frequencies = build.constant(frequencies, "float32")
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, positions: Array) -> Array:
         """Return the angles of positions, [tokens] -> [2, tokens, rotary_dim / 2] float32."""
         return self.op(positions, self.frequencies, self.scaling)
 
@@ -228,6 +226,6 @@ class AxialRotary(Module):
         self.axes = build.constant(axes, "int64")
         self.frequencies = build.constant(frequencies, "float32")
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, positions: Array) -> Array:
         """Return the angles of positions, [tokens, axes] -> [2, tokens, angles] float32."""
         return self.op(positions, self.axes, self.frequencies, self.scaling)

@@ -15,9 +15,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Backbone(Module):
@@ -52,11 +50,11 @@ class Backbone(Module):
         self.rotary = Rotary(build, spec.rope) if spec.rope is not None and spec.rope.sections is None else None
         self.local_rotary = None if spec.local_rope is None else Rotary(build, spec.local_rope)
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         return self.transform(self.embed_tokens(step.token_ids), step, memory)
 
-    def transform(self, x: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def transform(self, x: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
         angles = self.rotary(step.positions) if self.rotary is not None else None
         local_angles = self.local_rotary(step.positions) if self.local_rotary is not None else None
@@ -81,9 +79,7 @@ class PredictionHead(Module, ABC):
         self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
 
     @abstractmethod
-    def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> torch.Tensor:
+    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Return the input of the LM head, and the hidden state for the next, deeper draft.
 
         `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
@@ -92,23 +88,21 @@ class PredictionHead(Module, ABC):
         """
 
     @abstractmethod
-    def update_head_cache(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
+    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
         """Update the head's cache for the step's tokens from the model's new hidden states.
 
         It writes their keys and values, computed from the hidden state before each token (from the read slot for the
         first), and the last hidden state of each row.
         """
 
-    def previous_hidden(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def previous_hidden(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Return the model's hidden state before each token, from those that it has just computed.
 
         Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
         """
         return self.tap.split("state", self._shift, (hidden,), step, memory)
 
-    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _shift(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
         return self.token_shift(
             hidden,
             memory.states["hidden"],
@@ -172,13 +166,13 @@ class CausalLM(Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states [tokens, hidden].
 
         It writes keys, values and states of all layers.
         """
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Array) -> Array:
         """Return the logits of hidden states, [positions, hidden] -> [positions, vocab] float32.
 
         If the model is sharded, only the first rank gets all columns.

@@ -16,9 +16,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class MoE(Module):
@@ -30,7 +28,7 @@ class MoE(Module):
         self.router.layer.is_in_checkpoint = False
         self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.router(x), residual)
 
@@ -49,7 +47,7 @@ class GraniteSwaBackbone(Backbone):
         )
         self.others = ModuleList(Rotary(build, rope) for rope in hyper.ropes[1:])
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         x = self.embed_tokens(step.token_ids)
         rotaries = [] if self.rotary is None else [self.rotary, *self.others]
@@ -96,5 +94,5 @@ class GraniteSwa(CausalLM):
     def backbone(self) -> Backbone:
         return self.model
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         return self.model(step, memory)
