@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
 
 import ostinato
 
@@ -118,3 +119,43 @@ def test_the_file_system_is_looked_up_in_one_place() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOK_UPS
     ]
     assert not [call for call in calls if not call.startswith(("ostinato.files: ", "ostinato.bench.gpu.parts: "))]
+
+
+BUILDERS = ("layers.allocation", "layers.huge_pages", "layers.sketch")
+"""What gives models their arrays, in `layers/` too."""
+
+SHARED_METHODS = {"reshape", "index", "values", "norm"}
+"""Methods that arrays of torch and of numpy share, and those of lists, dicts and layers named like a tensor's."""
+
+
+def root(node: ast.expr) -> ast.expr:
+    """What the attributes of an expression belong to: `x` of `x.a.b`."""
+    return root(node.value) if isinstance(node, ast.Attribute) else node
+
+
+def is_array(node: ast.expr) -> bool:
+    """Whether an expression may be an array: what is computed, or a local name; no module, constant or `self`."""
+    name = root(node)
+    return not (isinstance(name, ast.Name) and (name.id in ("self", "build", "math") or name.id.isupper()))
+
+
+def test_layers_and_models_compute_with_what_arrays_of_torch_and_numpy_share() -> None:
+    """Slices, `reshape`, shapes, dtypes and operators. All else is an operation, or a method of the builder."""
+    of_tensors = {name for name in dir(torch.Tensor) if not name.startswith("__")} - SHARED_METHODS
+    names = {
+        name: path
+        for name, path in modules().items()
+        if (name.startswith("ostinato.layers.") and not name.endswith(BUILDERS))
+        or (name.startswith("ostinato.models.") and path.stem in ("model", "shared", "base", "decoder"))
+    }
+    assert {"ostinato.layers.attention", "ostinato.models.llama.model"} <= names.keys()
+    misused: list[str] = []
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            func = node.func
+            is_method = isinstance(func, ast.Attribute) and func.attr in of_tensors and is_array(func.value)
+            if is_method or {key.arg for key in node.keywords} & {"dim", "axis"}:
+                misused.append(f"{name}: {ast.unparse(node)}")
+    assert not misused

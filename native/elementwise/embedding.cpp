@@ -83,8 +83,8 @@ void embedding(const ThreadGroup& threads, std::int64_t tokens, const Embedding&
 }
 
 struct WeightedEmbedding : Arguments {
-    FIELD(Array<INT64>, ids);  // [tokens, count]
-    FIELD(Array<FLOAT32>, weights);  // [tokens, count]
+    FIELD(Strided<INT64>, ids);  // [tokens, count]
+    FIELD(Strided<FLOAT32>, weights);  // [tokens, count]
     FIELD(Array<VALUES>, table);  // [rows, hidden]
     FIELD(Array<VALUES>, out);  // [tokens, hidden]
 };

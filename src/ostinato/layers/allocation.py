@@ -128,6 +128,12 @@ class WeightAllocator:
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(tensors), dim=1)
 
+    def repeat(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        return x.unsqueeze(2).expand(-1, -1, count, -1).contiguous().flatten(1, 2)
+
+    def cast(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype)
+
     def with_deferred_matrices(self) -> WeightAllocator:
         return replace(self, defers_matrices=True)
 

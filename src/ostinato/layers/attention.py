@@ -15,9 +15,7 @@ from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Attention(Module):
@@ -57,7 +55,7 @@ class Attention(Module):
         out_size: int | None = None,
         has_neighbours: bool = False,
         is_one_tensor: bool = False,
-        query_scales: torch.Tensor | None = None,
+        query_scales: Array | None = None,
         value_norm_eps: float | None = None,
         values_are_keys: bool = False,
     ) -> None:
@@ -103,18 +101,18 @@ class Attention(Module):
         self.key_multiplier = key_multiplier
         self.values_are_keys = values_are_keys
         self.first_key = first_key
-        self.sinks: torch.Tensor | None = None
+        self.sinks: Array | None = None
         if spec.has_sinks:
             self.sinks = self.declare(build, "sinks", spec.num_heads, role="per_head", in_float32=True)
 
     def forward(
         self,
-        x: torch.Tensor,
-        angles: torch.Tensor | None,
+        x: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-        residual: torch.Tensor | None,
-    ) -> torch.Tensor:
+        residual: Array | None,
+    ) -> Array:
         """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
 
         Without `angles` attention has no positions.
@@ -122,7 +120,7 @@ class Attention(Module):
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
         return self.attend(*self.project(x), angles, step, memory, residual, head_gates)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def project(self, x: Array) -> tuple[Array, Array | None, Array | None]:
         """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size].
 
         A layer that reads another's keys and values has none of its own.
@@ -134,15 +132,15 @@ class Attention(Module):
 
     def attend(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        angles: torch.Tensor | None,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-        residual: torch.Tensor | None,
-        head_gates: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        residual: Array | None,
+        head_gates: Array | None = None,
+    ) -> Array:
         """Compute the part of `forward` after the projections -> [tokens, hidden].
 
         The sigmoid of `head_gates` [tokens, heads] multiplies the outputs of the heads.
@@ -175,7 +173,7 @@ class Attention(Module):
             out = self.output_gate(out, head_gates)
         return self.o_proj(out, residual)
 
-    def store(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, angles: torch.Tensor | None = None) -> None:
+    def store(self, x: Array, step: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
         """Write the keys and values of `x` [tokens, hidden] without attending.
 
         `angles` are those of `forward`.
@@ -190,13 +188,13 @@ class Attention(Module):
 
     def _store(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        angles: torch.Tensor | None,
+        q: Array,
+        k: Array,
+        v: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Rotate queries and keys, write keys and values, and return the queries to attend with.
 
         In a graph padding has its cells in the null block, which no request reads.
@@ -205,7 +203,7 @@ class Attention(Module):
         caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
-    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Attend to the cached keys -> [tokens, heads, head_dim]."""
         _, tables = step.kv_targets(self.spec.window)
         return self.ops.attention(
@@ -234,7 +232,7 @@ class Rotary(Module):
         frequencies, self.scaling = inverse_frequencies(rope)
         self.frequencies = build.constant(frequencies, "float32")
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, positions: Array) -> Array:
         """Return the angles of positions, [tokens] -> [2, tokens, rotary_dim / 2] float32."""
         return self.op(positions, self.frequencies, self.scaling)
 
@@ -251,6 +249,6 @@ class AxialRotary(Module):
         self.axes = build.constant(axes, "int64")
         self.frequencies = build.constant(frequencies, "float32")
 
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, positions: Array) -> Array:
         """Return the angles of positions, [tokens, axes] -> [2, tokens, angles] float32."""
         return self.op(positions, self.axes, self.frequencies, self.scaling)

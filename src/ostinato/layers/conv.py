@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.plan.mixers import ShortConvSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class CausalConv(Module):
@@ -47,7 +45,7 @@ class CausalConv(Module):
         self.weight = self.declare(build, "weight", width, channels, role="convolution", **stored)
         self.bias = self.declare(build, "bias", channels, role="bias", segments=segments) if bias else None
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Convolve along each row, [tokens, channels] -> [tokens, channels]."""
         return self.op(
             x,
@@ -74,11 +72,9 @@ class ShortConv(Module):
         self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
         self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(
-        self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array | None) -> Array:
         """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        before, after, inner = self.in_proj(x).split(self.spec.channels, dim=-1)
+        before, after, inner = split_columns(self.in_proj(x), (self.spec.channels,) * 3)
         gated = self.ops.multiply(before, inner)
         convolved = self.ops.tap.split("state", self.conv, (gated,), step, memory)
         return self.out_proj(self.ops.multiply(after, convolved), residual)

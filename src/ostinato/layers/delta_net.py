@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm
 from ostinato.ops.step_inputs import run_state_rows
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
-    import torch
-
     from ostinato.ops.dispatch import Ops
-    from ostinato.ops.step_inputs import DecodeRows, LayerCache, PrefillRows, StepInputs
+    from ostinato.ops.step_inputs import Array, DecodeRows, LayerCache, PrefillRows, StepInputs
 
 
 class DeltaMixer(Module):
@@ -30,17 +28,15 @@ class DeltaMixer(Module):
     spec: GatedDeltaSpec
     beta_scale: float
     conv1d: CausalConv
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
+    A_log: Array
+    dt_bias: Array
 
     @property
-    def decay(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def decay(self) -> tuple[Array, Array]:
         """Tensors `A_log` and `dt_bias`, in the shapes that the operations take."""
         return self.A_log, self.dt_bias
 
-    def _mix(
-        self, conv_in: torch.Tensor, a: torch.Tensor, b: torch.Tensor, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def _mix(self, conv_in: Array, a: Array, b: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Convolve, and apply the delta rule along each row -> [tokens, heads, value_dim].
 
         `conv_in` [tokens, channels] are queries, keys and values; `a` and `b` are the decays and betas before their
@@ -48,13 +44,14 @@ class DeltaMixer(Module):
         """
         spec = self.spec
         convolved = self.conv1d(conv_in, step, memory)
-        q, k, v = convolved.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
-        q, k = (part.unflatten(-1, (-1, spec.key_dim)) for part in (q, k))
-        v = v.unflatten(-1, (-1, spec.value_dim))
+        tokens, sizes = conv_in.shape[0], (spec.key_size, spec.key_size, spec.value_size)
+        widths = (spec.key_dim, spec.key_dim, spec.value_dim)
+        parts = zip(split_columns(convolved, sizes), widths, strict=True)
+        q, k, v = (part.reshape(tokens, -1, width) for part, width in parts)
         update, scan = partial(self._update, memory), partial(self._scan, memory)
         return run_state_rows(step, (q, k, v, a, b), update, scan, self.ops.concat)
 
-    def _update(self, memory: LayerCache, rows: DecodeRows, *parts: torch.Tensor) -> torch.Tensor:
+    def _update(self, memory: LayerCache, rows: DecodeRows, *parts: Array) -> Array:
         return self.ops.delta_update(
             *parts,
             *self.decay,
@@ -65,7 +62,7 @@ class DeltaMixer(Module):
             rows.write_slots,
         )
 
-    def _scan(self, memory: LayerCache, rows: PrefillRows, *parts: torch.Tensor) -> torch.Tensor:
+    def _scan(self, memory: LayerCache, rows: PrefillRows, *parts: Array) -> Array:
         return self.ops.delta_scan(
             *parts,
             *self.decay,
@@ -141,12 +138,12 @@ class GatedDeltaNet(DeltaMixer):
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
         self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        conv_in, gate = self.in_proj(x).split((self.spec.conv_dim, self.spec.value_size), dim=-1)
-        b, a = self.in_proj_ba(x).split((self.spec.num_heads, self.spec.num_heads), dim=-1)
-        y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory).flatten(1)
-        return self.out_proj(self.norm(y, gate), residual)
+        conv_in, gate = split_columns(self.in_proj(x), (self.spec.conv_dim, self.spec.value_size))
+        b, a = split_columns(self.in_proj_ba(x), (self.spec.num_heads, self.spec.num_heads))
+        y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory)
+        return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
 
 class KimiDeltaAttention(DeltaMixer):
@@ -184,12 +181,13 @@ class KimiDeltaAttention(DeltaMixer):
         self.out_proj = Linear(build, values, hidden_size, cuts_inputs=True)
 
     @property
-    def decay(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.A_log.flatten(0), self.dt_bias.view(-1, self.spec.key_dim)
+    def decay(self) -> tuple[Array, Array]:
+        return self.A_log.reshape(-1), self.dt_bias.reshape(-1, self.spec.key_dim)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        b, of_decay, of_gate = self.in_proj_small(x).split(self.sizes, dim=-1)
-        a = self.f_b_proj(of_decay).unflatten(-1, (-1, self.spec.key_dim))
-        y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), step, memory).flatten(1)
-        return self.out_proj(self.norm(y, self.g_b_proj(of_gate)), residual)
+        tokens = x.shape[0]
+        b, of_decay, of_gate = split_columns(self.in_proj_small(x), self.sizes)
+        a = self.f_b_proj(of_decay).reshape(tokens, -1, self.spec.key_dim)
+        y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), step, memory)
+        return self.out_proj(self.norm(y.reshape(tokens, -1), self.g_b_proj(of_gate)), residual)

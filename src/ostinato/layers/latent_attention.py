@@ -15,9 +15,7 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class HeadProjections(Module):
@@ -35,11 +33,11 @@ class HeadProjections(Module):
         turns = {"row_interleave": (sizes.key, sizes.value), "first_part_transposed": True}
         self.weight = self.declare(build, "weight", rows, sizes.rank, role="linear", **turns)
 
-    def to_latents(self, q: torch.Tensor) -> torch.Tensor:
+    def to_latents(self, q: Array) -> Array:
         """Map queries [tokens, heads, key] to latent space, [tokens, heads, rank]."""
         return self.op(q, self.weight[: self.key_rows].reshape(-1, self.sizes.key))
 
-    def to_values(self, latents: torch.Tensor) -> torch.Tensor:
+    def to_values(self, latents: Array) -> Array:
         """Map latents [tokens, heads, rank] to values, [tokens, heads, value]."""
         return self.op(latents, self.weight[self.key_rows :])
 
@@ -64,9 +62,7 @@ class LatentAttention(Module):
         self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
         self.scale = (sizes.key + sizes.shared) ** -0.5
 
-    def forward(
-        self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: Array, _: None, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         sizes, tokens, end = self.sizes, x.shape[0], self.q_size + self.sizes.rank
         whole = self.in_proj(x)
@@ -78,7 +74,7 @@ class LatentAttention(Module):
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
         return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).reshape(tokens, -1), residual)
 
-    def _attend(self, q: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Attend with `q` [tokens, heads, rank + shared] -> like `q`, each head's attended latents first."""
         return self.ops.attention(
             q,

@@ -11,7 +11,7 @@ from ostinato.plan.tensor_parallel import vocabulary_part
 from ostinato.plan.weights import Role
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 
 class Linear(QuantizableMatrix):
@@ -48,7 +48,7 @@ class Linear(QuantizableMatrix):
             self.factor = build.constant([in_multiplier], "float32").reshape(1, 1)
         self.scale = build.scale(multiplier, out_size, 1.0 if bias else in_multiplier)
 
-    def _own_bias(self, build: ModelBuilder, size: int) -> torch.Tensor:
+    def _own_bias(self, build: ModelBuilder, size: int) -> Array:
         of_weight = self.rows["weight"]
         names = tuple(name.removesuffix("weight") + "bias" for name in of_weight.names)
         return self.declare(
@@ -62,9 +62,7 @@ class Linear(QuantizableMatrix):
             neighbours=of_weight.neighbours,
         )
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, activation: str | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array | None = None, activation: str | None = None) -> Array:
         """Return [tokens, in] -> [tokens, out], or half as many outputs with a gated activation.
 
         `residual` is added last, and gives the result its dtype.
@@ -104,7 +102,7 @@ class PackedLinear(Linear):
         facts |= {"names": tuple(f"{name}.weight" for name, _ in parts), "sizes": tuple(size for _, size in parts)}
         super().__init__(build, in_size, sum(facts["sizes"]), bias, multiplier, in_multiplier, **facts)
 
-    def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    def part(self, x: Array, begin: int, end: int) -> Array:
         """Return only the outputs `begin` to `end`, [tokens, in] -> [tokens, end - begin]."""
         assert self.in_multiplier == 1.0, "a part takes its input as it is"
         bias, scale = (None if each is None else each[begin:end] for each in (self.bias, self.scale))
@@ -144,7 +142,7 @@ class Embedding(QuantizableMatrix):
         self.dtype = build.float32 if is_wide else build.dtype
         """Dtype of the embedding's vectors."""
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: Array) -> Array:
         """Return the vectors of token ids, [tokens] -> [tokens, hidden]."""
         how: tuple[Any, ...] = ()
         if self.quantization:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
 from ostinato.ops.step_inputs import run_selective_rows
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""
@@ -32,7 +30,7 @@ class PlainRMSNorm(Module):
         self.ones = build.constant([1.0] * size, build.dtype)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Normalise [tokens, size] -> [tokens, size]."""
         return self.op(x, self.ones, self.eps)
 
@@ -75,12 +73,12 @@ class Mamba1Mixer(Module):
         self.gate = GatedRMSNorm(build, channels, eps, group_size=None)
         self.out_proj = Linear(build, channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
-        conv_in, gate = self.in_proj(x).split((spec.channels, spec.channels), dim=-1)
+        conv_in, gate = split_columns(self.in_proj(x), (spec.channels, spec.channels))
         x = self.ops.tap.split("state", self.conv1d, (conv_in,), step, memory)
-        dt, B, C = self.x_proj(x).split((spec.time_step_rank, spec.state_size, spec.state_size), dim=-1)
+        dt, B, C = split_columns(self.x_proj(x), (spec.time_step_rank, spec.state_size, spec.state_size))
         if self.has_norms:
             dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
         y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), step, memory)
@@ -88,13 +86,13 @@ class Mamba1Mixer(Module):
 
     def _recur(
         self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
+        x: Array,
+        dt: Array,
+        B: Array,
+        C: Array,
         step: StepInputs,
         memory: LayerCache,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Apply the recurrence along each row -> [tokens, channels]."""
         weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
         operations = ops.selective_update, ops.selective_scan, ops.concat

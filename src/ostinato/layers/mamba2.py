@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
-from ostinato.layers.module import ModelBuilder, Module, Multiplier
+from ostinato.layers.module import ModelBuilder, Module, Multiplier, split_columns
 from ostinato.layers.norm import GatedRMSNorm
 from ostinato.ops.step_inputs import run_selective_rows
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Mamba2Mixer(Module):
@@ -66,22 +64,22 @@ class Mamba2Mixer(Module):
         """Sizes of the parts of the projected input, and of the convolved part."""
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, step: StepInputs, memory: LayerCache, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        gate, conv_in, dt = self.in_proj(x).split(self.splits[0], dim=-1)
-        y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory).flatten(1)
-        return self.out_proj(self.norm(y, gate), residual)
+        gate, conv_in, dt = split_columns(self.in_proj(x), self.splits[0])
+        y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory)
+        return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
-    def _mix(self, conv_in: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _mix(self, conv_in: Array, dt: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Apply convolution and recurrence along each row -> [tokens, heads, head_dim]."""
         return self._recur(self.conv1d(conv_in, step, memory), dt, step, memory)
 
-    def _recur(self, convolved: torch.Tensor, dt: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _recur(self, convolved: Array, dt: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the recurrence to decode rows and the chunked scan to prefill rows -> [tokens, heads, head_dim]."""
         spec = self.spec
-        x, B, C = convolved.split(self.splits[1], dim=-1)
-        x = x.unflatten(-1, (spec.num_heads, spec.head_dim))
-        B, C = B.unflatten(-1, (spec.num_groups, -1)), C.unflatten(-1, (spec.num_groups, -1))
+        heads, tokens = (spec.num_heads, spec.num_groups, spec.num_groups), convolved.shape[0]
+        parts = zip(split_columns(convolved, self.splits[1]), heads, strict=True)
+        x, B, C = (part.reshape(tokens, count, -1) for part, count in parts)
         return run_selective_rows(
             step,
             memory,

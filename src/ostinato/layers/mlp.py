@@ -13,7 +13,7 @@ from ostinato.layers.norm import sigmoid_gate
 from ostinato.plan.layer_specs import ExpertsSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 
 class MLP(Module):
@@ -27,7 +27,7 @@ class MLP(Module):
         self.up_proj = Linear(build, hidden_size, intermediate_size, bias)
         self.down_proj = Linear(build, intermediate_size, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.down_proj(self.up_proj(x, activation=self.activation), residual)
 
@@ -65,7 +65,7 @@ class GatedMLP(Module):
         self.token_gate = sigmoid_gate(build, size)
         self.names = {"down_proj": names[2]}
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, gate: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array | None, gate: Array | None = None) -> Array:
         """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden].
 
         The sigmoid of `gate` [tokens, 1] multiplies the MLP's output before it is added.
@@ -118,8 +118,8 @@ class Experts(Module):
                 shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
             )
         )
-        self.up_bias: torch.Tensor | None = None
-        self.down_bias: torch.Tensor | None = None
+        self.up_bias: Array | None = None
+        self.down_bias: Array | None = None
         if bias:
             assert stacked_as is not None, "stacks have biases"
             up_name, down_name = (f"{name}_bias" for name in stacked_as)
@@ -128,7 +128,7 @@ class Experts(Module):
             self.up_bias = self.declare(build, "up_bias", count, inner, names=(up_name,), segments=halves, **facts)
             self.down_bias = self.declare(build, "down_bias", count, spec.size, names=(down_name,), **facts)
 
-    def forward(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Array, choices: Array, residual: Array | None = None) -> Array:
         """Apply the chosen experts to `x` and add `residual`, both [tokens, in] -> [tokens, in].
 
         `choices` [tokens, 2, k] is the result of `ops.route`.
@@ -140,7 +140,7 @@ class Experts(Module):
         part = self.ops.tap.split("moe", self._run, tensors if self.rank.leads else (x, choices))
         return self.ops.all_reduce(part)
 
-    def _run(self, x: torch.Tensor, choices: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def _run(self, x: Array, choices: Array, residual: Array | None = None) -> Array:
         up, down = self.up, self.down
         quantization: tuple[Any, ...] = ()
         if up.quantization:
@@ -191,7 +191,7 @@ class RoutedMLP(Module):
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
         self.experts = Experts(build, spec, "swiglu", **stored)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array | None) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
         return self.experts(x, choices, residual)
@@ -222,7 +222,7 @@ class SigmoidRouter(Module):
         self.weight = self.declare(build, "weight", experts, hidden_size, role="router")
         self.e_score_correction_bias = self.declare(build, bias, experts, role="bias", in_float32=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         moe = self.moe
         how = (moe.experts.top_k, moe.num_groups, moe.top_groups, moe.normalize, moe.scaling)

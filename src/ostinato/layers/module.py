@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.ops.dispatch import Ops
+    from ostinato.ops.step_inputs import Array
 
 Multiplier = float | tuple[tuple[float, int], ...]
 """One number for all outputs, or (number, count of outputs) for consecutive outputs."""
@@ -42,11 +43,11 @@ class ModelBuilder(Protocol):
         """Rank that gets this part of the model."""
         ...
 
-    def weight(self, row: Weight) -> torch.Tensor:
+    def weight(self, row: Weight) -> Array:
         """Allocate an unwritten weight; loading fills it."""
         ...
 
-    def scale(self, multiplier: Multiplier, size: int, factor: float) -> torch.Tensor | None:
+    def scale(self, multiplier: Multiplier, size: int, factor: float) -> Array | None:
         """Return the argument of `ops.linear` that multiplies `size` outputs, [size] float32.
 
         None means that the multiplier is 1 throughout.
@@ -57,10 +58,18 @@ class ModelBuilder(Protocol):
         """Return `value` rounded to the model's dtype."""
         ...
 
-    def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor: ...
+    def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> Array: ...
 
-    def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def stack(self, tensors: Sequence[Array]) -> Array:
         """Stack tensors, [tokens, ...] each -> [tokens, tensors, ...]."""
+        ...
+
+    def repeat(self, x: Array, count: int) -> Array:
+        """Repeat each head `count` times, [tokens, heads, size] -> [tokens, heads * count, size]."""
+        ...
+
+    def cast(self, x: Array) -> Array:
+        """Return `x` in the dtype of the model."""
         ...
 
 
@@ -83,7 +92,7 @@ class Module:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.forward(*args, **kwargs)  # type: ignore[attr-defined]
 
-    def declare(self, build: ModelBuilder, attribute: str, *shape: int, role: Role, **facts: Any) -> torch.Tensor:
+    def declare(self, build: ModelBuilder, attribute: str, *shape: int, role: Role, **facts: Any) -> Array:
         """Declare and allocate the weight of `attribute`; `facts` are further fields of its row."""
         row = Weight(shape, role, **({"names": (attribute,)} | facts))
         self.rows[attribute] = row
@@ -109,18 +118,18 @@ class Module:
     def modules(self) -> Iterator[Module]:
         return (module for _, module in self.named_modules())
 
-    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def local_tensors(self) -> Iterator[tuple[str, Array]]:
         """Yield (attribute, tensor) of the module's own weights."""
         for attribute in self.rows:
             yield attribute, getattr(self, attribute)
 
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield (path, tensor) of all weights."""
         for path, module in self.named_modules():
             for attribute, tensor in module.local_tensors():
                 yield join_path(path, attribute), tensor
 
-    def parameters(self) -> Iterator[torch.Tensor]:
+    def parameters(self) -> Iterator[Array]:
         return (tensor for _, tensor in self.named_parameters())
 
     def weights(self, prefix: str = "", without: Iterable[Module] = ()) -> Iterator[tuple[Module, str, Weight]]:
@@ -148,13 +157,13 @@ class QuantizableMatrix(Module):
 
     def __init__(self, build: ModelBuilder, *shape: int, role: Role, **facts: Any) -> None:
         super().__init__()
-        self.weight_scale: torch.Tensor | None = None
+        self.weight_scale: Array | None = None
         self.group_size: int | None = None
         self.blocks: Blocks | None = None
-        self.order: torch.Tensor | None = None
+        self.order: Array | None = None
         self.weight = self.declare(build, "weight", *shape, role=role, **facts)
 
-    def local_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def local_tensors(self) -> Iterator[tuple[str, Array]]:
         yield from super().local_tensors()
         if self.weight_scale is not None:
             yield "weight_scale", self.weight_scale
@@ -191,6 +200,14 @@ class ModuleList(Module, Sequence[M]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._modules[index]
+
+
+def split_columns(x: Array, sizes: Sequence[int]) -> Iterator[Array]:
+    """Yield consecutive parts of the columns of `x` [tokens, columns], with `sizes` columns each."""
+    begin = 0
+    for size in sizes:
+        yield x[:, begin : begin + size]
+        begin += size
 
 
 def join_path(path: str, name: str) -> str:

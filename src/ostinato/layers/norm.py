@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.module import ModelBuilder, Module
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 
 class RMSNorm(Module):
@@ -30,7 +30,7 @@ class RMSNorm(Module):
         self.eps = eps
         self.offset = (1.0,) if plus_one else ()
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array | None = None) -> Array:
         """Normalise `x` [..., size], rounded to the weight's dtype -> [..., size] in that dtype.
 
         `residual`, of the result's shape, is added.
@@ -55,7 +55,7 @@ class LayerNorm(Module):
             self.bias = build.constant([0.0] * size, build.dtype)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Normalise [tokens, size] -> [tokens, size]."""
         return self.op(x, self.weight, self.bias, self.eps)
 
@@ -95,7 +95,7 @@ class GatedRMSNorm(Module):
         self.norm_before_gate = norm_before_gate
         self.gate_is_sigmoid = gate_is_sigmoid
 
-    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, gate: Array) -> Array:
         """Normalise and gate `x`, both [tokens, size] -> [tokens, size] in the gate's dtype."""
         if self.ranks > 1:
             return self.of_ranks(x, self.weight, self.eps, self.ranks, gate, self.norm_before_gate)

@@ -30,26 +30,8 @@ class SketchTensor:
     trace: CallTracer | None = None
     call: int | None = None
 
-    def split(self, sizes: int | Sequence[int], dim: int) -> list[SketchTensor]:
-        whole = self.shape[dim]
-        sizes = [sizes] * (whole // sizes) if isinstance(sizes, int) else sizes
-        return [self._of(dim, size) for size in sizes]
-
-    def unflatten(self, dim: int, sizes: tuple[int, int]) -> SketchTensor:
-        whole = self.shape[dim]
-        first, second = (whole // -prod(sizes) if size == -1 else size for size in sizes)
-        at = dim % len(self.shape)
-        return replace(self, shape=(*self.shape[:at], first, second, *self.shape[at + 1 :]))
-
     def reshape(self, *shape: int) -> SketchTensor:
         return replace(self, shape=tuple(prod(self.shape) // -prod(shape) if size == -1 else size for size in shape))
-
-    def flatten(self, start: int) -> SketchTensor:
-        return replace(self, shape=(*self.shape[:start], prod(self.shape[start:])))
-
-    def view(self, first: int, second: int) -> SketchTensor:
-        assert first == -1, "rows of so many elements"
-        return replace(self, shape=(prod(self.shape) // second, second))
 
     def __getitem__(self, index: slice | tuple[slice | int, ...]) -> SketchTensor:
         each = index if isinstance(index, tuple) else (index,)
@@ -61,23 +43,6 @@ class SketchTensor:
 
     def __mul__(self, other: float | SketchTensor) -> SketchTensor:
         return self._traced.note("mul", (self, other), self.shape, self.dtype)
-
-    def contiguous(self) -> SketchTensor:
-        return self._computed("contiguous", self.dtype)
-
-    def expand(self, *sizes: int) -> SketchTensor:
-        shape = tuple(own if size == -1 else size for own, size in zip(self.shape, sizes, strict=True))
-        return replace(self, shape=shape)
-
-    def to(self, dtype: str) -> SketchTensor:
-        return self if dtype == self.dtype else self._computed("to", dtype, casts_from=self.dtype)
-
-    def _of(self, dim: int, size: int) -> SketchTensor:
-        at = dim % len(self.shape)
-        return replace(self, shape=(*self.shape[:at], size, *self.shape[at + 1 :]))
-
-    def _computed(self, operation: str, dtype: str, casts_from: str | None = None) -> SketchTensor:
-        return self._traced.note(operation, (self,), self.shape, dtype, casts_from)
 
     @property
     def _traced(self) -> CallTracer:
@@ -172,3 +137,10 @@ class Sketch:
     def stack(self, tensors: Sequence[Any]) -> Any:
         first, *_ = tensors
         return self.trace.note("stack", tensors, (first.shape[0], len(tensors), *first.shape[1:]), first.dtype)
+
+    def repeat(self, x: Any, count: int) -> Any:
+        tokens, heads, size = x.shape
+        return self.trace.note("repeat", (x,), (tokens, heads * count, size), x.dtype)
+
+    def cast(self, x: Any) -> Any:
+        return x if x.dtype == self.dtype else self.trace.note("to", (x,), x.shape, self.dtype, x.dtype)

@@ -14,9 +14,7 @@ from ostinato.layers.norm import LayerNorm
 from ostinato.plan.layer_specs import VisionSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import EncoderInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs
 
 NORM_EPS = 1e-6
 
@@ -39,7 +37,7 @@ class PatchEmbedding(Module):
         kernel = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
         self.proj = linear(build, vision.patch_elements, vision.hidden_size, (vision.hidden_size, *kernel))
 
-    def forward(self, patches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, patches: Array, positions: Array) -> Array:
         """Embed `patches` [patches, elements] and add the embeddings of their `positions` -> [patches, hidden]."""
         return self.proj(patches, positions)
 
@@ -52,7 +50,7 @@ class PositionEmbedding(Module):
         self.op = build.ops.weighted_embedding
         self.weight = self.declare(build, "weight", count, hidden_size, role="embedding")
 
-    def forward(self, position_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, position_ids: Array, weights: Array) -> Array:
         """Sum embeddings in float32: ids [patches, taps] int64, `weights` alike, float32 -> [patches, hidden]."""
         return self.op(position_ids, weights, self.weight)
 
@@ -72,16 +70,15 @@ class EncoderAttention(Module):
             self.qkv = PackedLinear(build, size, [(name, size) for name in parts], bias=True, can_be_quantised=False)
         self.proj = linear(build, size, size)
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, starts: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, starts: Array, residual: Array) -> Array:
         """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
-        heads = self.num_heads
-        parts = self.qkv(x).unflatten(-1, (3 * heads, -1))
+        heads, patches = self.num_heads, x.shape[0]
+        parts = self.qkv(x).reshape(patches, 3 * heads, -1)
         rotated = parts[:, : 2 * heads]
-        q, k = (rotated if angles is None else self.ops.rotate(rotated, angles)).split(heads, dim=1)
-        out = self.ops.encoder_attention(q, k, parts[:, 2 * heads :], starts)
-        return self.proj(out.flatten(1), residual)
+        if angles is not None:
+            rotated = self.ops.rotate(rotated, angles)
+        out = self.ops.encoder_attention(rotated[:, :heads], rotated[:, heads:], parts[:, 2 * heads :], starts)
+        return self.proj(out.reshape(patches, -1), residual)
 
 
 class EncoderMLP(Module):
@@ -93,7 +90,7 @@ class EncoderMLP(Module):
         self.linear_fc1 = linear(build, size, inner_size)
         self.linear_fc2 = linear(build, inner_size, size)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden]."""
         return self.linear_fc2(self.linear_fc1(x, activation=self.activation), residual)
 
@@ -117,7 +114,7 @@ class EncoderBlock(Module):
             self.names = {"norm1": "layer_norm1", "attn": "self_attn", "norm2": "layer_norm2"}
             self.attn.names, self.mlp.names = {"proj": "out_proj"}, {"linear_fc1": "fc1", "linear_fc2": "fc2"}
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor | None, starts: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, starts: Array) -> Array:
         """Apply the block, [patches, hidden] -> [patches, hidden]."""
         x = self.attn(self.norm1(x), angles, starts, x)
         return self.mlp(self.norm2(x), x)
@@ -136,9 +133,9 @@ class PatchMerger(Module):
         self.linear_fc1 = linear(build, self.size, self.size)
         self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Merge patches, [patches, hidden] -> [tokens, out]."""
-        merged = self.norm(x.view(-1, self.size)) if self.norms_merged else self.norm(x).view(-1, self.size)
+        merged = self.norm(x.reshape(-1, self.size)) if self.norms_merged else self.norm(x).reshape(-1, self.size)
         return self.linear_fc2(self.linear_fc1(merged, activation="gelu"))
 
 
@@ -150,7 +147,7 @@ class VisionEncoder(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, theta: float, activation: str) -> None:
         super().__init__()
-        self.dtype, self.stack = build.dtype, build.stack
+        self.cast, self.stack = build.cast, build.stack
         self.deepstack_layers = vision.deepstack_layers
         self.patch_embed = PatchEmbedding(build, vision)
         self.pos_embed = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
@@ -162,15 +159,15 @@ class VisionEncoder(Module):
         frequencies = [theta ** (-i / quarter) for i in range(quarter)]
         self.rotary = AxialRotary(build, [0] * quarter + [1] * quarter, 2 * frequencies, 1.0)
 
-    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, rows, hidden of the text part].
 
         The first row is the merged last block's output, the others are DeepStack's.
         """
         positions = self.pos_embed(inputs.taps, inputs.tap_weights)
-        x = self.patch_embed(inputs.patches.to(self.dtype), positions)
+        x = self.patch_embed(self.cast(inputs.patches), positions)
         angles = self.rotary(inputs.positions)
-        deepstack: list[torch.Tensor] = []
+        deepstack: list[Array] = []
         for i, block in enumerate(self.blocks):
             x = block(x, angles, inputs.starts)
             if i in self.deepstack_layers:

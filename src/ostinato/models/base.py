@@ -15,9 +15,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Backbone(Module):
@@ -52,11 +50,11 @@ class Backbone(Module):
         }
         """Index in `rotaries` of each block's rotary embedding."""
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         return self.transform(self.embed_tokens(step.token_ids), step, memory)
 
-    def transform(self, x: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def transform(self, x: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
         angles = [rotary(step.positions) for rotary in self.rotaries] or [None]
         for block, layer_memory in zip(self.layers, memory, strict=True):
@@ -80,9 +78,7 @@ class PredictionHead(Module, ABC):
         self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
 
     @abstractmethod
-    def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> torch.Tensor:
+    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Return the input of the LM head, and the hidden state for the next, deeper draft.
 
         `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
@@ -91,23 +87,21 @@ class PredictionHead(Module, ABC):
         """
 
     @abstractmethod
-    def update_head_cache(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
+    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
         """Update the head's cache for the step's tokens from the model's new hidden states.
 
         It writes their keys and values, computed from the hidden state before each token (from the read slot for the
         first), and the last hidden state of each row.
         """
 
-    def previous_hidden(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def previous_hidden(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Return the model's hidden state before each token, from those that it has just computed.
 
         Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
         """
         return self.tap.split("state", self._shift, (hidden,), step, memory)
 
-    def _shift(self, hidden: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def _shift(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
         return self.token_shift(
             hidden,
             memory.states["hidden"],
@@ -171,13 +165,13 @@ class CausalLM(Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states [tokens, hidden].
 
         It writes keys, values and states of all layers.
         """
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Array) -> Array:
         """Return the logits of hidden states, [positions, hidden] -> [positions, vocab] float32.
 
         If the model is sharded, only the first rank gets all columns.

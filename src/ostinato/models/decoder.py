@@ -15,9 +15,7 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Block(Module):
@@ -49,9 +47,7 @@ class Block(Module):
         self.mlp = mlp
         self.experts = experts
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         if self.mamba is not None:
@@ -91,9 +87,7 @@ class SandwichBlock(Block):
         self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         if self.self_attn is not None:
@@ -103,7 +97,7 @@ class SandwichBlock(Block):
         x = self.post_attention_layernorm(y, x)
         return self.post_feedforward_layernorm(self.feed_forward(x), x)
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, x: Array) -> Array:
         """Return the MLP's result before its last norm, [tokens, hidden] -> [tokens, hidden]."""
         return self.mlp(self.pre_feedforward_layernorm(x), None)
 
@@ -120,9 +114,7 @@ class PostNormBlock(Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps)
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
         return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
@@ -136,7 +128,7 @@ class MixerBlock(Module):
         self.norm = RMSNorm(build, hidden_size, norm_eps)
         self.mixer = mixer
 
-    def forward(self, x: torch.Tensor, _: None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def forward(self, x: Array, _: None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream.
 
         A norm rounds the stream to the model's dtype; the sum is in the dtype of the stream.
@@ -188,7 +180,7 @@ class Decoder(CausalLM):
     def head(self) -> PredictionHead | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         num_layers = len(self.model.layers)
         hidden = self.model(step, memory[:num_layers])
         if self.mtp is not None:

@@ -17,6 +17,9 @@ from ostinato.ops.sizes import DTYPE_BYTES
 if TYPE_CHECKING:
     import torch
 
+    Array = torch.Tensor
+    """Array that layers and models compute with: they view it, and operations do all else."""
+
 
 @dataclass(frozen=True)
 class InputSpec:

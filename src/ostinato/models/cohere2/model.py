@@ -14,9 +14,7 @@ from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class ParallelBlock(Module):
@@ -28,9 +26,7 @@ class ParallelBlock(Module):
         self.self_attn = Attention(build, size, spec, bias=hyper.qkv_bias, has_neighbours=hyper.has_neighbours)
         self.mlp = GatedMLP(build, size, hyper.intermediate_size)
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         return self.mlp(y, self.self_attn(y, angles, step, memory, x))

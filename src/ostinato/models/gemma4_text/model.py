@@ -21,9 +21,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 _BESIDE_TEXT = tuple(
     f"model.{part}." for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
@@ -47,7 +45,7 @@ class Router(Module):
         name = "per_expert_scale"
         self.per_expert_scale = self.declare(build, name, experts.num_experts, role="bias", in_float32=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         normed = self.ops.multiply(self.ops.rms_norm(x, self.scale, self.eps), self.root)
         return self.ops.route(normed, self.weight, None, self.top_k, expert_scales=self.per_expert_scale)
@@ -85,12 +83,12 @@ class Gemma4Block(SandwichBlock):
 
     def forward(
         self,
-        x: torch.Tensor,
-        angles: torch.Tensor | None,
+        x: Array,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-        embedded: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        embedded: Array | None = None,
+    ) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden].
 
         `embedded` are the tokens' small embeddings, [tokens, small].
@@ -102,7 +100,7 @@ class Gemma4Block(SandwichBlock):
             x = self.post_per_layer_input_norm(y, x)
         return self.multiply(x, self.layer_scalar.reshape(1, 1))
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, x: Array) -> Array:
         y = super().feed_forward(x)
         if self.router is None or self.experts is None:
             return y
@@ -137,7 +135,7 @@ class Gemma4Backbone(Backbone):
             self.half = build.constant([HALF] * all_sizes, build.dtype).reshape(1, all_sizes)
             self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         x = self.embed_tokens(step.token_ids)
         small = self._small_embeddings(x, step.token_ids)
@@ -146,7 +144,7 @@ class Gemma4Backbone(Backbone):
             x = block(x, angles[self.ropes[block]], step, layer_memory, small[i] if small else None)
         return self.norm(x)
 
-    def _small_embeddings(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _small_embeddings(self, x: Array, token_ids: Array) -> tuple[Array, ...]:
         """Return the small embeddings for each layer, [tokens, small] each; () if there are none."""
         if not self.small_size:
             return ()
@@ -197,13 +195,13 @@ class Gemma4(Decoder):
         mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
         return Gemma4Block(build, size, hyper, attention, mlp, layer.experts)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: Array) -> Array:
         """Return capped logits: cap * tanh(x / cap), which is 2 cap * sigmoid(2 x / cap) - cap."""
         logits = super().compute_logits(hidden)
         if self.cap is None:
             return logits
         tokens, size = logits.shape
-        caps = self.caps[:size].reshape(1, size).expand(tokens, size).contiguous()
+        caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
         return self.cap_gate(caps, logits) + self.shift[:, :size]
 
     def checkpoint_name(self, name: str) -> str | None:

@@ -13,7 +13,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 
 class Router(Module):
@@ -25,7 +25,7 @@ class Router(Module):
         self.weight = self.declare(build, "weight", experts.num_experts, experts.size, role="router")
         self.bias = self.declare(build, "bias", experts.num_experts, role="bias", in_float32=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         return self.op(x, self.weight, None, self.top_k, bias=self.bias)
 
@@ -38,7 +38,7 @@ class MoE(Module):
         self.router = Router(build, spec)
         self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"), bias=True, clamp=clamp)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.router(x), residual)
 

@@ -14,7 +14,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 
 class MoE(Module):
@@ -26,7 +26,7 @@ class MoE(Module):
         self.router.layer.is_in_checkpoint = False
         self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.router(x), residual)
 

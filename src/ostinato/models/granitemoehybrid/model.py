@@ -16,7 +16,7 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 NAMES = {"mlp": "shared_mlp", "experts": "block_sparse_moe"}
 
@@ -29,7 +29,7 @@ class SoftmaxRouter(Module):
         self.op, self.top_k, self.multiplier = build.ops.route, experts.top_k, multiplier
         self.layer = Linear(build, experts.size, experts.num_experts, role="router")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
         return self.op(x, self.layer.weight, None, self.top_k, scaling=self.multiplier)
 
@@ -43,7 +43,7 @@ class MoE(Module):
         self.experts = Experts(build, spec, "swiglu", stacked_as=("input_linear.weight", "output_linear.weight"))
         self.experts.is_in_checkpoint = False
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.router(x), residual)
 
@@ -59,7 +59,7 @@ class SharedMLP(Module):
         self.input_linear = Linear(build, hidden_size, 2 * intermediate_size, segments=(intermediate_size,) * 2)
         self.output_linear = Linear(build, intermediate_size, hidden_size, multiplier=multiplier, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the MLP to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.output_linear(self.input_linear(x, activation="swiglu"), residual)
 

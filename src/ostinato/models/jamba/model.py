@@ -16,7 +16,7 @@ from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
@@ -30,7 +30,7 @@ class MoE(Module):
         self.router = Linear(build, spec.size, spec.num_experts, role="router")
         self.experts = Experts(build, spec, "swiglu")
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.experts(x, self.op(x, self.router.weight, None, self.top_k, softmax_over_all=True), residual)
 

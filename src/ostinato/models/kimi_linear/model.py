@@ -16,7 +16,7 @@ from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 LATENT_NORM_EPS = 1e-6
 """Epsilon of the latents' norm, whatever config.json gives for others."""
@@ -36,7 +36,7 @@ class SparseMLP(Module):
         self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
         self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = residual if self.shared_experts is None else self.shared_experts(x, residual)
         return self.experts(x, self.gate(x), shared)

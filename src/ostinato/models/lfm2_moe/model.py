@@ -13,7 +13,7 @@ from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 MIN_SUM = 1e-6
 """Number added to the sum of the chosen experts' weights, by which they are divided."""
@@ -32,7 +32,7 @@ class SparseMLP(Module):
             self.expert_bias = build.constant([0.0] * spec.num_experts, "float32")
         self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         how = {"normalize": self.hyper.normalize, "scaling": self.hyper.scaling, "sum_epsilon": MIN_SUM}
         return self.experts(x, self.op(x, self.gate.weight, self.expert_bias, self.top_k, **how), residual)

@@ -14,9 +14,7 @@ from ostinato.models.lfm3_vl.model import Encoder, Lfm3VL
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import EncoderInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs
 
 PROJECTOR_EPS = 1e-5
 
@@ -29,7 +27,7 @@ class PatchEmbeddings(Module):
         self.patch_embedding = linear(build, vision.patch_elements, vision.hidden_size)
         self.position_embedding = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
 
-    def forward(self, patches: torch.Tensor, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, patches: Array, inputs: EncoderInputs) -> Array:
         """Embed `patches` [patches, elements] -> [patches, hidden]."""
         return self.patch_embedding(patches, self.position_embedding(inputs.taps, inputs.tap_weights))
 
@@ -48,14 +46,14 @@ class VisionTower(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm2VLHyperparameters) -> None:
         super().__init__()
-        self.dtype = build.dtype
+        self.cast = build.cast
         self.embeddings = PatchEmbeddings(build, vision)
         self.encoder = Blocks(build, vision, hyper)
         self.post_layernorm = LayerNorm(build, vision.hidden_size, hyper.norm_eps)
 
-    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches, hidden]."""
-        x = self.embeddings(inputs.patches.to(self.dtype), inputs)
+        x = self.embeddings(self.cast(inputs.patches), inputs)
         for block in self.encoder.layers:
             x = block(x, None, inputs.starts)
         return self.post_layernorm(x)
@@ -71,9 +69,9 @@ class Projector(Module):
         self.linear_1 = linear(build, self.size, hyper.projector_size, bias=hyper.projector_bias)
         self.linear_2 = linear(build, hyper.projector_size, vision.out_hidden_size, bias=hyper.projector_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Merge patches, [patches, hidden] -> [tokens, out]."""
-        merged = x.view(-1, self.size)
+        merged = x.reshape(-1, self.size)
         if self.layer_norm is not None:
             merged = self.layer_norm(merged)
         return self.linear_2(self.linear_1(merged, activation="gelu"))

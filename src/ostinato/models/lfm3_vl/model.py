@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
-from ostinato.layers.module import ModelBuilder, Module, ModuleList
+from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.layers.vision import NORM_EPS, linear
 from ostinato.models.base import Backbone, CausalLM
@@ -18,9 +18,7 @@ from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 
 ATTENTION_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 
@@ -30,7 +28,7 @@ class PatchAttention(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
         super().__init__()
-        self.ops, self.names = build.ops, ATTENTION_NAMES
+        self.ops, self.repeat, self.names = build.ops, build.repeat, ATTENTION_NAMES
         size, self.head_dim = vision.hidden_size, vision.hidden_size // vision.num_heads
         self.group = vision.num_heads // hyper.num_kv_heads
         self.kv_size = hyper.num_kv_heads * self.head_dim
@@ -39,20 +37,14 @@ class PatchAttention(Module):
         self.q_norm, self.k_norm = (RMSNorm(build, self.head_dim, hyper.norm_eps) for _ in range(2))
         self.out_proj = linear(build, size, size, bias=False)
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, starts: torch.Tensor, angles: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array, starts: Array, angles: Array) -> Array:
         """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
-        parts = self.qkv(x).split((x.shape[-1], self.kv_size, self.kv_size), dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        patches = x.shape[0]
+        parts = split_columns(self.qkv(x), (x.shape[1], self.kv_size, self.kv_size))
+        q, k, v = (part.reshape(patches, -1, self.head_dim) for part in parts)
         q, k = self.ops.rotate(self.q_norm(q), angles), self.ops.rotate(self.k_norm(k), angles)
-        out = self.ops.encoder_attention(q, self._for_all_heads(k), self._for_all_heads(v), starts)
-        return self.out_proj(out.flatten(1), residual)
-
-    def _for_all_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Repeat each head of keys or values for the heads that share it, [patches, heads, head_dim]."""
-        wide = x.unflatten(1, (-1, 1)).expand(-1, -1, self.group, -1).contiguous()
-        return wide.flatten(1).unflatten(-1, (-1, self.head_dim))
+        out = self.ops.encoder_attention(q, self.repeat(k, self.group), self.repeat(v, self.group), starts)
+        return self.out_proj(out.reshape(patches, -1), residual)
 
 
 class SpatialConv(Module):
@@ -64,14 +56,14 @@ class SpatialConv(Module):
 
     def __init__(self, build: ModelBuilder, size: int, side: int) -> None:
         super().__init__()
-        self.ops, self.size, self.side = build.ops, size, side
+        self.ops, self.repeat, self.size, self.side = build.ops, build.repeat, size, side
         stored = {"stored_shape": (size, 1, side, side), "stored_transposed": True}
         self.weight = self.declare(build, "weight", side * side, size, role="convolution", **stored)
 
-    def forward(self, x: torch.Tensor, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, x: Array, inputs: EncoderInputs) -> Array:
         """Convolve each image, [patches, channels] -> [patches, channels]."""
-        side = self.side
-        wide = x.unflatten(-1, (1, -1)).expand(-1, side, -1).contiguous().flatten(1)
+        side, patches = self.side, x.shape[0]
+        wide = self.repeat(x.reshape(patches, 1, -1), side).reshape(patches, -1)
         zeros = inputs.taps[:, 0] * 0
         rows = [self._row(wide, zeros, inputs, row * side) for row in range(side)]
         total = rows[0]
@@ -79,13 +71,12 @@ class SpatialConv(Module):
             total = total + row
         return total
 
-    def _row(self, wide: torch.Tensor, zeros: torch.Tensor, inputs: EncoderInputs, first: int) -> torch.Tensor:
+    def _row(self, wide: Array, zeros: Array, inputs: EncoderInputs, first: int) -> Array:
         """Sum the neighbours that a row of weights is for, [patches, channels]."""
         end = first + self.side
-        weights = self.ops.embedding(zeros, self.weight[first:end].view(-1, self.side * self.size), 1.0)
-        products = self.ops.multiply(wide, weights).view(-1, self.size)
-        taps, inside = inputs.taps[:, first:end].contiguous(), inputs.tap_weights[:, first:end].contiguous()
-        return self.ops.weighted_embedding(taps, inside, products)
+        weights = self.ops.embedding(zeros, self.weight[first:end].reshape(1, -1), 1.0)
+        products = self.ops.multiply(wide, weights).reshape(-1, self.size)
+        return self.ops.weighted_embedding(inputs.taps[:, first:end], inputs.tap_weights[:, first:end], products)
 
 
 class PatchConv(Module):
@@ -98,9 +89,9 @@ class PatchConv(Module):
         self.spatial_conv = SpatialConv(build, self.size, vision.conv_size)
         self.out_proj = linear(build, self.size, self.size, bias=False)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array, inputs: EncoderInputs) -> Array:
         """Apply the convolution and add `residual`, both [patches, hidden] -> [patches, hidden]."""
-        before, after, inner = self.in_proj(x).split(self.size, dim=-1)
+        before, after, inner = split_columns(self.in_proj(x), (self.size,) * 3)
         return self.out_proj(self.multiply(after, self.spatial_conv(self.multiply(before, inner), inputs)), residual)
 
 
@@ -113,7 +104,7 @@ class PatchMLP(Module):
         self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
         self.w2 = linear(build, inner_size, size, bias=False)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the MLP and add `residual`, both [patches, hidden] -> [patches, hidden]."""
         return self.w2(self.gate_up(x, activation="swiglu"), residual)
 
@@ -130,7 +121,7 @@ class VisionBlock(Module):
         self.ffn_norm = RMSNorm(build, size, hyper.norm_eps)
         self.feed_forward = PatchMLP(build, size, vision.intermediate_size)
 
-    def forward(self, x: torch.Tensor, inputs: EncoderInputs, angles: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, inputs: EncoderInputs, angles: Array) -> Array:
         """Apply the block, [patches, hidden] -> [patches, hidden]."""
         y = self.operator_norm(x)
         if self.self_attn is not None:
@@ -145,7 +136,7 @@ class VisionTower(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
         super().__init__()
-        self.dtype = build.dtype
+        self.cast = build.cast
         self.patchifier = linear(build, vision.patch_elements, vision.hidden_size, bias=False)
         self.embedding_norm = RMSNorm(build, vision.hidden_size, hyper.norm_eps)
         self.layers = ModuleList(VisionBlock(build, vision, hyper, attends) for attends in hyper.attends)
@@ -154,9 +145,9 @@ class VisionTower(Module):
         frequencies = [hyper.theta ** (-i / quarter) for i in range(quarter)]
         self.rotary = AxialRotary(build, [0] * quarter + [1] * quarter, 2 * frequencies, 1.0)
 
-    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches, hidden]."""
-        x = self.embedding_norm(self.patchifier(inputs.patches.to(self.dtype)))
+        x = self.embedding_norm(self.patchifier(self.cast(inputs.patches)))
         angles = self.rotary(inputs.positions)
         for block in self.layers:
             x = block(x, inputs, angles)
@@ -173,9 +164,9 @@ class Projector(Module):
         self.linear_1 = linear(build, self.size, hyper.projector_size, bias=hyper.projector_bias)
         self.linear_2 = linear(build, hyper.projector_size, vision.out_hidden_size, bias=hyper.projector_bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array) -> Array:
         """Merge patches, [patches, hidden] -> [tokens, out]."""
-        return self.linear_2(self.linear_1(self.layer_norm(x).view(-1, self.size), activation="gelu"))
+        return self.linear_2(self.linear_1(self.layer_norm(x).reshape(-1, self.size), activation="gelu"))
 
 
 class Encoder(Module):
@@ -189,7 +180,7 @@ class Encoder(Module):
         self.vision_tower = tower
         self.multi_modal_projector = projector
 
-    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+    def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [tokens, 1, hidden of the text part]."""
         return self.stack((self.multi_modal_projector(self.vision_tower(inputs)),))
 
@@ -202,7 +193,7 @@ class TextBackbone(Backbone):
         super().__init__(build, spec, make_block, eps, names={"norm": "embedding_norm"})
         self.inject_media = build.ops.inject_media
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden].
 
         `memory` ends with that of the encoder's outputs.
@@ -247,9 +238,9 @@ class Lfm3VL(CausalLM):
     def encoder(self) -> Encoder:
         return self.model.encoder
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         return self.model.language_model(step, memory)
 
-    def encode(self, inputs: EncoderInputs) -> torch.Tensor:
+    def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
         return self.model.encoder(inputs)

@@ -15,7 +15,7 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 STACKS = ("gate_up_proj", "down_proj")
 """Names of a layer's experts, if they are stacks in a checkpoint."""
@@ -44,7 +44,7 @@ class Llama(Decoder):
         )
 
     @cached_property
-    def query_scales(self) -> torch.Tensor | None:
+    def query_scales(self) -> Array | None:
         """Factors of queries by position, [positions, 1], for as many positions as a request may have."""
         spec = self.spec
         growth, rope = spec.hyperparameters.query_growth, spec.rope

@@ -19,9 +19,7 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class MoE(Module):
@@ -41,7 +39,7 @@ class MoE(Module):
             self.fc1_latent_proj = Linear(build, hidden_size, inner, hyper.mlp_bias)
             self.fc2_latent_proj = Linear(build, inner, hidden_size, hyper.mlp_bias)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         choices = self.gate(x)
         shared = self.shared_experts(x, residual)
@@ -81,7 +79,7 @@ class Block(Module):
         else:
             self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
 
-    def forward(self, x: torch.Tensor, angles: None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def forward(self, x: Array, angles: None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.norm(x)
         if self.kind == "mamba2":
@@ -101,7 +99,7 @@ class Join(Module):
         self.hnorm = RMSNorm(build, hidden_size, norm_eps)
         self.eh_proj = Linear(build, 2 * hidden_size, hidden_size)
 
-    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Array, embedded: Array) -> Array:
         """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.eh_proj(self.concat(self.enorm(embedded), self.hnorm(hidden)))
 
@@ -120,17 +118,13 @@ class Head(PredictionHead):
         self.final_layernorm = RMSNorm(build, size, hyper.norm_eps)
         self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
 
-    def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> torch.Tensor:
+    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         x = self.join(hidden, embedded)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
             x = block(x, None, step, layer_memory)
         return self.final_layernorm(x)
 
-    def update_head_cache(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
+    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
         previous = self.previous_hidden(hidden, step, memory[-1])
         if self.last_attention < 0:
             return

@@ -14,9 +14,7 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Qwen35VL(Qwen3VL):
@@ -39,7 +37,7 @@ class Qwen35VL(Qwen3VL):
     def head(self) -> Qwen35Head | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step; `memory` is that of the layers, of the head's layers, and of the encoder's outputs."""
         text = self.model.language_model
         num_layers = len(text.layers)

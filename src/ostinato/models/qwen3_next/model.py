@@ -13,7 +13,7 @@ from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 
 if TYPE_CHECKING:
-    import torch
+    from ostinato.ops.step_inputs import Array
 
 STACKS = ("gate_up_proj", "down_proj")
 """Checkpoints' names of a layer's experts, if they are stacks."""
@@ -33,7 +33,7 @@ class SparseMLP(Module):
         self.shared_expert = GatedMLP(build, spec.size, hyper.shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = self.shared_expert(x, residual, self.shared_expert_gate(x))
         choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)

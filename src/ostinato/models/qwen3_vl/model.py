@@ -17,9 +17,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 
 
 class TextBackbone(Backbone):
@@ -38,7 +36,7 @@ class TextBackbone(Backbone):
         self.hidden_rows = spec.vision.hidden_rows
         self.axial_rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         *layers, behind = memory
         cells, media = step.media_cells, behind.media
@@ -50,7 +48,7 @@ class TextBackbone(Backbone):
                 x = self.inject_media(x, cells, media, i + 1, True)
         return self.norm(x)
 
-    def embedded(self, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def embedded(self, step: StepInputs, memory: LayerCache) -> Array:
         """Return the embeddings of the step's tokens, [tokens, hidden].
 
         Tokens of images get the encoder's outputs, which are in `memory`.
@@ -92,7 +90,7 @@ class Qwen3VL(CausalLM):
     def encoder(self) -> VisionEncoder:
         return self.model.visual
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states, [tokens, hidden].
 
         `memory` ends with that of the encoder's outputs; `step` has the tokens' positions in time, height and width,
@@ -100,7 +98,7 @@ class Qwen3VL(CausalLM):
         """
         return self.model.language_model(step, memory)
 
-    def encode(self, inputs: EncoderInputs) -> torch.Tensor:
+    def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, hidden_rows, hidden] in the model's dtype.
 
         The result is the content of the output tokens' cells. Those of padding are included, and may be anything.

@@ -18,9 +18,7 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 MIXER_NORM_EPS = 1e-5
 """Epsilon of the norm within mixers, whatever config.json gives for the others."""
@@ -37,11 +35,11 @@ class MambaLayer(Module):
         self.input_layernorm = RMSNorm(build, size, hyper.norm_eps)
         self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
 
-    def forward(self, x: torch.Tensor, _: torch.Tensor | None, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def forward(self, x: Array, _: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         return self.mix(x, x, step, memory)
 
-    def mix(self, y: torch.Tensor, x: torch.Tensor, step: StepInputs, memory: LayerCache) -> torch.Tensor:
+    def mix(self, y: Array, x: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the mixer to the norm of `y` and add `x`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.mamba(self.input_layernorm(y), step, memory, x)
 
@@ -68,9 +66,7 @@ class HybridLayer(Module):
         self.linear = Linear(build, size, size)
         self.mamba_decoder = MambaLayer(build, size, spec.mixer, hyper)
 
-    def forward(
-        self, x: torch.Tensor, angles: torch.Tensor | None, step: StepInputs, memory: LayerCache
-    ) -> torch.Tensor:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.linear(self.pass_block(x, self.adapters, angles, step, memory), x)
         return self.mamba_decoder.mix(y, x, step, memory)
@@ -106,7 +102,7 @@ class Zamba2(CausalLM):
     def backbone(self) -> Backbone:
         return self.model
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         return self.model(step, memory)
 
     def checkpoint_name(self, name: str) -> str | None:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
 from ostinato.plan.layer_specs import AttentionSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class AttentionAdapter(Module):
@@ -26,14 +24,13 @@ class AttentionAdapter(Module):
         of_q, of_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         lists = {part: f"linear_{part}_adapter_list.{use}" for part in "qkv"}
         self.names = {part: f"{name}.1" for part, name in lists.items()}
+        self.rank = rank
         self.down = PackedLinear(build, size, tuple((f"{name}.0", rank) for name in lists.values()))
         self.q, self.k, self.v = (Linear(build, rank, out_size) for out_size in (of_q, of_k, of_k))
 
-    def forward(
-        self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Add the projections of `x` to q, k and v, all [tokens, size]."""
-        of_q, of_k, of_v = self.down(x).split(self.down.weight.shape[0] // 3, dim=-1)
+        of_q, of_k, of_v = split_columns(self.down(x), (self.rank,) * 3)
         return self.q(of_q, q), self.k(of_k, k), self.v(of_v, v)
 
 
@@ -46,7 +43,7 @@ class MLPAdapter(Module):
         self.down = Linear(build, size, rank)
         self.up = Linear(build, rank, out_size, segments=(out_size // 2,) * 2)
 
-    def forward(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Array, gate_up: Array) -> Array:
         """Add the projection of `x` [tokens, size] to `gate_up` [tokens, out_size]."""
         return self.up(self.down(x), gate_up)
 
@@ -74,7 +71,7 @@ class SharedMLP(Module):
         self.gate_up_proj = Linear(build, size, 2 * inner, hyper.bias, segments=(inner, inner))
         self.down_proj = Linear(build, inner, size, hyper.bias, cuts_inputs=True)
 
-    def forward(self, x: torch.Tensor, adapter: MLPAdapter) -> torch.Tensor:
+    def forward(self, x: Array, adapter: MLPAdapter) -> Array:
         """Apply the MLP with the `adapter`, [tokens, size] -> [tokens, size]."""
         return self.down_proj(self.op(adapter(x, self.gate_up_proj(x)), self.activation))
 
@@ -92,7 +89,7 @@ class SharedBlock(Module):
         size: int,
         spec: AttentionSpec,
         hyper: Zamba2Hyperparameters,
-        embed: Callable[[torch.Tensor], torch.Tensor],
+        embed: Callable[[Array], Array],
     ) -> None:
         super().__init__()
         self.concat, self.embed = build.ops.concat, embed
@@ -104,12 +101,12 @@ class SharedBlock(Module):
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Array,
         adapters: Adapters,
-        angles: torch.Tensor | None,
+        angles: Array | None,
         step: StepInputs,
         memory: LayerCache,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         both = self.input_layernorm(self.concat(x, self.embed(step.token_ids)))
         q, k, v = self.self_attn.project(both)
