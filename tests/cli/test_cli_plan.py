@@ -218,6 +218,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "encoder_graph_mode": "auto", "encoder_token_budgets": None, "encoder_max_items_per_batch": None,
         "encoder_cache_tokens": None, "video_pruning_rate": 0.0, "allow_remote_images": False,
         "tensor_parallel_size": 1, "overlap": "off", "cache_offload": None, "cache_dir": None,
+        "record": None, "record_limit": 2**30, "record_images": False,
     }  # fmt: skip
     assert data["capture"]["tokens"] == [*range(1, 33), 40, 48, 56, 64]
     assert (data["speculative"]["method"], data["speculative"]["num_speculative_tokens"]) == ("ngram", 2)

@@ -257,7 +257,7 @@ def test_given_threads_and_seed_are_kept() -> None:
 def test_the_json_has_all_sections_and_null_for_those_that_are_not_built() -> None:
     data = make_plan(EngineConfig(), hybrid(), gpu(GIB)).to_json()
     assert list(data) == [
-        "model", "device", "settings", "capture", "memory", "state_cache",
+        "model", "device", "settings", "capture", "memory", "state_cache", "hit_law", "pins",
         "cache_files", "speculative", "encoder", "kernels", "prediction", "decisions", "measured",
     ]  # fmt: skip
     assert [name for name, section in data.items() if section is None] == ["cache_files", "speculative", "encoder"]

@@ -256,6 +256,9 @@ ALL_BLOCKS = frozenset(BLOCK_FORMATS)
 NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
 TRITON_BLOCKS = frozenset((*formats_of("int4"), "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"))
 
+PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+"""Inputs that Triton's products read at once, by the formats that they read in pieces."""
+
 
 class Operations:
     """Rows of all operations. The files of the operations say what each computes."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ostinato.json_io import JsonObject
 from ostinato.ops.launch_tables.launch import Launch
-from ostinato.ops.operations import OPERATIONS, call_with_known, ops_called_by, prefill_op
+from ostinato.ops.operations import OPERATIONS, PIECES, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.graphs.arena import CallTrace
@@ -110,32 +110,35 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
             yield from layer_sizes(op, layer)
         elif op in ("moe", "route"):
             in_blocks = isinstance(model.quantization, BlockQuantization)
-            for sizes, group_size in product(layer_sizes(op, layer), _group_sizes(model, of_experts=True)):
-                yield {**sizes, "in_blocks": in_blocks, "group_size": group_size, **_groups(model)}
+            for sizes, groups in product(layer_sizes(op, layer), _weight_groups(model, of_experts=True)):
+                yield {**sizes, "in_blocks": in_blocks, **groups, **_groups(model)}
     if op == "embedding" and getattr(model.hyperparameters, "query_growth", None) is not None:
         yield {"size": 1}
     if op not in (*of_mixers, "attention", "rotary", "rotate", "moe", "route"):
         finished = {"is_quantized": model.quantization is not None, "is_finished": True}
         sizes = {"size": model.hidden_size, "channels": model.hidden_size, "vocab_size": model.vocab_size}
-        for group_size in _group_sizes(model, of_experts=False):
-            yield {**sizes, **finished, "group_size": group_size}
+        for groups in _weight_groups(model, of_experts=False):
+            yield {**sizes, **finished, **groups}
 
 
-def _group_sizes(model: ModelSpec, of_experts: bool) -> list[int | None]:
-    """Return the numbers of inputs that share one scale, of experts' weights or of the others; None: all of a row.
+def _weight_groups(model: ModelSpec, of_experts: bool) -> list[dict[str, int | bool | None]]:
+    """Return how kernels read the weights of experts, or the others: `group_size`, and whether `in_pieces`.
 
-    For weights in blocks it is the block size of each format.
+    A group are the inputs that share one scale (None: all of a row), or a block of each format.
     """
     quantization = model.quantization
     if not isinstance(quantization, BlockQuantization):
-        return [None if quantization is None else quantization.group_size]
+        size = None if quantization is None else quantization.group_size
+        return [{"group_size": size, "in_pieces": False}]
     sizes = [
-        BLOCK_FORMATS[name].elements
+        (BLOCK_FORMATS[name].elements, name in PIECES)
         for weight in model.table
         if (weight.role == "experts") == of_experts
         for name, _ in quantization.blocks_of(weight) or ()
     ]
-    return [*sorted(set(sizes))] or [None]
+    if not sizes:
+        return [{"group_size": None, "in_pieces": False}]
+    return [{"group_size": size, "in_pieces": pieces} for size, pieces in sorted(set(sizes))]
 
 
 def _groups(model: ModelSpec) -> dict[str, int]:

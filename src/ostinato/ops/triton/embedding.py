@@ -12,10 +12,11 @@ import triton.language as tl
 
 from ostinato.ops.launch_tables import pointwise as launches
 from ostinato.ops.launch_tables.launch import cdiv
+from ostinato.ops.operations import PIECES
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.triton import common
 from ostinato.ops.triton.common import to_dtype
-from ostinato.ops.triton.matmul import PIECES, numbers_at, of_one_format, place_of
+from ostinato.ops.triton.matmul import numbers_at, of_one_format, place_of
 
 
 @triton.jit

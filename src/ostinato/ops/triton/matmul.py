@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ostinato.ops.launch_tables import matmul as launches
 from ostinato.ops.launch_tables.launch import Launch, cdiv
-from ostinato.ops.operations import GATED, TRITON_BLOCKS
+from ostinato.ops.operations import GATED, PIECES, TRITON_BLOCKS
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.triton import common
@@ -41,10 +41,6 @@ def of_one_format(blocks: Blocks | None) -> tuple[str, int]:
         return "plain", 0
     ((name, _),) = blocks
     return read_as(name)
-
-
-PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
-"""Inputs of a piece by format."""
 
 
 @triton.jit

@@ -13,12 +13,12 @@ import triton.language as tl
 
 from ostinato.ops.launch_tables import matmul as launches
 from ostinato.ops.launch_tables.launch import Launch, cdiv, num_tiles
-from ostinato.ops.operations import GATED
+from ostinato.ops.operations import GATED, PIECES
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import Blocks
 from ostinato.ops.triton import common
 from ostinato.ops.triton.common import activate, find_tile, to_dtype
-from ostinato.ops.triton.matmul import PIECES, of_one_format, product
+from ostinato.ops.triton.matmul import of_one_format, product
 
 
 @triton.jit(do_not_specialize=["count"])

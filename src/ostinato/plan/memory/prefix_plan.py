@@ -142,7 +142,7 @@ def pin_limits(config: EngineConfig, fitted: FitResult) -> PinLimits:
         blocks = max(0, memory.num_blocks - 1 - -(-limits.max_model_len // config.block_size))
     most = memory.num_checkpoints if memory.state_slot else blocks
     rules = sliding_window_spec(memory, config.block_size, limits.max_num_batched_tokens)
-    if rules is not None:
+    if rules is not None and rules.blocks_per_window:
         working = rules.blocks_needed(-(-limits.max_model_len // config.block_size))
         most = min(most, max(0, memory.num_window_blocks - 1 - working) // rules.blocks_per_window)
     asked = config.max_pinned_checkpoints
