@@ -48,7 +48,8 @@ class FakeEngine:
     order: list[list[int]] = field(default_factory=list)
     running: dict[str, Any] = field(default_factory=dict)
 
-    def add_request(self, prompt: list[int], params: Any, cache_salt: str | None = None, marks: object = ()) -> str:
+    def add_request(self, prompt: list[int], params: Any, cache_salt: str | None = None, **marks: object) -> str:
+        assert marks in ({}, {"marks": []}), "no turn of these has a mark"
         self.order.append(prompt)
         self.salts.append(cache_salt)
         name = f"request-{len(self.order)}"
