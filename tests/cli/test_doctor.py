@@ -15,7 +15,8 @@ def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_
     assert [part.title for part in parts] == ["plan", "answers", "verify", "speed"]
     failing = doctor.Part("refused", ("plan", "demo", "--max-num-seqs", "0"), 10, str)
     slow = doctor.Part("slow", ("eval", "demo"), 0.001, str)
-    monkeypatch.setattr(doctor, "make_parts", lambda settings, minutes: [*parts[:2], failing, slow])
+    odd = doctor.Part("odd", ("plan", "demo"), 10, doctor.show_answers)  # its output is no JSON
+    monkeypatch.setattr(doctor, "make_parts", lambda settings, minutes: [*parts[:2], failing, odd, slow])
     page = tmp_path / "page.md"
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "demo", "--output", str(page)])
@@ -28,6 +29,7 @@ def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_
     assert text.count("| stop |") + text.count("| length |") == 10
     assert "- refused: failed with status 2" in text
     assert "max_num_seqs" in text
+    assert "- odd: failed: its output cannot be read" in text
     assert "- slow: failed: it took more than --minutes 0.001" in text
     assert "the page is" in capsys.readouterr().out
 

@@ -243,6 +243,9 @@ def test_vllms_structured_outputs_are_a_guide() -> None:
         assert params.guide == guide
         assert params.replace(temperature=0).guide == guide
     assert SamplingParams(structured_outputs=None) == SamplingParams()
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    assert params.replace(structured_outputs={"regex": "b"}).guide == Guide(regex="b")
+    assert params.replace(structured_outputs=None).guide is None
 
 
 @pytest.mark.parametrize(
@@ -250,8 +253,10 @@ def test_vllms_structured_outputs_are_a_guide() -> None:
     [
         ({"grammar": "start: A"}, "has grammar; here it may have json, json_object, regex, choice, and a grammar is"),
         ({"json": {"type": "object"}, "regex": "a"}, "exactly one"),
-        ({}, "exactly one"),
-        (1, "exactly one"),
+        ({}, "should be a mapping such as"),
+        (1, "structured_outputs should be a mapping such as .* not 1; it may have json, json_object, regex, choice"),
+        ("abc", "not 'abc'"),
+        ({"choice": []}, "guide"),
     ],
 )
 def test_structured_outputs_that_are_no_guide_are_refused(given: Any, message: str) -> None:

@@ -123,13 +123,18 @@ def run_part(part: Part) -> Outcome:
             timeout=part.minutes * 60,
             env={**child_environment(), **environment},
         )
-    except subprocess.TimeoutExpired:
-        return Outcome(f"failed: it took more than --minutes {part.minutes:g}", "")
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""  # bytes, whatever the encoding
+        text = printed if isinstance(printed, str) else printed.decode("utf-8", "replace")
+        return Outcome(f"failed: it took more than --minutes {part.minutes:g}", _as_code(text[-6000:]) if text else "")
     seconds = time.monotonic() - began
     if done.returncode:
         said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
         return Outcome(f"failed with status {done.returncode} after {seconds:.0f} s", _as_code(said[-6000:]))
-    return Outcome(f"done in {seconds:.0f} s", part.show(done.stdout))
+    try:
+        return Outcome(f"done in {seconds:.0f} s", part.show(done.stdout))
+    except (ValueError, LookupError, TypeError):
+        return Outcome("failed: its output cannot be read", _as_code(done.stdout[-6000:]))
 
 
 def show_answers(output: str) -> str:

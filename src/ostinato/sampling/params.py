@@ -177,13 +177,22 @@ class SamplingParams(BaseModel):
 
     def replace(self, **changes: Unpack[_Settings]) -> SamplingParams:
         """Return a checked copy with `changes`; what was not set stays not set."""
+        if "structured_outputs" in changes:
+            given = changes.pop("structured_outputs")
+            changes.setdefault("guide", None if given is None else _guide_of_vllm(given))
         return SamplingParams(**{**self.model_dump(exclude_unset=True), **changes})
 
 
 def _guide_of_vllm(given: object) -> Guide:
     """Return the guide of `structured_outputs`: a mapping, or vLLM's object, whose fields are attributes."""
-    fields = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
-    asked = {str(name): value for name, value in fields.items() if value not in (None, False, (), [])}
+    fields = given if isinstance(given, Mapping) else getattr(given, "__dict__", None)
+    asked = {str(name): value for name, value in (fields or {}).items() if value is not None and value is not False}
+    if not asked:
+        raise RequestError(
+            f"structured_outputs should be a mapping such as {{'json': SCHEMA}}, or vLLM's object, not {given!r}; it "
+            f"may have {', '.join(VLLM_GUIDES)}",
+            setting="structured_outputs",
+        )
     if unknown := sorted(asked.keys() - VLLM_GUIDES.keys()):
         raise RequestError(
             f"structured_outputs has {', '.join(unknown)}; here it may have {', '.join(VLLM_GUIDES)}, and a grammar is "
