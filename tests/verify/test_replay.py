@@ -332,6 +332,11 @@ def test_a_full_disk_ends_the_record_and_no_request(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert engine.stats()["record"]["failed"] == 1
+    assert isinstance(engine.step_log, flight_recorder.FlightRecorder)
+    for number in range(3):
+        engine.add_request(random_prompt(30, seed=number), greedy(), request_id=str(number))
+        engine.abort(str(number))
+    assert not (engine.step_log._outputs or engine.step_log._ended), "a record that has failed keeps no request"
     assert len([line for line in caplog.records if "the record in" in line.message]) == 1
     assert not replayed(tmp_path).differences, "what was written before is whole"
 

@@ -317,8 +317,15 @@ class FlightRecorder(StepLog):
         self._writer.start()
         weakref.finalize(self, self._writer.end)  # the thread ends with an engine that nobody closes
 
+    def note(self, kind: PieceKind, request_id: str = "") -> None:
+        """Note an event, unless the record has failed."""
+        if not self._is_over():
+            super().note(kind, request_id)
+
     def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         """Note a request, with its images if `record_images` says so."""
+        if self._is_over():
+            return
         try:
             super().note_request(generation, has_media=has_media and self._has_images, is_resumed=is_resumed)
         except Exception as error:
@@ -326,12 +333,18 @@ class FlightRecorder(StepLog):
 
     def note_step(self, batch: Batch, updates: Sequence[RequestUpdate], *, is_called: bool, has_failed: bool) -> None:
         """Note a finished step; an error here is the record's, and no request's."""
-        if self.counts.failed:
+        if self._is_over():
             return
         try:
             super().note_step(batch, updates, is_called=is_called, has_failed=has_failed)
         except Exception as error:
             self._fail(error)
+
+    def _is_over(self) -> bool:
+        """Return whether the record has failed, here or in its thread. Nothing is kept for it then."""
+        if self.counts.failed and self._outputs:
+            self._begin()
+        return bool(self.counts.failed)
 
     def _fail(self, error: Exception) -> None:
         self.counts.failed = 1
