@@ -336,7 +336,7 @@ def test_a_full_disk_ends_the_record_and_no_request(
     for number in range(3):
         engine.add_request(random_prompt(30, seed=number), greedy(), request_id=str(number))
         engine.abort(str(number))
-    assert not (engine.step_log._outputs or engine.step_log._ended), "a record that has failed keeps no request"
+    assert not [*engine.step_log._outputs, *engine.step_log._ended], "a record that has failed keeps no request"
     assert len([line for line in caplog.records if "the record in" in line.message]) == 1
     assert not replayed(tmp_path).differences, "what was written before is whole"
 
@@ -410,6 +410,30 @@ def test_images_are_replayed_if_their_pixels_were_recorded(tmp_path: Path, has_i
     assert result.left_out == ([] if has_images else ["i0", "i1"])
     assert result.requests == (3 if has_images else 1)
     assert (result.batches == result.steps) == has_images
+
+
+def test_a_replay_leaves_the_files_of_the_recorded_engine_alone(tmp_path: Path) -> None:
+    settings = SMALL | {"cache_dir": str(tmp_path / "cache"), "cache_offload": "8MiB"}
+    engine = make_engine(record=str(tmp_path / "record"), **settings)
+    engine.add_request(random_prompt(60, seed=1), greedy())
+    run(engine)
+    engine.reset_prefix_cache()
+    engine.close()
+    later = make_engine(**settings)
+    later.add_request(random_prompt(60, seed=2), greedy())
+    run(later)
+    later.close()
+    files = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert files
+    result = replayed(tmp_path / "record")
+    assert {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()} == files
+    assert not result.differences
+    assert [note.split(" was ")[0] for note in result.notes] == ["cache_offload", "cache_dir"]
+    replayed(tmp_path / "record", enable_prefix_caching=False, state_cache_mode="none")
+    record = Record(tmp_path / "record")
+    record.head.settings.update(record=str(tmp_path / "elsewhere"), record_images=True, download_dir="elsewhere")
+    assert not {"record", "record_images", "download_dir"} & replay_config(record, {}).model_fields_set
+    assert replay_config(record, {"cache_dir": str(tmp_path / "mine")}).cache_dir == str(tmp_path / "mine")
 
 
 def test_minimise_keeps_the_requests_that_the_difference_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
