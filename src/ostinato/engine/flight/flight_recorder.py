@@ -303,8 +303,8 @@ class FlightRecorder(StepLog):
         for name in ("record", "record_limit", "record_images"):
             given.pop(name, None)
         gaps = []
-        if plan.settings.cache_offload is not None:
-            gaps.append("cache_offload: prefixes may have come from files that the record does not have")
+        if plan.cache_files is not None:
+            gaps.append("cache_offload or cache_dir: prefixes may have come from files that the record does not have")
         self._writer = _Writer(
             expand(config.record),
             config.record_limit,
