@@ -12,6 +12,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError
+from ostinato.observe.metrics import families
+from ostinato.sampling.grammar import GrammarCompiler
 from ostinato.sampling.guide import Guide
 from ostinato.serve.settings import ServeSettings
 from ostinato.verify import online_checks
@@ -115,18 +117,21 @@ def test_a_part_of_the_requests_is_chosen_and_what_cannot_be_checked_is_counted(
     }  # fmt: skip
 
 
-def test_guided_and_stopped_outputs_are_checked() -> None:
+def test_guided_and_stopped_outputs_are_checked_and_no_guide_is_compiled_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = EngineCore(EngineConfig(model="demo", threads=1, cache_memory="16MiB"))
     checks = checked(engine)
     engine.add_request("How many?", sampled(ignore_eos=False, guide=Guide(regex="[ab]{5,9}c")))
     engine.add_request("Why?", sampled(ignore_eos=False, min_tokens=4, max_tokens=30))
     run(engine)
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda *_: pytest.fail("compiled in the engine's thread"))
     while checks.advance():
         pass
     assert (checks.counts.checked, checks.counts.different, checks.counts.failed) == (2, 0, 0)
 
 
-def test_an_error_of_a_check_ends_the_checks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_check_ends_the_checks_alone_and_metrics_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     checks = checked(engine)
     engine.add_request(random_prompt(20, seed=1), greedy())
@@ -137,6 +142,11 @@ def test_an_error_of_a_check_ends_the_checks_alone(monkeypatch: pytest.MonkeyPat
     assert checks.counts.failed == 1
     engine.add_request(random_prompt(20, seed=1), greedy())
     assert run(engine)
+    checks.counts.ties = 3
+    memory = dict.fromkeys(("weights", "activations", "graphs", "cache"), 0)
+    metrics = families(engine.stats(), engine.meter, memory, "", {})
+    values = {metric.name: [sample.value for sample in metric.samples] for metric in metrics}
+    assert (values["verify_failed"], values["verify_ties"]) == ([1], [3])
 
 
 def test_a_server_checks_when_it_is_idle_and_says_so() -> None:
@@ -157,6 +167,17 @@ def test_without_a_rate_nothing_is_said_of_checks() -> None:
     with pytest.raises(ConfigError, match="verify_rate"):
         ServeSettings(verify_rate=1.5)
     assert make_engine().stats()["verify"] is None
+
+
+def test_the_log_says_which_share_is_checked(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine()
+    with caplog.at_level(logging.INFO):
+        for rate in (0.7, 0.001):
+            checked(engine, rate)
+    assert [line.split("%")[0] for line in caplog.messages if "verify_rate" in line] == [
+        "verify_rate: 70",
+        "verify_rate: 0.1",
+    ]
 
 
 def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import stat
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,10 @@ from PIL import Image
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.flight import flight_recorder
-from ostinato.engine.flight.record_files import find_run, read_pieces, segments_of
+from ostinato.engine.flight.record_files import MAGIC, RecordHead, find_run, read_pieces, segments_of
 from ostinato.errors import ConfigError, DamagedRecord, RecordError
 from ostinato.kv_cache.marks import Mark
+from ostinato.observe.counts import RecordCounts
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.request_queues import Client
@@ -214,17 +218,66 @@ def test_old_segments_go_and_those_that_are_left_are_compared_by_tokens(tmp_path
         Record(tmp_path, 2)
 
 
-def test_a_directory_stays_within_its_limit_and_the_oldest_files_go(tmp_path: Path) -> None:
+def test_a_directory_stays_within_its_limit_and_the_oldest_segments_go_alone(tmp_path: Path) -> None:
+    def write(name: str, data: bytes, age: int = 0) -> Path:
+        (path := tmp_path / name).parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, ns=(age, age))
+        return path
+
+    segment = MAGIC + bytes(2**17 - len(MAGIC))
     for number in range(10):
-        (folder := tmp_path / f"2020-{number % 3}").mkdir(exist_ok=True)
-        (path := folder / f"{number:06}.rec").write_bytes(bytes(2**17))
-        os.utime(path, ns=(number, number))
+        write(f"20200101-00000{number % 3}-7/{number:06}.rec", segment, number)
+    foreign = [
+        write("imagenet/train.rec", segment),
+        write("imagenet/000000.rec", segment),
+        write("20200101-000000-7-old/000000.rec", segment),
+        write("20200101-000000-7/train.rec", segment),
+        write("20200101-000000-7/000100.rec", bytes(2**20)),
+    ]
     engine = make_engine(record=str(tmp_path), record_limit="1MiB", **SMALL)
     assert isinstance(engine.step_log, flight_recorder.FlightRecorder)
     _wait_for_segments(engine.step_log.folder)
-    left = sorted(path.name for path in tmp_path.glob("2020-*/*.rec"))
+    left = sorted(path.name for path in tmp_path.glob("20200101-00000?-7/*.rec") if path not in foreign)
     assert left == [f"{number:06}.rec" for number in range(3, 10)]
+    assert all(path.exists() for path in foreign)
     engine.close()
+
+
+@pytest.fixture
+def writers(tmp_path: Path) -> Iterator[list[flight_recorder._Writer]]:
+    """Two writers of a directory with room for 1 MiB, whose threads do not run."""
+    head = RecordHead(0, False, "", {}, {}, {}, {}, [])
+    made = [flight_recorder._Writer(tmp_path, 2**20, head, deque(), RecordCounts()) for _ in range(2)]
+    yield made
+    for each in made:
+        each.end()
+        each.run()
+
+
+def test_the_open_segment_of_another_engine_stays_and_a_folder_that_is_gone_is_made_again(
+    writers: list[flight_recorder._Writer],
+) -> None:
+    other, mine = writers
+    other._open_segment(follows=False)
+    other._write(bytes(2**20))
+    mine._open_segment(follows=False)
+    assert [path.name for path in segments_of(other.folder)] == ["000000.rec"], "it is older, and alone too large"
+    other._open_segment(follows=True)
+    mine._open_segment(follows=True)
+    names = [[path.name for path in segments_of(each.folder)] for each in (other, mine)]
+    assert names[0] == ["000001.rec"], "what is finished goes"
+    shutil.rmtree(mine.folder)
+    mine._open_segment(follows=True)
+    assert [path.name for path in segments_of(mine.folder)] == ["000002.rec"]
+
+
+def test_a_segment_as_large_as_the_limit_leaves_its_run_a_folder(writers: list[flight_recorder._Writer]) -> None:
+    only = writers[0]
+    for number in range(3):
+        only._open_segment(follows=True)
+        only._write(bytes(2**20))
+        assert [path.name for path in segments_of(only.folder)] == [f"{number:06}.rec"]
 
 
 def test_a_record_that_ends_within_a_block_is_replayed_to_there(recorded: Path, tmp_path: Path) -> None:
@@ -279,6 +332,11 @@ def test_a_full_disk_ends_the_record_and_no_request(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert engine.stats()["record"]["failed"] == 1
+    assert isinstance(engine.step_log, flight_recorder.FlightRecorder)
+    for number in range(3):
+        engine.add_request(random_prompt(30, seed=number), greedy(), request_id=str(number))
+        engine.abort(str(number))
+    assert not [*engine.step_log._outputs, *engine.step_log._ended], "a record that has failed keeps no request"
     assert len([line for line in caplog.records if "the record in" in line.message]) == 1
     assert not replayed(tmp_path).differences, "what was written before is whole"
 
@@ -352,6 +410,32 @@ def test_images_are_replayed_if_their_pixels_were_recorded(tmp_path: Path, has_i
     assert result.left_out == ([] if has_images else ["i0", "i1"])
     assert result.requests == (3 if has_images else 1)
     assert (result.batches == result.steps) == has_images
+
+
+def test_a_replay_leaves_the_files_of_the_recorded_engine_alone(tmp_path: Path) -> None:
+    settings = SMALL | {"cache_dir": str(tmp_path / "cache")}
+    engine = make_engine(record=str(tmp_path / "record"), **settings)
+    engine.add_request(random_prompt(60, seed=1), greedy())
+    run(engine)
+    engine.reset_prefix_cache()
+    engine.close()
+    later = make_engine(**settings)
+    later.add_request(random_prompt(60, seed=2), greedy())
+    run(later)
+    later.close()
+    files = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert files
+    result = replayed(tmp_path / "record")
+    assert {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()} == files
+    assert not result.differences
+    assert [note.split(" was ")[0] for note in result.notes] == ["cache_dir"]
+    assert any("may have come from files" in reason for reason in result.reasons)
+    replayed(tmp_path / "record", enable_prefix_caching=False, state_cache_mode="none")
+    record = Record(tmp_path / "record")
+    own = {"record": str(tmp_path), "record_images": True, "download_dir": str(tmp_path), "cache_offload": 2**23}
+    record.head.settings.update(own)
+    assert not {*own, "cache_dir"} & replay_config(record, {}).model_fields_set
+    assert replay_config(record, {"cache_dir": str(tmp_path / "mine")}).cache_dir == str(tmp_path / "mine")
 
 
 def test_minimise_keeps_the_requests_that_the_difference_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,6 +254,8 @@ _ENGINE = (
     _Spec("gauge", "cache_file_use_bytes", "Bytes that files of the prefix cache take", _file_use),
     _Spec("counter", "verify_checked", "Finished requests that were computed again", _verify_count("checked")),
     _Spec("counter", "verify_different", "Those whose tokens the plain path does not give", _verify_count("different")),
+    _Spec("counter", "verify_ties", "Tokens of theirs that rounding decides", _verify_count("ties")),
+    _Spec("counter", "verify_failed", "Errors of these checks: after one, nothing is checked", _verify_count("failed")),
     _Spec("counter", "verify_left_out", "Requests chosen for it that were not", _verify_count("left_out")),
     _Spec("counter", "verify_interrupted", "Times that a request interrupted it", _verify_count("interrupted")),
     _Spec("counter", "record_events", "What the recorder wrote, left out, and whether it has failed", _record_events),

@@ -231,7 +231,7 @@ class GrammarState:
 
         Its tokens are ones that `allowed_mask` allowed.
         """
-        self._grammar = grammar
+        self.grammar = grammar
         self._output = output_token_ids
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
@@ -263,7 +263,7 @@ class GrammarState:
 
         False after an end token, which ends the output itself.
         """
-        return ahead[-1] not in self._grammar.eos_token_ids and self._query(ahead, _is_stopped, certain=True) is True
+        return ahead[-1] not in self.grammar.eos_token_ids and self._query(ahead, _is_stopped, certain=True) is True
 
     def _query(self, ahead: tuple[int, ...], question: Callable[[LLMatcher], T], certain: bool = False) -> T | None:
         """Return the matcher's answer after the output and `ahead`; None if the matcher does not accept them.
@@ -275,7 +275,7 @@ class GrammarState:
         reason = ""
         # An automaton grows with all queries of the matchers that share it. If it grew too large, a new one that sees
         # only this output may do.
-        for start in (self._grammar.start, self._grammar.restart):
+        for start in (self.grammar.start, self.grammar.restart):
             if self._matcher is None:
                 self._matcher, self._num_taken, self._beyond = start(), 0, ()
             matcher = self._matcher

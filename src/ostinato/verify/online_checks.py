@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.engine.output_processor import RequestState
     from ostinato.ops.step_inputs import LayerCache
     from ostinato.runner.model_runner import ProgressFn
+    from ostinato.sampling.grammar import GrammarState
 
 log = logging.getLogger("ostinato.engine")
 
@@ -76,8 +77,8 @@ class OnlineChecks:
         memory = engine.plan.memory
         num_bytes = self._num_blocks * (memory.kv_block + memory.window_block) + 2 * memory.state_slot
         log.info(
-            "verify_rate: one request in %.0f is checked, in up to %s of memory beside the plan's",
-            *(1 / rate, format_bytes(num_bytes)),
+            "verify_rate: %g%% of requests are checked, in up to %s of memory beside the plan's",
+            *(100 * rate, format_bytes(num_bytes)),
         )
 
     def note_request(self, generation: RequestState) -> None:
@@ -155,13 +156,14 @@ class OnlineChecks:
         engine, params, output = self._engine, generation.params, generation.output
         prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
         done: list[int] = []
+        guidance: GrammarState | None = generation.requests[0].sampling_state.guidance
         state = SamplingState(
             params,
             prompt,
             done,
             () if params.ignore_eos else generation.requests[0].stop.eos_token_ids,
             seed=generation.seed,
-            grammar=None if params.guide is None else engine.compile_guide(params.guide),
+            grammar=None if guidance is None else guidance.grammar,  # compiling takes up to a second
         )
         text, first = [*prompt, *tokens[:-1]], len(prompt) - 1
         for start in range(0, len(text), CHUNK):

@@ -36,6 +36,8 @@ from ostinato.verify.compare import Verdict
 from ostinato.verify.record_reader import OutputTrace, Record, RecordEvent, Traces
 from ostinato.verify.reference_run import text_logits, token_scores
 
+OWN_FILES = ("cache_offload", "cache_dir", "record", "record_limit", "record_images", "download_dir")
+"""Settings for files of the recorded engine. A replay uses only those that the user gives."""
 ENDED_OUTSIDE = (FinishReason.ABORT.value, FinishReason.MOVED.value)
 
 
@@ -174,8 +176,12 @@ class Replayed:
 
 
 def replay_config(record: Record, changes: Mapping[str, object], directory: Path | None = None) -> EngineConfig:
-    """Return the config of a record's engine with changes. With `directory`, the replay is recorded there."""
-    kept = {name: value for name, value in record.head.settings.items() if name in EngineConfig.model_fields}
+    """Return the config of a record's engine with changes. With `directory`, the replay is recorded there.
+
+    Of the settings in `OWN_FILES`, only those among the changes are in it.
+    """
+    names = EngineConfig.model_fields.keys() - OWN_FILES
+    kept = {name: value for name, value in record.head.settings.items() if name in names}
     asked = {**kept, **changes}
     if directory is not None:
         asked |= {"record": str(directory), "record_images": True}
@@ -199,6 +205,11 @@ class Replay:
         identity = engine.identity
         unknown = sorted(record.head.settings.keys() - EngineConfig.model_fields.keys())
         self.result.notes += [f"{name} is a setting of the record that this version does not have" for name in unknown]
+        self.result.notes += [
+            f"{name} was for the recorded engine, and is left out here unless you give it"
+            for name in OWN_FILES
+            if name in record.head.settings and not config.is_given(name)
+        ]
         self.result.notes += differences(record.head.identity, identity)
         computed = ("weights", "kernels", "instructions", "version", "deterministic", "dtype")
         self._same_kernels = all(record.head.identity.get(name) == identity.get(name) for name in computed)
@@ -478,7 +489,9 @@ def minimise(
     different = [each for each in wanted.differences if not each.is_tie and each.request_id is not None]
     if not different:
         raise RecordError("nothing differs, so there is nothing to keep: give the settings with which it does")
-    expected = wanted.outputs if changes else None
+    place = {name: value for name, value in changes.items() if name == "download_dir"}
+    """Place of the model's files, which all attempts need; with other changes, tokens may differ."""
+    expected = wanted.outputs if changes.keys() - place else None
     target = next(
         key
         for key, trace in wanted.outputs.items()
@@ -490,7 +503,7 @@ def minimise(
         nonlocal num_tried
         num_tried += 1
         progress(f"attempt {num_tried}, {len(kept)} requests", 0, 0)
-        replay = Replay(record, replay_config(record, {}, recorded), kept)
+        replay = Replay(record, replay_config(record, place, recorded), kept)
         replayed = replay.run()
         other = replay.recorded_outputs if expected is None else expected
         return first_difference(other[target].tokens, replayed.outputs[target].tokens) is not None, replayed

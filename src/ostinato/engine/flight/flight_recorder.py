@@ -5,9 +5,11 @@ With counter-based noise and a scheduler that reads no clock, a run is a functio
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -32,6 +34,7 @@ from ostinato.engine.flight.record_files import (
     RowRecord,
     StepEncoder,
     StepRecord,
+    is_segment,
     pack_head,
     pack_piece,
     pack_request,
@@ -42,7 +45,7 @@ from ostinato.engine.migration.wire_format import ByteParts, RequestSnapshot, pa
 from ostinato.engine.output_processor import OutputProcessor, RequestState
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.errors import ConfigError, os_error_text
-from ostinato.files import expand, is_directory, matches
+from ostinato.files import expand, matches
 from ostinato.json_io import JsonObject
 from ostinato.observe.counts import RecordCounts
 from ostinato.plan.plan import Plan
@@ -65,6 +68,8 @@ MAX_PIECES = 2**16
 BLOCK_BYTES = 2**18
 SEGMENTS = 8
 """Segments that `record_limit` has room for. The oldest is removed when another one begins."""
+_RUN = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?")
+"""Names of the folders that recorders make; nothing is ever removed from others."""
 
 
 class RecordedEngine(Protocol):
@@ -298,8 +303,8 @@ class FlightRecorder(StepLog):
         for name in ("record", "record_limit", "record_images"):
             given.pop(name, None)
         gaps = []
-        if plan.settings.cache_offload is not None:
-            gaps.append("cache_offload: prefixes may have come from files that the record does not have")
+        if plan.cache_files is not None:
+            gaps.append("cache_offload or cache_dir: prefixes may have come from files that the record does not have")
         self._writer = _Writer(
             expand(config.record),
             config.record_limit,
@@ -312,8 +317,15 @@ class FlightRecorder(StepLog):
         self._writer.start()
         weakref.finalize(self, self._writer.end)  # the thread ends with an engine that nobody closes
 
+    def note(self, kind: PieceKind, request_id: str = "") -> None:
+        """Note an event, unless the record has failed."""
+        if not self._is_over():
+            super().note(kind, request_id)
+
     def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         """Note a request, with its images if `record_images` says so."""
+        if self._is_over():
+            return
         try:
             super().note_request(generation, has_media=has_media and self._has_images, is_resumed=is_resumed)
         except Exception as error:
@@ -321,12 +333,18 @@ class FlightRecorder(StepLog):
 
     def note_step(self, batch: Batch, updates: Sequence[RequestUpdate], *, is_called: bool, has_failed: bool) -> None:
         """Note a finished step; an error here is the record's, and no request's."""
-        if self.counts.failed:
+        if self._is_over():
             return
         try:
             super().note_step(batch, updates, is_called=is_called, has_failed=has_failed)
         except Exception as error:
             self._fail(error)
+
+    def _is_over(self) -> bool:
+        """Return whether the record has failed, here or in its thread. Nothing is kept for it then."""
+        if self.counts.failed and self._outputs:
+            self._begin()
+        return bool(self.counts.failed)
 
     def _fail(self, error: Exception) -> None:
         self.counts.failed = 1
@@ -441,7 +459,7 @@ class _Writer(threading.Thread):
             self._repair()
         finally:
             if self._file is not None:
-                os.close(self._file)
+                _unlock_and_close(self._file)
 
     def _write_pending(self) -> None:
         block: list[bytes] = []
@@ -477,13 +495,15 @@ class _Writer(threading.Thread):
 
     def _open_segment(self, follows: bool) -> bytes:
         """Open the next segment, and return its head."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        self._make_room()
         self._path = self.folder / f"{self._number:06}{SUFFIX}"
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+        last, self._file = self._file, os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # before it begins like a segment, so nobody removes it
         self._blocks, self._size = BlockWriter(), 0
+        if last is not None:
+            _unlock_and_close(last)
+        self._make_room()
         self._write(MAGIC)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         head = replace(self._head, number=self._number, follows=follows, created=now)
@@ -492,16 +512,21 @@ class _Writer(threading.Thread):
         return pack_head(head)
 
     def _make_room(self) -> None:
-        """Remove the oldest segments of all runs, so that another one fits."""
-        folders = [each for each in matches(self._directory, "*") if is_directory(each)]
-        files = [(path.stat(), path) for folder in folders for path in segments_of(folder)]
+        """Remove the oldest segments of all runs, so that another one fits; not those that are being written."""
+        files = list[tuple[os.stat_result, Path]]()
+        for folder in matches(self._directory, "*"):
+            for path in segments_of(folder) if _RUN.fullmatch(folder.name) else ():
+                with suppress(OSError):  # another process may have removed it
+                    if is_segment(path):
+                        files.append((path.stat(), path))
         files.sort(key=lambda file: file[0].st_mtime_ns)
         total = sum(stat.st_size for stat, _ in files)
         for stat, path in files:
             if total + self._limit // SEGMENTS <= self._limit:
                 return
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # it holds younger segments
+            if not _remove(path):
+                continue
+            with suppress(OSError):  # it holds younger segments, at least the one just opened if it is this run's
                 path.parent.rmdir()
             total -= stat.st_size
 
@@ -510,3 +535,27 @@ class _Writer(threading.Thread):
         if self._file is not None:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
+
+
+def _unlock_and_close(file: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing it is not enough if a forked process has it too
+    os.close(file)
+
+
+def _remove(path: Path) -> bool:
+    """Remove a segment, unless an engine is writing it; return whether it is gone."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks: the limit goes first
+    finally:
+        os.close(file)
+    path.unlink(missing_ok=True)
+    return True

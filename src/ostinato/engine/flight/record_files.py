@@ -8,6 +8,7 @@ of bytes, the bytes. The first piece of a segment is its head (`RecordHead`).
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from array import array
@@ -222,6 +223,14 @@ class BlockWriter:
 def segments_of(folder: Path) -> list[Path]:
     """Return the segments of a run, oldest first."""
     return matches(folder, f"*{SUFFIX}")
+
+
+def is_segment(path: Path) -> bool:
+    """Return whether a file has the name and the first bytes of a segment, of any version. May raise OSError."""
+    if not re.fullmatch(rf"\d{{6,}}{re.escape(SUFFIX)}", path.name) or not is_file(path):
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)).startswith(MAGIC[:-2])
 
 
 def find_run(path: Path) -> Path:
