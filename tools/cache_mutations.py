@@ -63,12 +63,17 @@ MUTATIONS = (
     mutation(
         "the last block before a mark is evicted like any other in a model without state",
         "kv_cache/eviction.py",
-        ("tier = 1 if entry.pin is None else 2", "tier = 1"),
+        ("tier = 1 if entry.pin is None else PINNED_TIER", "tier = 1"),
     ),
     mutation(
         "what was ranked before it was pinned keeps its old rank",
         "kv_cache/eviction.py",
         ("worth.last_use == last_use and worth.tier == score[0]", "worth.last_use == last_use"),
+    ),
+    mutation(
+        "what is pinned is evicted though something unpinned waits for the next look",
+        "kv_cache/eviction.py",
+        ("while self._heap and (has_ranked or self._heap[0][0][0] < PINNED_TIER):", "while self._heap:"),
     ),
     mutation(
         "pinned slots count as slots for new checkpoints",
@@ -103,7 +108,25 @@ MUTATIONS = (
     mutation(
         "blocks of pinned prefixes are not bounded",
         "kv_cache/marks.py",
-        (" or self.num_blocks + self._num_new(entry) > self.max_blocks:", ":"),
+        (" or num_blocks > self.max_blocks:", ":"),
+    ),
+    mutation(
+        "a refused pin takes those of others all the same",
+        "kv_cache/marks.py",
+        (
+            "            del staying[displaced[-1]]\n",
+            "            del staying[displaced[-1]]\n            self.lose(displaced[-1])\n",
+        ),
+    ),
+    mutation(
+        "another client lengthens the time of a pin",
+        "kv_cache/marks.py",
+        ("            if pin.client == client:\n", "            if True:\n"),
+    ),
+    mutation(
+        "the pins that a reset ends are not counted",
+        "kv_cache/marks.py",
+        ("list(self.pinned):\n            self.lose(entry)", "list(self.pinned):\n            self._remove(entry)"),
     ),
     # Donation: a state becomes a checkpoint without a copy.
     mutation(
