@@ -113,10 +113,7 @@ MUTATIONS = (
     mutation(
         "a refused pin takes those of others all the same",
         "kv_cache/marks.py",
-        (
-            "            del staying[displaced[-1]]\n",
-            "            del staying[displaced[-1]]\n            self.lose(displaced[-1])\n",
-        ),
+        ("            if not ends:\n", "            if not ends:\n                list(map(self.lose, displaced))\n"),
     ),
     mutation(
         "another client lengthens the time of a pin",
@@ -374,37 +371,37 @@ MUTATIONS = (
             "            entry.lost_checkpoint = False\n",
         ),
     ),
-    # Pinning: where running requests stand.
+    # Holders: where running requests stand.
     mutation(
         "a leaf where a request stands is evicted",
         "kv_cache/store.py",
-        ("for entry in index.leaves if entry.num_pins == 0)", "for entry in index.leaves)"),
+        ("for entry in index.leaves if entry.num_holders == 0)", "for entry in index.leaves)"),
         (
             "lambda entry: entry.is_evictable and entry in index",
             "lambda entry: not entry.num_children and entry in index",
         ),
     ),
     mutation(
-        "the pin stays behind when a request moves on",
+        "the holder stays behind when a request moves on",
         "kv_cache/checkpoints.py",
         (
-            "            request_cache.last_entry.num_pins -= 1\n        request_cache.last_entry = entered",
+            "            request_cache.last_entry.num_holders -= 1\n        request_cache.last_entry = entered",
             "            pass\n        request_cache.last_entry = entered",
         ),
     ),
     mutation(
-        "a hit sets no pin",
+        "a hit counts no holder",
         "kv_cache/manager.py",
         (
-            "        request_cache.last_entry.num_pins += 1\n        request_cache.capacity",
+            "        request_cache.last_entry.num_holders += 1\n        request_cache.capacity",
             "        request_cache.capacity",
         ),
     ),
     mutation(
-        "a request that ends leaves its pin",
+        "a request that ends stays a holder",
         "kv_cache/manager.py",
         (
-            "            request_cache.last_entry.num_pins -= 1\n        self.blocks.release",
+            "            request_cache.last_entry.num_holders -= 1\n        self.blocks.release",
             "            pass\n        self.blocks.free",
         ),
     ),
@@ -604,7 +601,7 @@ MUTATIONS = (
     mutation(
         "files: a text is not held while it is read",
         "kv_cache/offload/save_restore.py",
-        ("                pinned.move(entry)\n", ""),
+        ("                held.move(entry)\n", ""),
     ),
     mutation(
         "files: damage is not told",
@@ -788,7 +785,7 @@ MUTATIONS = (
         "move: a request reads a checkpoint beside the state that came",
         "kv_cache/manager.py",
         (
-            "request_cache.last_entry.checkpoint is not None and reads_checkpoint:",
+            "request_cache.last_entry.checkpoint is not None and uses_checkpoint:",
             "request_cache.last_entry.checkpoint is not None:",
         ),
     ),

@@ -102,9 +102,9 @@ def window_block_utility(window_block: WindowBlock, costs: EvictionCosts, num_to
 
 
 def utility_tier(item: Checkpoint | WindowBlock) -> int:
-    """Return PINNED_TIER for what a pinned prefix needs, 0 for what can save nothing as far as is known, else 1.
+    """Return PINNED_TIER for what a pinned prefix needs, 0 for what no request has hit inside a prefix, else 1.
 
-    That is something inside a prefix that no request has hit.
+    Tier 0 can save nothing as far as is known.
     """
     if item.entry.num_windows_pinned if isinstance(item, WindowBlock) else item.entry.pin is not None:
         return PINNED_TIER
