@@ -431,6 +431,11 @@ class CacheReport:
     """Position of the last pinned checkpoint before tokens that were missed as `no_checkpoint`; None without one."""
 
     @property
+    def unpinned_marks(self) -> tuple[int, ...]:
+        """Block boundaries of the marks that got no pinned checkpoint."""
+        return tuple(end for end, is_pinned in self.marks.items() if not is_pinned)
+
+    @property
     def created_tokens(self) -> int:
         """Tokens after the hit and up to the last mark whose checkpoint is pinned."""
         return max(0, max((end for end, is_pinned in self.marks.items() if is_pinned), default=0) - self.cached_tokens)
