@@ -63,12 +63,17 @@ MUTATIONS = (
     mutation(
         "the last block before a mark is evicted like any other in a model without state",
         "kv_cache/eviction.py",
-        ("tier = 1 if entry.pin is None else 2", "tier = 1"),
+        ("tier = 1 if entry.pin is None else PINNED_TIER", "tier = 1"),
     ),
     mutation(
         "what was ranked before it was pinned keeps its old rank",
         "kv_cache/eviction.py",
         ("worth.last_use == last_use and worth.tier == score[0]", "worth.last_use == last_use"),
+    ),
+    mutation(
+        "what is pinned is evicted though something unpinned waits for the next look",
+        "kv_cache/eviction.py",
+        ("while self._heap and (has_ranked or self._heap[0][0][0] < PINNED_TIER):", "while self._heap:"),
     ),
     mutation(
         "pinned slots count as slots for new checkpoints",
@@ -103,7 +108,22 @@ MUTATIONS = (
     mutation(
         "blocks of pinned prefixes are not bounded",
         "kv_cache/marks.py",
-        (" or self.num_blocks + self._num_new(entry) > self.max_blocks:", ":"),
+        (" or num_blocks > self.max_blocks:", ":"),
+    ),
+    mutation(
+        "a refused pin takes those of others all the same",
+        "kv_cache/marks.py",
+        ("            if not ends:\n", "            if not ends:\n                list(map(self.lose, displaced))\n"),
+    ),
+    mutation(
+        "another client lengthens the time of a pin",
+        "kv_cache/marks.py",
+        ("            if pin.client == client:\n", "            if True:\n"),
+    ),
+    mutation(
+        "the pins that a reset ends are not counted",
+        "kv_cache/marks.py",
+        ("list(self.pinned):\n            self.lose(entry)", "list(self.pinned):\n            self._remove(entry)"),
     ),
     # Donation: a state becomes a checkpoint without a copy.
     mutation(
@@ -351,37 +371,37 @@ MUTATIONS = (
             "            entry.lost_checkpoint = False\n",
         ),
     ),
-    # Pinning: where running requests stand.
+    # Holders: where running requests stand.
     mutation(
         "a leaf where a request stands is evicted",
         "kv_cache/store.py",
-        ("for entry in index.leaves if entry.num_pins == 0)", "for entry in index.leaves)"),
+        ("for entry in index.leaves if entry.num_holders == 0)", "for entry in index.leaves)"),
         (
             "lambda entry: entry.is_evictable and entry in index",
             "lambda entry: not entry.num_children and entry in index",
         ),
     ),
     mutation(
-        "the pin stays behind when a request moves on",
+        "the holder stays behind when a request moves on",
         "kv_cache/checkpoints.py",
         (
-            "            request_cache.last_entry.num_pins -= 1\n        request_cache.last_entry = entered",
+            "            request_cache.last_entry.num_holders -= 1\n        request_cache.last_entry = entered",
             "            pass\n        request_cache.last_entry = entered",
         ),
     ),
     mutation(
-        "a hit sets no pin",
+        "a hit counts no holder",
         "kv_cache/manager.py",
         (
-            "        request_cache.last_entry.num_pins += 1\n        request_cache.capacity",
+            "        request_cache.last_entry.num_holders += 1\n        request_cache.capacity",
             "        request_cache.capacity",
         ),
     ),
     mutation(
-        "a request that ends leaves its pin",
+        "a request that ends stays a holder",
         "kv_cache/manager.py",
         (
-            "            request_cache.last_entry.num_pins -= 1\n        self.blocks.release",
+            "            request_cache.last_entry.num_holders -= 1\n        self.blocks.release",
             "            pass\n        self.blocks.free",
         ),
     ),
@@ -581,7 +601,7 @@ MUTATIONS = (
     mutation(
         "files: a text is not held while it is read",
         "kv_cache/offload/save_restore.py",
-        ("                pinned.move(entry)\n", ""),
+        ("                held.move(entry)\n", ""),
     ),
     mutation(
         "files: damage is not told",
@@ -765,7 +785,7 @@ MUTATIONS = (
         "move: a request reads a checkpoint beside the state that came",
         "kv_cache/manager.py",
         (
-            "request_cache.last_entry.checkpoint is not None and reads_checkpoint:",
+            "request_cache.last_entry.checkpoint is not None and uses_checkpoint:",
             "request_cache.last_entry.checkpoint is not None:",
         ),
     ),

@@ -58,6 +58,10 @@ def test_marks_move_with_their_request_and_are_kept_where_it_computes_them() -> 
     snapshot, parts = unpack_snapshot(data)
     with pytest.raises(DamagedExport, match="marks that no request may have"):
         target.import_request(pack_snapshot(replace(snapshot, marks=[Mark(999)]), parts))
+    short = make_engine(max_num_batched_tokens=48, max_num_seqs=2, max_checkpoint_ttl=15)
+    run_of = short.import_request(data)
+    assert [mark.ttl for request in short.scheduler.queues.waiting for mark in request.marks] == [15, 15]
+    assert len(run(short)[run_of].outputs[0].token_ids) == 3
 
 
 # Damage

@@ -171,7 +171,7 @@ def test_entries_and_checkpoints_are_counted_out_when_they_are_removed() -> None
 def test_an_entry_where_a_request_stands_cannot_be_removed() -> None:
     index = PrefixIndex()
     (entry,) = add_all(index, chain_of(text(4)))
-    entry.num_pins = 1
+    entry.num_holders = 1
     with pytest.raises(AssertionError, match="needed"):
         index.remove(entry)
 

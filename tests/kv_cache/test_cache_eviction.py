@@ -129,10 +129,10 @@ def test_under_marconi_a_recent_leaf_goes_before_one_that_saves_far_more() -> No
 
 def test_a_leaf_where_a_request_stands_is_not_evicted_and_what_is_left_is_an_error_when_it_runs_out() -> None:
     store = make_store(policy="lru")
-    pinned, other = enter(store, text(B, 1)), enter(store, text(B, 2))
-    pinned.num_pins = 1
+    held, other = enter(store, text(B, 1)), enter(store, text(B, 2))
+    held.num_holders = 1
     evict_blocks(store)
-    assert (pinned in store.index, other in store.index) == (True, False)
+    assert (held in store.index, other in store.index) == (True, False)
     with pytest.raises(AssertionError, match="no block is free or evictable"):
         evict_blocks(store)
 

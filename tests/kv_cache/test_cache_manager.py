@@ -368,8 +368,8 @@ def test_the_check_finds_a_pin_that_was_lost_a_slot_of_the_index_to_be_written_a
     cache = sound()
     tip = cache.request_cache("a").last_entry
     assert tip is not None
-    tip.num_pins = 0
-    with pytest.raises(AssertionError, match="number of pins"):
+    tip.num_holders = 0
+    with pytest.raises(AssertionError, match="number of holders"):
         cache.check_integrity()
     cache = sound()
     cache.slots.mark_cached(cache.request_cache("a").write_slots[0])

@@ -139,6 +139,23 @@ def test_what_was_ranked_for_eviction_before_it_was_pinned_stays() -> None:
     assert (oldest[1].entry.checkpoint, oldest[2].entry.checkpoint) == (oldest[1], None)
 
 
+@pytest.mark.parametrize("eviction", ["lru", "marconi"])
+def test_what_came_since_the_last_look_goes_before_what_is_pinned(eviction: str) -> None:
+    scheduler, runner = make(num_slots=60, num_blocks=300, max_pins=17, eviction=eviction)
+    for seed in range(17):
+        ask(scheduler, runner, text(12, seed), 8, ttl=1000)
+    store = scheduler.cache.store
+    for checkpoint in [each for each in store.index.checkpoints if each.entry.pin is None]:
+        store.drop_checkpoint(checkpoint)
+    # A look at all 17, which are pinned, ranks two of them and takes one.
+    store.slots.release(store.allocate_slots(store.slots.num_free + 1))
+    assert (len(pinned(scheduler)), store.counters.pins_lost) == (16, 1)
+    serve(scheduler, runner, text(9, 50))
+    assert store.num_unpinned_slots > store.slots.num_free
+    store.slots.release(store.allocate_slots(store.num_unpinned_slots))
+    assert (len(pinned(scheduler)), store.counters.pins_lost) == (16, 1)
+
+
 def test_the_blocks_before_a_mark_stay_though_those_of_newer_texts_go() -> None:
     scheduler, runner = make("attention", num_blocks=16)
     ask(scheduler, runner, text(20, 1), 12)
@@ -190,6 +207,7 @@ def test_a_reset_ends_all_pins() -> None:
     ask(scheduler, runner, text(40), 12, 20)
     assert scheduler.cache.store.clear()
     assert (pinned(scheduler), scheduler.cache.usage().slots_cached) == ([], 0)
+    assert scheduler.cache.store.counters.pins_lost == 2
     scheduler.check_integrity()
 
 
@@ -216,6 +234,16 @@ def test_of_two_times_for_one_prefix_the_longer_one_counts() -> None:
     ask(scheduler, runner, text(40), 12, arrival=110, ttl=10)
     ask(scheduler, runner, text(8, 3), arrival=159)
     assert (pinned(scheduler), scheduler.cache.store.counters.pins_taken) == ([12], 1)
+
+
+def test_another_client_that_marks_a_pinned_prefix_refreshes_it_and_does_not_lengthen_its_time() -> None:
+    scheduler, runner = make()
+    ask(scheduler, runner, text(40), 12, arrival=100, client="a")
+    assert marks_of(ask(scheduler, runner, text(40), 12, arrival=105, client="b", ttl=3600)) == {12: True}
+    ask(scheduler, runner, text(8, 3), arrival=114)
+    assert pinned(scheduler) == [12]
+    ask(scheduler, runner, text(8, 4), arrival=116)
+    assert (pinned(scheduler), scheduler.cache.store.counters.pins_expired) == ([], 1)
 
 
 # Shares
@@ -250,6 +278,18 @@ def test_blocks_of_pinned_prefixes_are_bounded_and_those_that_prefixes_share_cou
     ask(scheduler, runner, text(12, 3), 4)
     assert scheduler.cache.store.pins.num_blocks <= 4
     assert scheduler.cache.store.counters.pins_displaced == 2
+
+
+def test_a_pin_that_is_refused_in_the_end_displaces_none() -> None:
+    scheduler, runner = make(max_pinned_blocks=8)
+    serve(scheduler, runner, text(40), marks=[Mark(8, 20), Mark(32, 10)], client="a")
+    # The pin at 32 would end for it, and that at 8 leaves no room all the same.
+    assert marks_of(ask(scheduler, runner, text(40, 2), 32, client="b")) == {32: False}
+    counts = scheduler.cache.store.counters
+    assert (pinned(scheduler), counts.pins_displaced, counts.pins_refused) == ([8, 32], 0, 1)
+    # With 6 blocks, the end of that pin makes room.
+    assert marks_of(ask(scheduler, runner, text(40, 3), 24, client="b")) == {24: True}
+    assert (pinned(scheduler), counts.pins_displaced) == ([8, 24], 1)
 
 
 # Requests that do not run through

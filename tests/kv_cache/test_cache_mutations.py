@@ -29,3 +29,13 @@ def test_the_text_that_a_mutation_edits_stands_once_in_its_file(mutation: Any) -
         source = source.replace(before, after)
     assert source != whole
     assert names_in(source) <= names_in(whole) | set(dir(builtins)), "a mutant uses a name that its file does not know"
+
+
+def test_the_tests_that_are_to_find_mutations_are_there() -> None:
+    tree = ast.parse((TOOL.parent / "mutate_cache.py").read_text())
+    [tests] = [
+        each.value for each in tree.body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "TESTS"
+    ]
+    names = ast.literal_eval(tests)
+    assert [name for name in names if not (TOOL.parents[1] / name).is_file()] == []
+    assert len(names) > 10

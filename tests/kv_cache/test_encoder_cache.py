@@ -124,8 +124,8 @@ def test_the_check_finds_a_cell_that_leaked_and_a_pin_that_nobody_has() -> None:
     with pytest.raises(AssertionError, match="a cell leaked"):
         leaked.check_integrity()
     pinned.pin("r", [("cat", 2)])
-    pinned._pinned["cat"].num_pins += 1
-    with pytest.raises(AssertionError, match="another number of pins"):
+    pinned._pinned["cat"].num_holders += 1
+    with pytest.raises(AssertionError, match="another number of holders"):
         pinned.check_integrity()
 
 

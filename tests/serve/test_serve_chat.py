@@ -228,6 +228,7 @@ NO_SCHEMA = {"name": "x", "schema": {"type": "text"}}
         ({"cache_breakpoints": [7]}, "cache_breakpoints[0]"),
         ({"cache_breakpoints": [0, {"after": "tools"}]}, "cache_breakpoints[1]"),
         ({"cache_breakpoints": [{"after": 0, "ttl": "1d"}]}, "cache_breakpoints[0].ttl"),
+        ({"cache_breakpoints": [{"after": 0, "ttl": int("9" * 400)}]}, "cache_breakpoints[0].ttl"),
         ({"cache_breakpoints": [0] * 5}, "cache_breakpoints"),
         ({"messages": [{"role": "system", "content": "unread"}, *MESSAGES], "cache_breakpoints": [0]},
          "cache_breakpoints[0]"),

@@ -175,16 +175,26 @@ def test_marks_are_located_where_the_template_gives_out_what_they_follow(hermes)
     parts = ("weather system: s", "user: a", f"\nbassistant: c{call}", "tool: sun")
     whole = tokenizer.decode(chat.token_ids)
     assert whole == "".join(parts) + "user: danswer:"
-    for number, mark in enumerate(chat.marks):
+    places = ("system[0]", "messages[0].content[0]", "messages[1].content[1]", "messages[2].content[0]")
+    assert tuple(chat.marks) == places
+    for number, mark in enumerate(chat.marks.values()):
         assert tokenizer.decode(chat.token_ids[: mark.position]) == "".join(parts[: number + 1])
-    assert [mark.ttl for mark in chat.marks] == [300, 300, 300, 3600]
+    assert [mark.ttl for mark in chat.marks.values()] == [300, 300, 300, 3600]
+
+
+def test_a_text_that_has_the_word_which_marks_are_located_by_has_its_marks_where_they_stand(hermes):
+    text = "a OstinatoCacheMark b"
+    content = [{"type": "text", "text": text, **MARK}, {"type": "text", "text": "c"}]
+    chat, tokenizer = prepared(hermes, messages=[{"role": "user", "content": content}])
+    [mark] = chat.marks.values()
+    assert tokenizer.decode(chat.token_ids[: mark.position]).endswith(text)
 
 
 def test_marks_after_tools_and_after_the_last_message_are_located_too(hermes):
     second = {**WEATHER, "name": "tides"}
     body = {"messages": TINY["messages"], "tools": [{**WEATHER, **MARK}, second], **MARK}
     chat, tokenizer = prepared(hermes, **body)
-    texts = [tokenizer.decode(chat.token_ids[: mark.position]) for mark in chat.marks]
+    texts = [tokenizer.decode(chat.token_ids[: mark.position]) for mark in chat.marks.values()]
     assert texts == ["weather", "weather tides user: Hm?"]
     # Without a choice, the template is given no tools.
     chat, _ = prepared(hermes, **body, tool_choice={"type": "none"})
@@ -212,12 +222,33 @@ def test_marks_that_are_not_kept_are_named_in_the_usage(client):
     assert message.usage.cache_control_not_kept == ["system[0]"]
 
 
+LONG = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "not_kept"),
+    [
+        ({"max_checkpoint_ttl": 600}, ["messages[0].content[0].cache_control.ttl"]),
+        ({"max_pinned_checkpoints": 0}, ["messages[0].content[0]", "cache_control"]),
+        ({"enable_prefix_caching": False}, ["messages[0].content[0]", "cache_control"]),
+    ],
+)
+def test_what_the_server_keeps_not_or_less_long_is_named_by_its_place(settings, not_kept):
+    with serving(graph_mode="none", max_num_seqs=2, **settings) as served:
+        asked = {**ASKED, "max_tokens": 2, "messages": [{"role": "user", "content": LONG}], "extra_body": MARK}
+        message = of(served).messages.create(**asked)
+        assert message.usage.cache_control_not_kept == not_kept
+        first = next(iter(of(served).messages.create(**asked, stream=True)))
+        assert first.message.usage.cache_control_not_kept == not_kept
+
+
 @pytest.mark.parametrize(
     ("control", "words"),
     [
         ({"type": "lasting"}, "cache_control should be"),
         ({"type": "ephemeral", "ttl": "1d"}, "ttl should be 5m or 1h"),
-        ({"type": "ephemeral", "ttl": 4000}, "max_checkpoint_ttl allows up to 3600"),
+        ({"type": "ephemeral", "ttl": int("9" * 400)}, "a number of seconds up to 1,000,000,000"),
+        ({"type": "ephemeral", "ttl": 0}, "a number of seconds up to"),
     ],
 )
 def test_marks_that_are_not_valid_are_refused_by_their_place(client, control, words):

@@ -303,6 +303,7 @@ class EngineCore:
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self._eos_token_ids,
             scheduler=self.scheduler,
+            max_ttl=self.plan.pins.max_ttl,
             compile_guide=self.compile_guide if grammar is None else lambda guide: grammar,
         )
 

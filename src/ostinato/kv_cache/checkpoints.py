@@ -189,9 +189,9 @@ def commit_blocks(
             swapped[index] = entry.block
         if index < len(request_cache.window_block_table) and request_cache.window_block_table[index]:
             _commit_window_block(store, request_cache, entry, index)
-        entry.num_pins += 1
+        entry.num_holders += 1
         if request_cache.last_entry is not None:
-            request_cache.last_entry.num_pins -= 1
+            request_cache.last_entry.num_holders -= 1
         request_cache.last_entry = entered[entry.end] = entry
         request_cache.num_indexed += 1
     if swapped:

@@ -22,7 +22,7 @@ class PinnedImage(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Entry:
     cells: tuple[int, ...]
-    num_pins: int = 0
+    num_holders: int = 0
     """Requests that hold it; evictable at 0."""
 
 
@@ -40,7 +40,7 @@ class EncoderCache:
         assert num_cells >= 1, "there is always the null cell"
         self.num_cells = num_cells
         self.counters = EncoderCacheCounts()
-        # Idle images have no pins, the least recently used first; an image is in one of the two.
+        # Idle images have no holders, the least recently used first; an image is in one of the two.
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
         self._pinned: dict[str, _Entry] = {}
         self._pending: set[str] = set()
@@ -159,17 +159,17 @@ class EncoderCache:
         return self._digests_of.get(request_id, frozenset())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every cell but the null one is free or one image's, and pins are exact."""
+        """Raise AssertionError unless every cell but the null one is free or one image's, and holders are exact."""
         assert not self._idle.keys() & self._pinned.keys(), "an image is both held and idle"
         entries = {**self._idle, **self._pinned}
         used = Counter(cell for entry in entries.values() for cell in entry.cells)
         cells = used + Counter(self._free)
         assert cells == Counter(range(1, self.num_cells)), "a cell leaked, or has two owners, or is the null one"
-        pins = Counter(digest for digests in self._digests_of.values() for digest in digests)
-        assert pins == Counter({digest: entry.num_pins for digest, entry in self._pinned.items()}), (
-            "an image has another number of pins than requests that hold it"
+        holders = Counter(digest for digests in self._digests_of.values() for digest in digests)
+        assert holders == Counter({digest: entry.num_holders for digest, entry in self._pinned.items()}), (
+            "an image has another number of holders than requests that hold it"
         )
-        assert not any(entry.num_pins for entry in self._idle.values()), "an idle image has pins"
+        assert not any(entry.num_holders for entry in self._idle.values()), "an idle image is held"
         assert all(self._digests_of.values()), "a request is listed without a pinned image"
         assert self._pending <= self._pinned.keys(), "a pending image is pinned by no request"
 
@@ -187,13 +187,13 @@ class EncoderCache:
     def _pin(self, digest: str, entry: _Entry, digests: set[str]) -> None:
         self._idle.pop(digest, None)
         self._pinned[digest] = entry
-        entry.num_pins += 1
+        entry.num_holders += 1
         digests.add(digest)
 
     def _unpin(self, digest: str) -> None:
         entry = self._pinned[digest]
-        entry.num_pins -= 1
-        if entry.num_pins == 0:
+        entry.num_holders -= 1
+        if entry.num_holders == 0:
             del self._pinned[digest]
             self._idle[digest] = entry  # last in order: used last
 

@@ -17,6 +17,9 @@ from ostinato.kv_cache.prefix_index import Checkpoint, IndexEntry, PrefixIndex, 
 
 EvictionPolicy = Literal["marconi", "lru"]
 
+PINNED_TIER = 2
+"""Tier of what a pinned prefix needs."""
+
 EFFICIENCY_WEIGHT = 1.0
 """Weight of the FLOPs saved per byte relative to recency; 0 would be LRU."""
 
@@ -67,7 +70,7 @@ def leaf_utility(
     if not has_state:
         size = entry.end - (0 if entry.parent is None else entry.parent.end)
         num_bytes = costs.block_bytes + costs.window_block_bytes
-        tier = 1 if entry.pin is None else 2
+        tier = 1 if entry.pin is None else PINNED_TIER
         return Utility(tier, entry.last_use, costs.flops(entry.end - size, entry.end) / max(num_bytes, 1))
     checkpoint = entry.checkpoint
     if checkpoint is None:
@@ -99,12 +102,12 @@ def window_block_utility(window_block: WindowBlock, costs: EvictionCosts, num_to
 
 
 def utility_tier(item: Checkpoint | WindowBlock) -> int:
-    """Return 2 for what a pinned prefix needs, 0 for something inside a prefix that no request has hit, else 1.
+    """Return PINNED_TIER for what a pinned prefix needs, 0 for what no request has hit inside a prefix, else 1.
 
     Tier 0 can save nothing as far as is known.
     """
     if item.entry.num_windows_pinned if isinstance(item, WindowBlock) else item.entry.pin is not None:
-        return 2
+        return PINNED_TIER
     return 0 if item.is_interior and item.hits == 0 else 1
 
 
@@ -113,6 +116,7 @@ class EvictionQueue(Generic[T]):
 
     A look at all of them costs O(candidates), so the first few are remembered. One that was used since, or is no
     candidate any more, is skipped. One that became a candidate since waits for the next look, unless `push` adds it.
+    Something pinned goes only right after a look, so that it outlives what waits.
     """
 
     def __init__(
@@ -133,14 +137,15 @@ class EvictionQueue(Generic[T]):
 
     def pop(self) -> T | None:
         """Return the next candidate to evict, or None if there is none."""
-        for _ in range(2):
-            while self._heap:
+        for has_ranked in (False, True):
+            while self._heap and (has_ranked or self._heap[0][0][0] < PINNED_TIER):
                 score, _, last_use, item = heapq.heappop(self._heap)
                 if self._is_candidate(item):
                     worth = self._worth(item)
                     if worth.last_use == last_use and worth.tier == score[0]:
                         return item
-            self._rank_all()
+            if not has_ranked:
+                self._rank_all()
         return None
 
     def push(self, item: T) -> None:

@@ -64,7 +64,7 @@ def snapshot_index(
         owner.update((entry.key, len(branches)) for entry in path)
         begin = first.end - len(first.token_ids)
         marks = tuple(mark for entry in reversed(path) if (mark := _mark(entry)) is not None)
-        branches.append(IndexBranch(parent, begin, leaf.end, any(entry.num_pins for entry in path), marks))
+        branches.append(IndexBranch(parent, begin, leaf.end, any(entry.num_holders for entry in path), marks))
     return {
         "texts": index.num_leaves,
         "blocks": len(index),

@@ -46,11 +46,11 @@ def check_cache_integrity(
             assert holders[id] == pool.references(id), (
                 f"{pool.name} {id} has {pool.references(id)} references and {holders[id]} holders"
             )
-    pins = Counter(
+    stands = Counter(
         request_cache.last_entry for request_cache in request_caches.values() if request_cache.last_entry is not None
     )
     for entry in store.index:
-        assert entry.num_pins == pins[entry], "an entry has another number of pins than requests that stand there"
+        assert entry.num_holders == stands[entry], "an entry has another number of holders than requests stand there"
     if window_blocks is not None:
         window_blocks.check_integrity(tuple(request_caches.values()))
     for request_id, request_cache in request_caches.items():
@@ -382,25 +382,25 @@ class CacheManager:
         """Raise AssertionError unless references are exact, and what is shared cannot be written."""
         check_cache_integrity(self.store, self._request_caches, self.state_slots.slots_per_request, self.window_blocks)
 
-    def _attach(self, path: tuple[IndexEntry, ...], reads_checkpoint: bool) -> RequestCache:
+    def _attach(self, path: tuple[IndexEntry, ...], uses_checkpoint: bool) -> RequestCache:
         request_cache = RequestCache()
         if not path:
             return request_cache
         if self.blocks.count > 0:
             request_cache.block_table = tuple(entry.block for entry in path)
             self.blocks.retain(request_cache.block_table)
-        if self.window_blocks is not None and reads_checkpoint:
+        if self.window_blocks is not None and uses_checkpoint:
             self.window_blocks.attach(request_cache, path)
         request_cache.last_entry, request_cache.num_indexed = path[-1], len(path)
-        request_cache.last_entry.num_pins += 1
+        request_cache.last_entry.num_holders += 1
         request_cache.capacity = len(path) * self.block_size
-        if request_cache.last_entry.checkpoint is not None and reads_checkpoint:
+        if request_cache.last_entry.checkpoint is not None and uses_checkpoint:
             self.state_slots.attach(request_cache, request_cache.last_entry.checkpoint)
         return request_cache
 
     def _free(self, request_cache: RequestCache) -> None:
         if request_cache.last_entry is not None:
-            request_cache.last_entry.num_pins -= 1
+            request_cache.last_entry.num_holders -= 1
         self.blocks.release(request_cache.block_table)
         self.state_slots.free(request_cache)
         if self.window_blocks is not None:

@@ -68,16 +68,22 @@ class PinRegistry:
     def pin(self, entry: IndexEntry, ttl: float, client: str | None) -> bool:
         """Pin an entry for `ttl` seconds from now on; return False if the limits leave no room for it.
 
-        An entry that is pinned already keeps its client, and the longer of both times.
+        An entry that is pinned already keeps its client, and its time begins anew. Of several times from that client
+        the longest counts; others cannot lengthen what counts in its share.
         """
         pin = entry.pin
         if pin is not None:
-            pin.ttl = max(pin.ttl, ttl)
+            if pin.client == client:
+                pin.ttl = max(pin.ttl, ttl)
             self.refresh(entry)
             return True
-        if not self._make_room(entry, client):
+        displaced = self._choose_displaced(entry, client)
+        if displaced is None:
             self._counters.pins_refused += 1
             return False
+        for each in displaced:
+            self._remove(each)
+            self._counters.pins_displaced += 1
         entry.pin = self.pinned[entry] = Pin(client, ttl, self.time + ttl)
         self._next_end = min(self._next_end, entry.pin.end) if len(self.pinned) > 1 else entry.pin.end
         for each in _path(entry):
@@ -104,9 +110,9 @@ class PinRegistry:
             self.lose(pinned)
 
     def clear(self) -> None:
-        """End all pins."""
+        """End all pins before their time."""
         for entry in list(self.pinned):
-            self._remove(entry)
+            self.lose(entry)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts and limits hold. O(pins x blocks)."""
@@ -122,24 +128,30 @@ class PinRegistry:
             assert entry.pin is pin, "a pin belongs to another entry"
             assert pin.end > self.time, "a pin outlived its time"
 
-    def _make_room(self, entry: IndexEntry, client: str | None) -> bool:
-        """End pins of clients above their share until there is room for one more; return whether there is."""
-        if self.max_pins == 0 or sum(1 for _ in _path(entry)) > self.max_blocks:
-            return False
-        while len(self.pinned) >= self.max_pins or self.num_blocks + self._num_new(entry) > self.max_blocks:
-            counts = Counter([pin.client for pin in self.pinned.values()] + [client])
+    def _choose_displaced(self, entry: IndexEntry, client: str | None) -> list[IndexEntry] | None:
+        """Return the pins of clients above their share that end to make room for one more; None if it has no room.
+
+        Ends none itself, so that a pin that is refused costs no other.
+        """
+        path = dict.fromkeys(_path(entry))
+        if self.max_pins == 0 or len(path) > self.max_blocks:
+            return None
+        staying, displaced = dict(self.pinned), list[IndexEntry]()
+        num_blocks = self.num_blocks + sum(each.num_pinned == 0 for each in path)
+        num_ended = Counter[IndexEntry]()
+        while len(staying) >= self.max_pins or num_blocks > self.max_blocks:
+            counts = Counter([pin.client for pin in staying.values()] + [client])
             # Among clients with equally many pins, it is the newcomer that gives one up.
             largest = max(counts, key=lambda each: (counts[each], each == client))
-            own = [each for each, pin in self.pinned.items() if pin.client == largest]
-            if not own:
-                return False
-            self._remove(min(own, key=lambda each: 0.0 if each.pin is None else each.pin.end))
-            self._counters.pins_displaced += 1
-        return True
-
-    def _num_new(self, entry: IndexEntry) -> int:
-        """Return how many blocks the pinned prefixes would have more with this one."""
-        return sum(each.num_pinned == 0 for each in _path(entry))
+            ends = {each: pin.end for each, pin in staying.items() if pin.client == largest}
+            if not ends:
+                return None
+            displaced.append(min(ends, key=ends.__getitem__))
+            del staying[displaced[-1]]
+            for each in _path(displaced[-1]):
+                num_ended[each] += 1
+                num_blocks -= num_ended[each] == each.num_pinned and each not in path
+        return displaced
 
     def _remove(self, entry: IndexEntry) -> None:
         del self.pinned[entry]

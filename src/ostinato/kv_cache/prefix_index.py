@@ -167,7 +167,7 @@ class IndexEntry:
     lost_checkpoint: bool = False
     """True if there was a checkpoint here that was evicted."""
     num_children: int = 0
-    num_pins: int = 0
+    num_holders: int = 0
     """Running requests whose last indexed block this is."""
     pin: Pin | None = None
     """Pin of the entry, if an application has marked this position."""
@@ -186,11 +186,11 @@ class IndexEntry:
     @property
     def is_evictable(self) -> bool:
         """True if no indexed prefix extends it, and it is not the last indexed block of a running request."""
-        return self.num_children == 0 and self.num_pins == 0
+        return self.num_children == 0 and self.num_holders == 0
 
 
 class PrefixIndex:
-    """The tree of entries. It counts children and pins; its owner manages the memory of blocks and slots.
+    """The tree of entries. It counts children and holders; its owner manages the memory of blocks and slots.
 
     Entries are found by the hash of all tokens up to them, and then compared: parent, tokens, digests and salt. So two
     prefixes of one hash never share an entry: the one that came later is not indexed from there on.
@@ -429,6 +429,11 @@ class CacheReport:
     """Block boundaries of the request's marks -> whether a pinned checkpoint stands there for later prompts."""
     nearest_mark: int | None = None
     """Position of the last pinned checkpoint before tokens that were missed as `no_checkpoint`; None without one."""
+
+    @property
+    def unpinned_marks(self) -> tuple[int, ...]:
+        """Block boundaries of the marks that got no pinned checkpoint."""
+        return tuple(end for end, is_pinned in self.marks.items() if not is_pinned)
 
     @property
     def created_tokens(self) -> int:

@@ -217,7 +217,7 @@ class CacheStore:
         index = self.index
         self._leaves: EvictionQueue[IndexEntry] = EvictionQueue(
             policy,
-            lambda: (entry for entry in index.leaves if entry.num_pins == 0),
+            lambda: (entry for entry in index.leaves if entry.num_holders == 0),
             lambda entry: leaf_utility(entry, costs, num_slots > 0, index, self.blocks_per_window > 0),
             lambda entry: entry.is_evictable and entry in index,
         )

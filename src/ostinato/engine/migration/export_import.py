@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -56,12 +57,13 @@ def restore_request(
     vocab_size: int,
     eos_token_ids: frozenset[int],
     scheduler: Scheduler,
+    max_ttl: float,
     compile_guide: Callable[[Guide], Grammar],
 ) -> RequestState:
     """Return the request state of an export, for an engine of this `identity`.
 
-    Its id is the old one, unless `request_id` is given. Raises DamagedExport or ForeignExport; RequestError if its
-    guide cannot be compiled.
+    Its id is the old one, unless `request_id` is given. Its marks are pinned for `max_ttl` seconds at most. Raises
+    DamagedExport or ForeignExport; RequestError if its guide cannot be compiled.
     """
     snapshot, parts = unpack_snapshot(exported)
     check_identity(snapshot.identity, identity)
@@ -82,7 +84,7 @@ def restore_request(
         media=_media_of(snapshot, parts),
         client=snapshot.client,
         pooling=snapshot.pooling,
-        marks=snapshot.marks,
+        marks=[replace(mark, ttl=min(mark.ttl, max_ttl)) for mark in snapshot.marks],
     )
     _resume(generation, snapshot, parts, scheduler)
     _limit_imported_bytes(generation, scheduler.queues.waiting)

@@ -126,6 +126,8 @@ class OutputDelta(NamedTuple):
     """Log-probabilities of the prompt, if asked for. They come with the first token of the first output."""
     num_created_tokens: int = 0
     """Tokens after the hit and up to the last pinned mark."""
+    unpinned_marks: tuple[int, ...] = ()
+    """Block boundaries of the marks that got no pinned checkpoint."""
 
     @property
     def num_bytes(self) -> int:
@@ -229,9 +231,11 @@ class DeltaBuffer:
             del self._sent[output.request_id]
             self._whole.discard(output.request_id)
         ended = output if output.finished else None
-        created = 0 if output.cache is None else output.cache.created_tokens
+        created, unpinned = (
+            (0, ()) if output.cache is None else (output.cache.created_tokens, output.cache.unpinned_marks)
+        )
         return OutputDelta(
-            output.request_id, samples, output.num_cached_tokens, output.times, ended, packed_scores, created
+            output.request_id, samples, output.num_cached_tokens, output.times, ended, packed_scores, created, unpinned
         )
 
 

@@ -49,6 +49,8 @@ class RequestStream:
         """Prompt tokens that came from the prefix cache; None before the first delta."""
         self.num_created_tokens = 0
         """Prompt tokens after these and up to the last mark that is pinned."""
+        self.unpinned_marks: tuple[int, ...] = ()
+        """Block boundaries of the marks that got no pinned checkpoint."""
         self.num_output_tokens = 0
         """Number of tokens generated so far, by all outputs."""
         self.finish_reasons: list[str] = []
@@ -155,13 +157,14 @@ class RequestStream:
             self.prompt_logprobs = None if scores is None else PackedLogprobs.of(scores)
         if first.cache is not None:
             self.num_cached_tokens, self.num_created_tokens = first.cache.cached_tokens, first.cache.created_tokens
+            self.unpinned_marks = first.cache.unpinned_marks
         self.num_output_tokens = sum(len(sample.token_ids) for sample in snapshot.samples)
         self.finish_reasons = [sample.finish_reason for sample in snapshot.samples if sample.finish_reason is not None]
 
     def put(self, delta: OutputDelta) -> None:
         """Add an output delta of the request. Called for the engine."""
         self.num_cached_tokens, self.times = delta.num_cached_tokens, delta.times
-        self.num_created_tokens = delta.num_created_tokens
+        self.num_created_tokens, self.unpinned_marks = delta.num_created_tokens, delta.unpinned_marks
         num_bytes = delta.num_bytes
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs

@@ -165,7 +165,7 @@ class _FileRestore:
                 store.damaged_keys.add(block_hashes.keys[target - 1])
                 return True
         path = list(self._match.matched[:depth])
-        pinned = _EntryPin(path[-1] if path else None)
+        held = _HeldEntry(path[-1] if path else None)
         # They are referenced before anything is allocated, so that they are not evicted for the others.
         window_blocks = [
             held.window_block.id for held in path[self._window(target).start :] if held.window_block is not None
@@ -177,7 +177,7 @@ class _FileRestore:
                 if entry is None:
                     return store.blocks.count > 0 and not files.has_block(block_hashes.file_keys[index])
                 path.append(entry)
-                pinned.move(entry)
+                held.move(entry)
             for index in self._window(target):
                 if path[index].window_block is None:
                     if (window_block := self._read_window_block(index, path[index])) is None:
@@ -191,7 +191,7 @@ class _FileRestore:
                 store.slots.release((slot,))
             store.touch_window(path[-1])
         finally:
-            pinned.move(None)
+            held.move(None)
             store.release_window_blocks(window_blocks)
         files.touch(block_hashes.file_keys[:target])
         return True
@@ -253,17 +253,17 @@ class _FileRestore:
         return window_block
 
 
-class _EntryPin:
-    """Pin that keeps one entry, and so all before it, from being evicted."""
+class _HeldEntry:
+    """Holder of one entry, which keeps it, and so all before it, from being evicted."""
 
     def __init__(self, entry: IndexEntry | None) -> None:
         self._entry: IndexEntry | None = None
         self.move(entry)
 
     def move(self, entry: IndexEntry | None) -> None:
-        """Pin another entry instead, or none."""
+        """Hold another entry instead, or none."""
         if entry is not None:
-            entry.num_pins += 1
+            entry.num_holders += 1
         if self._entry is not None:
-            self._entry.num_pins -= 1
+            self._entry.num_holders -= 1
         self._entry = entry

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.json_io import JsonObject
+from ostinato.plan.plan import Plan
 from ostinato.scheduler.request import CONTEXT_END
 from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
 from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
@@ -106,10 +107,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation in Anthropic's form; with `stream`, in its events."""
         model = models()
-        prepared: PreparedChat = request.state.prepared
-        if prepared.marks and model.engine.plan.hit_law.min_shared == 0:
-            # Clients of this API send marks unasked, so they are no error where nothing is kept.
-            prepared = replace(prepared, marks=(), missing_marks=(*prepared.missing_marks, "cache_control"))
+        prepared = _with_possible_marks(request.state.prepared, model.engine.plan)
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
         written = _Message(
@@ -117,6 +115,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
             ChatOutput(model.text, prepared.form(model.text)),
             f"msg_{request.state.request_id}",
             lifecycle.model_name,
+            model.engine.plan.hit_law.block_size,
         )
         return await make_response(request, run, body.stream, written.events, written.whole, model.turns)
 
@@ -128,11 +127,28 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
     return router
 
 
+def _with_possible_marks(prepared: PreparedChat, plan: Plan) -> PreparedChat:
+    """Return a conversation whose marks the engine takes; what it drops or shortens is named among the missing ones.
+
+    Clients of this API send marks unasked, so they are no error where nothing is kept, or not for so long.
+    """
+    if plan.hit_law.min_shared == 0:
+        return replace(prepared, marks={}, missing_marks=(*prepared.missing_marks, *prepared.marks))
+    max_ttl = plan.pins.max_ttl
+    shortened = [place for place, mark in prepared.marks.items() if mark.ttl > max_ttl]
+    if not shortened:
+        return prepared
+    marks = {place: replace(mark, ttl=min(mark.ttl, max_ttl)) for place, mark in prepared.marks.items()}
+    fields = [place if place == "cache_control" else f"{place}.cache_control" for place in shortened]
+    missing = (*prepared.missing_marks, *(f"{place}.ttl" for place in fields))
+    return replace(prepared, marks=marks, missing_marks=missing)
+
+
 class _Message:
     """One answer while it grows."""
 
-    def __init__(self, run: GenerationRun, output: ChatOutput, message_id: str, model: str) -> None:
-        self._run, self._output = run, output
+    def __init__(self, run: GenerationRun, output: ChatOutput, message_id: str, model: str, block_size: int) -> None:
+        self._run, self._output, self._block_size = run, output, block_size
         self._blocks = MessageBlocks()
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
@@ -188,11 +204,13 @@ class _Message:
     def _usage(self, output_tokens: int | None = None) -> JsonObject:
         """Return Anthropic's usage; its `input_tokens` are those after the hit and the last mark.
 
-        Marks are named if they cannot be located, or nothing is kept.
+        Marks are named if they cannot be located, or are not pinned, and their times if they were shortened.
         """
         usage = self._run.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        created, missing = self._run.num_created_tokens, self._run.missing_marks
+        created, unpinned = self._run.num_created_tokens, self._run.streams[0].unpinned_marks
+        not_kept = [place for place, mark in self._run.marks.items() if mark.boundary(self._block_size) in unpinned]
+        not_kept += self._run.missing_marks
         thinking = self._run.reasoning_tokens
         return {
             "input_tokens": usage["prompt_tokens"] - cached - created,
@@ -200,7 +218,7 @@ class _Message:
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"] if output_tokens is None else output_tokens,
             "output_tokens_details": None if thinking is None else {"thinking_tokens": thinking},
-            **({"cache_control_not_kept": missing} if missing else {}),
+            **({"cache_control_not_kept": not_kept} if not_kept else {}),
         }
 
 

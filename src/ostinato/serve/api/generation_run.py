@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from json.encoder import encode_basestring as quoted
 from typing import Any, TypeVar
@@ -74,8 +74,10 @@ class GenerationRun:
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None
         """Number of completion_tokens that are reasoning; None if the endpoint does not count reasoning separately."""
+        self.marks: Mapping[str, Mark] = {}
+        """Marks of the prompts by their places in the body."""
         self.missing_marks: tuple[str, ...] = ()
-        """Places in the body of marks that could not be located."""
+        """Places in the body of marks that the engine did not get as they were asked for."""
         self._num_ended = 0
 
     @classmethod
@@ -90,16 +92,17 @@ class GenerationRun:
         guide: Guide | None = None,
         media: MediaPrompt | None = None,
         client: str | None = None,
-        marks: Sequence[Mark] = (),
+        marks: Mapping[str, Mark] | None = None,
     ) -> GenerationRun:
         """Submit every prompt, as token ids. If one is refused, none runs, and its error is raised.
 
         `deadline` is in seconds. `record` is that of the HTTP request. `media` belongs to the only prompt. `client` is
-        the client that sent it. `marks` are those of every prompt.
+        the client that sent it. `marks` are those of every prompt, by their places in the body.
         """
         if guide is not None:
             params = params.replace(guide=guide)
         run = cls()
+        run.marks = marks or {}
         record.figures = run.figures
         try:
             for prompt in prompts:
@@ -112,7 +115,7 @@ class GenerationRun:
                     deadline=deadline,
                     client=client,
                     arrival=record.begun,
-                    marks=marks,
+                    marks=tuple(run.marks.values()),
                 )
                 run.streams.append(stream)
         except BaseException:
@@ -250,8 +253,8 @@ class PreparedChat:
     parallel: bool
     either: bool
     guide: GuidePlan | None
-    marks: tuple[Mark, ...] = ()
-    """Positions at which the client wants checkpoints."""
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    """Positions at which the client wants checkpoints, by the places of their marks in the body."""
     missing_marks: tuple[str, ...] = ()
     """Places in the body of marks whose positions cannot be located."""
     is_plain: bool = False
@@ -293,7 +296,7 @@ def prepare_chat(
     )
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
     marks, missing = (
-        locate_marks(work, asked.conversation, rendered, token_ids) if asked.conversation.marks else ((), ())
+        locate_marks(work, asked.conversation, rendered, token_ids) if asked.conversation.marks else ({}, ())
     )
     return PreparedChat(
         params,
@@ -304,7 +307,7 @@ def prepare_chat(
         asked.parallel,
         form.either,
         guide,
-        tuple(marks),
+        marks,
         tuple(missing),
     )
 

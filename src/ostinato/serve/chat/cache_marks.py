@@ -7,6 +7,7 @@ count only if the text before them is that of the prompt.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,9 @@ from ostinato.serve.http.unknown_fields import check_members
 TTLS = {"5m": DEFAULT_TTL, "1h": 3600.0}
 """Times of Anthropic's API -> seconds."""
 
-_WORD = "OstinatoCacheMark"
-"""A word that a template gives out as it is."""
+MAX_TTL = 10**9
+"""Most seconds that a body may ask for; the engine's `max_checkpoint_ttl` is usually lower."""
+
 _BETWEEN = " \t\r\n\"',:{"
 """Characters that may stand between the end of a marked text and the word put after it."""
 _MAX_MERGED = 4
@@ -34,9 +36,10 @@ def read_ttl(value: object, where: str) -> float:
     """Return the seconds of a `ttl`: `5m` (as null), `1h`, or a number. ApiError for others."""
     if value is None or (isinstance(value, str) and value in TTLS):
         return TTLS[value or "5m"]
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+    # An integer of a body may be larger than any float.
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_TTL:
         return float(value)
-    raise field_error(where, f"should be {' or '.join(TTLS)}, or a number of seconds")
+    raise field_error(where, f"should be {' or '.join(TTLS)}, or a number of seconds up to {MAX_TTL:,}")
 
 
 def read_cache_control(value: object, where: str) -> float | None:
@@ -86,18 +89,24 @@ def check_number(marks: Sequence[ChatMark], param: str) -> None:
 
 def locate_marks(
     work: RequestContext, conversation: Conversation, rendered: RenderedChat, token_ids: Sequence[int]
-) -> tuple[list[Mark], list[str]]:
-    """Return the conversation's marks at their token positions, and the places of those that cannot be located."""
-    marks: list[Mark] = []
+) -> tuple[dict[str, Mark], list[str]]:
+    """Return the conversation's marks {place in the body: at its token}, and the places that cannot be located."""
+    marks: dict[str, Mark] = {}
     missing: list[str] = []
+    word = _word_beside(rendered.text)
     for mark in conversation.marks:
-        end = _text_end(work, conversation, mark, rendered.text)
+        end = _text_end(work, conversation, mark, rendered.text, word)
         position = 0 if end is None else _token_position(work, rendered.text[:end], token_ids, mark.where)
         if position:
-            marks.append(Mark(position, mark.ttl))
+            marks[mark.where] = Mark(position, mark.ttl)
         else:
             missing.append(mark.where)
     return marks, missing
+
+
+def _word_beside(prompt: str) -> str:
+    """Return a word that a template gives out as it is, and that a prompt cannot have: it is made of the prompt."""
+    return f"OstinatoCacheMark{hashlib.sha256(prompt.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def _token_position(work: RequestContext, text: str, token_ids: Sequence[int], param: str) -> int:
@@ -110,10 +119,10 @@ def _token_position(work: RequestContext, text: str, token_ids: Sequence[int], p
     return shared if len(prefix) - shared <= _MAX_MERGED else 0
 
 
-def _text_end(work: RequestContext, conversation: Conversation, mark: ChatMark, prompt: str) -> int | None:
+def _text_end(work: RequestContext, conversation: Conversation, mark: ChatMark, prompt: str, word: str) -> int | None:
     """Return the position of a mark in the text of the prompt; None if it cannot be located."""
     if mark.tool is not None:
-        return _end_after_tool(work, conversation, mark.tool, prompt)
+        return _end_after_tool(work, conversation, mark.tool, prompt, word)
     messages = list(conversation.messages)
     if mark.part is None:
         upto = replace(
@@ -131,34 +140,34 @@ def _text_end(work: RequestContext, conversation: Conversation, mark: ChatMark, 
     content = messages[mark.message].get("content")
     if isinstance(content, str):
         end = len(content) if mark.end is None else mark.end
-        content = content[:end] + _WORD + content[end:]
+        content = content[:end] + word + content[end:]
     elif isinstance(content, list):
         part = len(content) if mark.part is None else mark.part + 1
-        content = [*content[:part], {"type": "text", "text": _WORD}, *content[part:]]
+        content = [*content[:part], {"type": "text", "text": word}, *content[part:]]
     else:
         return None
     messages[mark.message] = {**messages[mark.message], "content": content}
-    return _end_before_word(_rendered(work, replace(conversation, messages=messages)), prompt)
+    return _end_before_word(_rendered(work, replace(conversation, messages=messages)), prompt, word)
 
 
-def _end_after_tool(work: RequestContext, conversation: Conversation, index: int, prompt: str) -> int | None:
+def _end_after_tool(work: RequestContext, conversation: Conversation, index: int, prompt: str, word: str) -> int | None:
     """Return where the description of a tool ends; of a template that knows its members alone, the text of it."""
     tools = list(conversation.tools or ())
     if index >= len(tools):
         return None
     function = tools[index]["function"]
-    texts = {name: f"{function[name]}{_WORD}" for name in ("description", "name") if function.get(name)}
-    for changed in ({**function, _WORD: True}, *({**function, name: text} for name, text in texts.items())):
+    texts = {name: f"{function[name]}{word}" for name in ("description", "name") if function.get(name)}
+    for changed in ({**function, word: True}, *({**function, name: text} for name, text in texts.items())):
         changed_tools = [*tools[:index], {**tools[index], "function": changed}, *tools[index + 1 :]]
-        end = _end_before_word(_rendered(work, replace(conversation, tools=changed_tools)), prompt)
+        end = _end_before_word(_rendered(work, replace(conversation, tools=changed_tools)), prompt, word)
         if end is not None:
             return end
     return None
 
 
-def _end_before_word(marked: str | None, prompt: str) -> int | None:
+def _end_before_word(marked: str | None, prompt: str, word: str) -> int | None:
     """Return the length of what stands before the word in `marked`, if the prompt begins so too."""
-    place = -1 if marked is None else marked.find(_WORD)
+    place = -1 if marked is None else marked.find(word)
     if marked is None or place < 0:
         return None
     shared = _shared(marked[:place], prompt)
