@@ -19,7 +19,7 @@ def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_
     monkeypatch.setattr(doctor, "make_parts", lambda settings, minutes: [*parts[:2], failing, odd, slow])
     page = tmp_path / "page.md"
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", "demo", "--output", str(page)])
+        main(["doctor", "--output", str(page)])  # the model is the embedded one, as of every command
     assert ended.value.code == doctor.EXIT_FAILED
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# ostinato doctor demo\n")

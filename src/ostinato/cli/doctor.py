@@ -78,7 +78,8 @@ def doctor(
     Example: ostinato doctor demo
     """
     name_model(settings, target)
-    _, spec = check_model(settings, plans=False)
+    config, spec = check_model(settings, plans=False)
+    settings = {**settings, "model": config.model}
     check_room(output, "the page")
     began = time.monotonic()
     outcomes: dict[str, Outcome] = {}
