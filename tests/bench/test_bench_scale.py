@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -28,11 +29,14 @@ def calls(run: Callable[[], object]) -> int:
         number += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what it finalises for other tests would be counted too
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return number
 
 
