@@ -7,13 +7,13 @@ embedding of its token, gated by the residual stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import LayerNorm, RMSNorm, sigmoid_gate
+from ostinato.layers.norm import RMSNorm, sigmoid_gate
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder, SandwichBlock
 from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
@@ -117,14 +117,10 @@ class Gemma4Backbone(Backbone):
         spec: ModelSpec,
         make_block: Callable[[LayerSpec], Module],
         norm_eps: float,
-        names: dict[str, str] | None = None,
-        embedding_multiplier: float = 1.0,
-        norm_plus_one: bool = False,
-        final_norm: LayerNorm | None = None,
-        is_wide: bool = False,
+        *how: Any,
     ) -> None:
-        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
-        super().__init__(build, spec, make_block, *how)
+        """Make the parts of a `Backbone`, which documents the arguments, and those of the small embeddings."""
+        super().__init__(build, spec, make_block, norm_eps, *how)
         hyper: Gemma4Hyperparameters = spec.hyperparameters
         self.small_size, hidden, all_sizes = hyper.small_size, spec.hidden_size, hyper.num_layers * hyper.small_size
         if self.small_size:
