@@ -97,7 +97,7 @@ def doctor(
 def make_parts(settings: dict[str, Any], minutes: float) -> list[Part]:
     """Return the parts for a model with these settings; each may take `minutes`."""
     model = str(settings["model"])
-    flags = setting_flags({name: value for name, value in settings.items() if name != "model"})
+    flags = _flags(settings)
     questions = [question for question, _ in QUESTIONS]
     greedy = ("--temperature", "0", "--max-tokens", "96", "--json")
     return [
@@ -152,6 +152,11 @@ def show_answers(output: str) -> str:
     return f"{right} of {len(QUESTIONS)} answers have the right word.\n\n{head}" + "\n".join(rows)
 
 
+def _flags(settings: dict[str, Any]) -> list[str]:
+    """Return the settings but the model as flags."""
+    return setting_flags({name: value for name, value in settings.items() if name != "model"})
+
+
 def _as_code(text: str) -> str:
     fenced = "\n".join(line.rstrip() for line in text.rstrip().replace("```", "~~~").splitlines())
     return f"```\n{fenced}\n```"
@@ -159,7 +164,7 @@ def _as_code(text: str) -> str:
 
 def _page(settings: dict[str, Any], spec: ModelSpec, outcomes: dict[str, Outcome], seconds: float) -> str:
     """Return the page in Markdown."""
-    given = " ".join(setting_flags({name: value for name, value in settings.items() if name != "model"}))
+    given = " ".join(_flags(settings))
     machine = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
     lines = [
         f"# ostinato doctor {Path(str(settings['model'])).name} {given}".rstrip(),
