@@ -7,7 +7,7 @@ it that works; where a planner computed it, planning again with that value succe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,33 @@ class RequestError(OstinatoError):
     `setting` is the request's setting that is wrong, if it is one.
     """
 
+    parts: tuple[tuple[str, str], ...] = ()
+    """The message as names of settings, each with the text after it, if other names may stand in it."""
+
     def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
         super().__init__(message, remedies)
         self.setting = setting or next((remedy.setting for remedy in self.remedies), None)
+
+    @classmethod
+    def of_parts(
+        cls, parts: Sequence[tuple[str, str]], remedies: Iterable[Remedy] = (), setting: str | None = None
+    ) -> RequestError:
+        """Return an error with these `parts`; by default `setting` is the first one's name."""
+        error = cls("".join(f"{name}{text}" for name, text in parts), remedies, setting or parts[0][0])
+        error.parts = tuple(parts)
+        return error
+
+    def renamed(self, names: Mapping[str, str]) -> RequestError:
+        """Return the error with the names by which its reader knows the settings; `names` has some, by ours."""
+
+        def other(name: str) -> str:
+            head, dot, rest = name.partition(".")
+            return names.get(name) or f"{names.get(head, head)}{dot}{rest}"
+
+        if not self.parts:
+            return self
+        parts = [(other(name), text) for name, text in self.parts]
+        return RequestError.of_parts(parts, self.remedies, self.setting and other(self.setting))
 
 
 class PromptsFailed(RequestError):

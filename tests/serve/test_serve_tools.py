@@ -374,8 +374,14 @@ def test_a_model_that_thinks_chooses_afterwards(thinking, first):
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"tools": [CLOCK], "response_format": response_format({"type": "text"})}, "response_format"),
-        ({"tools": [of_parameters({"a": {"type": "text"}})], "response_format": {"type": "json_object"}}, "tools"),
+        (
+            {"tools": [CLOCK], "response_format": response_format({"type": "text"})},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"tools": [of_parameters({"a": {"type": "text"}})], "response_format": {"type": "json_object"}},
+            "tools[0].function.parameters",
+        ),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(hermes, body, param):

@@ -272,7 +272,7 @@ def check_priority(priority: int, scheduling_policy: str) -> None:
         raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
     if priority != 0 and scheduling_policy == "fcfs":
         message = f"priority {priority} has no effect under scheduling_policy fcfs; choose the policy priority"
-        raise RequestError(message, [Remedy("scheduling_policy", "priority")])
+        raise RequestError(message, [Remedy("scheduling_policy", "priority")], "priority")
 
 
 def as_token_ids(prompt: Sequence[int]) -> list[int]:
