@@ -231,7 +231,7 @@ def run_crowded_program(seed: int, k: int) -> Harness:
     rng = random.Random(seed)
     policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
     limits = SchedulerLimits(
-        rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy, scored_tokens=rng.choice((2, 2**63))
+        rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy, scored_tokens=(2, 2**63)[seed % 2]
     )
     sizes = Sizes(rng.randint(6, 12), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(6, 12), rng.randint(1, 12))
     harness = make_harness(limits, sizes, rng.choice([*KINDS, *WINDOWS]), k, rng.choice)
