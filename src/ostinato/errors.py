@@ -7,9 +7,13 @@ it that works; where a planner computed it, planning again with that value succe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+_LONG_WORD = re.compile(r"\S{1000,}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class OstinatoError(Exception):
     def __init__(self, message: str, remedies: Iterable[Remedy] = ()) -> None:
         # A message may quote a file that is not text, which must not keep it from being printed.
         message = message.encode("utf-8", "backslashreplace").decode()
+        # Or a value of any length, which is shown as far as it can be recognised.
+        message = _LONG_WORD.sub(lambda word: f"{word[0][:200]} ... {word[0][-100:]}", message)
         super().__init__(message)
         self.message = message
         self.remedies = tuple(remedies)

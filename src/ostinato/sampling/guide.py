@@ -106,7 +106,7 @@ class Guide(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            given = [name for name, value in settings.items() if value not in (None, False, ())]
+            given = [name for name, value in settings.items() if value is not None and value is not False]
             raise _request_error(error, list(type(self).model_fields), given) from None
 
     @field_validator("json_schema", mode="before")

@@ -105,7 +105,7 @@ class SamplingParams(BaseModel):
     @field_validator("guide", mode="before")
     @classmethod
     def _fields_to_guide(cls, value: object) -> object:
-        return Guide(**value) if isinstance(value, dict) else value
+        return Guide(**{str(name): each for name, each in value.items()}) if isinstance(value, dict) else value
 
     @field_validator("stop", mode="before")
     @classmethod
