@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 _LONG_WORD = re.compile(r"\S{1000,}")
 
 
