@@ -1092,7 +1092,10 @@ MUTATIONS = (
     mutation(
         "rows: a request that leaves its row to make room hides the next one",
         "scheduler/decode.py",
-        ("                    continue  # it has left", "                    index += 1\n                    continue  #"),
+        (
+            "                    continue  # it has left",
+            "                    index += 1\n                    continue  #",
+        ),
     ),
     mutation(
         "rows: streams wait for all scores of others' prompts",

@@ -280,6 +280,8 @@ def as_token_ids(prompt: Sequence[int]) -> list[int]:
     if isinstance(prompt, bytes):  # its items are integers, but no token ids
         raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
     try:
+        if bool in set(map(type, prompt)):
+            raise TypeError("True and False are none")
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None
