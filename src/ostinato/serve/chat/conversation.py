@@ -20,7 +20,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.chat.tool_calls.formats import known_forms
+from ostinato.serve.chat.tool_calls.formats import form_problem
 from ostinato.serve.chat.tools import (
     CHAT_SPELLING,
     Tool,
@@ -425,8 +425,8 @@ def checked_tools(text: ModelText, tools: object, tool_choice: object, spelling:
         raise ApiError(400, spelled(message, spelling), param="tools")
     if read and text.formats.tools is None:
         message = (
-            f"this model's chat template shows none of the known forms of tool calls: {known_forms()}; name one by "
-            'tool_call_parser when you start the server, or demand a call by tool_choice "required"'
+            f"this model's chat template {form_problem(text.chat_template.text)}; name one by tool_call_parser when "
+            'you start the server, or demand a call by tool_choice "required"'
         )
         raise ApiError(400, spelled(message, spelling), param="tools")
     return Tools(read, may_call, choice)
