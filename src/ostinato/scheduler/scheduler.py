@@ -186,7 +186,8 @@ class Scheduler:
         if self._media is not None:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
-        self._chunks.begin_step(is_decoding=bool(decoding))
+        if self.queues.waiting or len(decoding) < len(self.queues.running):
+            self._chunks.begin_step(is_decoding=bool(decoding))
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         prompts: list[tuple[Request, BatchRow]] = []
         for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
