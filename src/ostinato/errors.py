@@ -72,7 +72,7 @@ class RequestError(OstinatoError):
     """
 
     parts: tuple[tuple[str, str], ...] = ()
-    """The message as names of settings, each with the text after it, if other names may stand in it."""
+    """Names of settings in the message, each with the text after it, for messages in which others may stand."""
 
     def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
         super().__init__(message, remedies)

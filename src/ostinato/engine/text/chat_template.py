@@ -327,8 +327,8 @@ def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Js
 def _check_parts(index: int, message: ChatMessage) -> None:
     """Raise RequestError for content or calls of a form that no template reads, most without a word."""
     content, calls = message.get("content"), message.get("tool_calls")
-    is_list = isinstance(content, list | tuple)
-    has_parts = is_list and all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+    parts = content if isinstance(content, list | tuple) else (None,)
+    has_parts = all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts)
     # A tool may answer with a value, which some templates print as JSON.
     if not (has_parts or content is None or isinstance(content, str) or message["role"] == "tool"):
         form = 'text, or a list of parts such as {"type": "text", "text": ...}'
