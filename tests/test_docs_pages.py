@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from contextlib import nullcontext
 from functools import cache
 from html import unescape
@@ -103,6 +104,19 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 @every_page
 def test_no_command_stands_outside_a_block_that_is_tested(page: Path) -> None:
     assert not re.search(r"^ {4}\$ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_extras_that_pages_and_messages_name_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    named = {
+        extra.strip()
+        for file in files
+        for extras in re.findall(r"ostinato\[([a-z0-9,]+)\]", file.read_text(encoding="utf-8"))
+        for extra in extras.split(",")
+    }
+    assert {"ray", "hub"} <= named
+    assert named <= project["optional-dependencies"].keys()
 
 
 def test_every_page_is_in_the_index() -> None:

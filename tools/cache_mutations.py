@@ -1089,6 +1089,19 @@ MUTATIONS = (
         "scheduler/scheduler.py",
         ("        if cache.window_blocks is not None:\n", "        if False:\n"),
     ),
+    mutation(
+        "rows: a request that leaves its row to make room hides the next one",
+        "scheduler/decode.py",
+        (
+            "                    continue  # it has left",
+            "                    index += 1\n                    continue  #",
+        ),
+    ),
+    mutation(
+        "rows: streams wait for all scores of others' prompts",
+        "scheduler/prefill.py",
+        ("= self._limits.scored_tokens if is_decoding else None", "= None"),
+    ),
     # What whole runs show.
     mutation(
         "verify: padding of a replay writes a live slot",

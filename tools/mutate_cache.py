@@ -39,6 +39,8 @@ TESTS = (
     "tests/kv_cache/test_cache_directory.py",
     "tests/kv_cache/test_cache_windows.py",
     "tests/kv_cache/test_window_blocks.py",
+    "tests/scheduler/test_scheduler.py",
+    "tests/scheduler/test_scheduler_shares.py",
     "tests/scheduler/test_scheduler_drafts.py",
     "tests/scheduler/test_scheduler_memory.py",
     "tests/scheduler/test_scheduler_moves.py",

@@ -7,9 +7,12 @@ it that works; where a planner computed it, planning again with that value succe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_LONG_WORD = re.compile(r"\S{1000,}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class OstinatoError(Exception):
     def __init__(self, message: str, remedies: Iterable[Remedy] = ()) -> None:
         # A message may quote a file that is not text, which must not keep it from being printed.
         message = message.encode("utf-8", "backslashreplace").decode()
+        # Or a value of any length, which is shown as far as it can be recognised.
+        message = _LONG_WORD.sub(lambda word: f"{word[0][:200]} ... {word[0][-100:]}", message)
         super().__init__(message)
         self.message = message
         self.remedies = tuple(remedies)
@@ -66,9 +71,33 @@ class RequestError(OstinatoError):
     `setting` is the request's setting that is wrong, if it is one.
     """
 
+    parts: tuple[tuple[str, str], ...] = ()
+    """Names of settings in the message, each with the text after it, for messages in which others may stand."""
+
     def __init__(self, message: str, remedies: Iterable[Remedy] = (), setting: str | None = None) -> None:
         super().__init__(message, remedies)
         self.setting = setting or next((remedy.setting for remedy in self.remedies), None)
+
+    @classmethod
+    def of_parts(
+        cls, parts: Sequence[tuple[str, str]], remedies: Iterable[Remedy] = (), setting: str | None = None
+    ) -> RequestError:
+        """Return an error with these `parts`; by default `setting` is the first one's name."""
+        error = cls("".join(f"{name}{text}" for name, text in parts), remedies, setting or parts[0][0])
+        error.parts = tuple(parts)
+        return error
+
+    def renamed(self, names: Mapping[str, str]) -> RequestError:
+        """Return the error with the names by which its reader knows the settings; `names` has some, by ours."""
+
+        def other(name: str) -> str:
+            head, dot, rest = name.partition(".")
+            return names.get(name) or f"{names.get(head, head)}{dot}{rest}"
+
+        if not self.parts:
+            return self
+        parts = [(other(name), text) for name, text in self.parts]
+        return RequestError.of_parts(parts, self.remedies, self.setting and other(self.setting))
 
 
 class PromptsFailed(RequestError):

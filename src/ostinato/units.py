@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ostinato.errors import ConfigError
@@ -44,6 +45,8 @@ def number_in(text: str, *, is_time: bool = False) -> float | None:
     digits = match[1].replace("_", "")
     decimal = re.fullmatch(r"\d+,\d{1,2}", digits)
     number = float(digits.replace(",", "." if decimal else "")) * units[match[2]]
+    if math.isinf(number):
+        return None
     return int(number) if number == int(number) else number
 
 

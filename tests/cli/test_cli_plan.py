@@ -171,6 +171,20 @@ def test_layouts_are_estimated_from_requests(capsys, checkpoint, requests) -> No
     assert "queue grows" in out
 
 
+def test_a_model_without_states_has_no_lines_about_states_and_slots(capsys, checkpoint) -> None:
+    hybrid = run(capsys, "plan", checkpoint, "--device", "l4-24gb")[1]
+    llama = {
+        "model_type": "llama", "dtype": "bfloat16", "hidden_size": 1024, "vocab_size": 32000, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 4096, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    Path(checkpoint, "config.json").write_text(json.dumps(llama))
+    status, plain, _ = run(capsys, "plan", checkpoint, "--device", "l4-24gb")
+    assert status == 0
+    for word in ("slots", "SSM"):
+        assert re.search(rf"\b{word}\b", hybrid)
+        assert not re.search(rf"\b{word}\b", plain)
+
+
 def test_requests_without_step_times_are_not_silent(capsys, checkpoint, requests) -> None:
     asked = ("plan", checkpoint, "--device", "cpu", "--device-memory", "16GiB", "--kernels", "reference")
     status, _, err = run(capsys, *asked, "--traffic", requests)

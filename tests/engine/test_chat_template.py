@@ -399,3 +399,29 @@ def test_a_template_that_is_too_long_or_wrong_is_compiled_once(monkeypatch: pyte
 def test_a_date_format_has_a_bound() -> None:
     with pytest.raises(RequestError, match="at most 1000 characters"):
         ChatTemplate({"default": "{{ strftime_now('%c' * 501) }}"}).render([USER])
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "user", "content": 1}, r"message 1 has int for content; it should be text, or a list of parts"),
+        ({"role": "user", "content": {"a": 1}}, "has dict for content"),
+        ({"role": "user", "content": ["a"]}, "has list for content"),
+        ({"role": "user", "content": [{"text": "a"}]}, "has list for content"),
+        ({"role": "assistant", "content": "", "tool_calls": 1}, "message 1 has tool_calls that are no list of calls"),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}, "no list of calls such as"),
+        ({"role": "assistant", "tool_calls": {"name": "f"}}, "no list of calls such as"),
+    ],
+)
+def test_content_and_calls_of_a_form_that_no_template_reads_are_refused(message: Any, why: str) -> None:
+    template = ChatTemplate({"default": "{% for message in messages %}{{ message.content }}{% endfor %}"})
+    first = {"role": "user", "content": "a"}
+    with pytest.raises(RequestError, match=why):
+        template.render([first, message])
+    call = {"name": "f", "arguments": {}}
+    others: list[Any] = [
+        {"role": "tool", "content": {"a": 1}},
+        {"role": "assistant", "tool_calls": [call, {"type": "function", "function": call}]},
+        {"role": "user", "content": ({"type": "text", "text": "b"},)},
+    ]
+    assert template.render([first, *others, {"role": "assistant", "content": None}]).startswith("a")

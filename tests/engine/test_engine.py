@@ -40,6 +40,7 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "id too high": ([5, VOCAB_SIZE], {}, f"such as {VOCAB_SIZE}; they must be from 0 to {VOCAB_SIZE - 1}"),
     "id below 0": ([5, -1], {}, f"such as -1; they must be from 0 to {VOCAB_SIZE - 1}"),
     "not integers": ([5, 1.5], {}, "token ids, which are integers"),
+    "truth values": ([5, True], {}, "True and False are none"),
     "no list": (17, {}, "a prompt is text or a list of token ids"),
     "text": ("hello", {}, "no tokenizer.json: give the prompt as token ids"),
     "bias": ([5], {"logit_bias": {VOCAB_SIZE: 1.0}}, f"logit_bias .* between 0 and {VOCAB_SIZE - 1}"),

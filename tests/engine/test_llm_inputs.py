@@ -256,7 +256,7 @@ def test_vllms_structured_outputs_are_a_guide() -> None:
         ({}, "should be a mapping such as"),
         (1, "structured_outputs should be a mapping such as .* not 1; it may have json, json_object, regex, choice"),
         ("abc", "not 'abc'"),
-        ({"choice": []}, "guide"),
+        ({"choice": []}, r"^structured_outputs\.choice: it should have"),
     ],
 )
 def test_structured_outputs_that_are_no_guide_are_refused(given: Any, message: str) -> None:
@@ -294,11 +294,18 @@ def test_an_llm_is_not_pickled(llm: LLM) -> None:
         ({"json_schema": True}, "should be a dict, its text, or a type such as a pydantic model's class, not True"),
         ({"choice": "ab"}, "should be a list of texts, not 'ab'"),
         ({"regex": 5}, "should be a text, not 5"),
+        ({"choice": []}, r"guide\.choice: it should have at least one text"),
     ],
 )
 def test_a_guide_of_another_type_is_answered_with_what_it_should_be(guide: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(guide=guide)
+
+
+def test_an_error_of_vllms_form_of_a_guide_names_its_fields() -> None:
+    with pytest.raises(RequestError, match=r"^structured_outputs\.json: \$\.not cannot be enforced") as caught:
+        SamplingParams(structured_outputs={"json": {"not": {"type": "string"}}})
+    assert caught.value.setting == "structured_outputs"
 
 
 class Person(BaseModel):

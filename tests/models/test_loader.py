@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.core import EngineCore
-from ostinato.formats.mapped_files import INDEX, SINGLE
+from ostinato.formats.checkpoint_json import folder_advice
+from ostinato.formats.mapped_files import INDEX, SINGLE, opened
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
@@ -169,6 +171,18 @@ def test_a_truncated_file_is_named_wherever_it_ends(tmp_path: Path, kept: float)
     with pytest.raises(ModelError, match="truncated") as caught:
         load(directory)
     assert str(path) in caught.value.message
+
+
+def test_weights_that_may_not_be_read_are_not_called_truncated(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).mkdir()
+    with pytest.raises(ModelError, match=rf"{SINGLE} cannot be read: Is a directory$"), opened(tmp_path / SINGLE):
+        pass
+
+
+def test_a_folder_that_may_not_be_listed_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folder_advice(tmp_path).endswith("; it is empty")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert folder_advice(tmp_path).endswith("(OWNER/NAME)")
 
 
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from ostinato import ConfigError, EngineConfig
+from ostinato import ConfigError, EngineConfig, Guide, OstinatoError, SamplingParams
 from ostinato.config_fields import Speculative
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import make_plan
+from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES
-from ostinato.units import format_bytes, parse_bytes
+from ostinato.units import format_bytes, number_in, parse_bytes
 
 
 def remedies(error: ConfigError) -> dict[str, object]:
@@ -385,3 +388,37 @@ def test_numbers_of_numpy_are_taken_where_python_s_own_are():
     for wrong in (True, np.True_, np.float64(7.5)):
         with pytest.raises(ConfigError, match="max_num_seqs"):
             EngineConfig(model="demo", max_num_seqs=wrong)
+
+
+ODD_VALUES: list[Any] = [
+    *(math.nan, math.inf, -math.inf, 0, -1, -(2**63), 2**31, 2**64, 2**200, 1e-320, -0.0, True, False, None),
+    *("", "nan", "1e400", "9" * 5000, "\ud800", "\0", b"x", [], {}, (), [math.nan], [None], {1: 2}, {"\ud800": 1}),
+    *(object(), {1, 2}, range(3), float, len, np.float32("nan"), np.int64(-1), np.array([1, 2])),
+]
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, SamplingParams, ServeSettings, Guide], ids=lambda kind: kind.__name__)
+def test_a_setting_of_any_value_is_taken_or_refused_in_a_message_that_can_be_read(kind: Any) -> None:
+    needed = {"model": "demo"} if kind is EngineConfig else {}
+    messages = []
+    for name in [*kind.model_fields, "", "\ud800", "9" * 5000]:
+        for value in ODD_VALUES:
+            try:
+                kind(**{**needed, name: value})
+            except OstinatoError as error:
+                messages.append(error.message)
+    assert len(messages) > len(ODD_VALUES)
+    assert all(len(message.encode()) < 4000 for message in messages)
+
+
+def test_a_served_name_is_a_text_or_a_list_of_texts() -> None:
+    for value in (1, b"x", {"a": 1}, [1]):
+        with pytest.raises(ConfigError, match="it should be a name, or a list of names"):
+            ServeSettings(served_model_name=value)
+    assert ServeSettings(served_model_name=["a", "a", "b"]).served_model_name == ("a", "b")
+
+
+def test_a_number_of_thousands_of_digits_is_no_size_and_no_number() -> None:
+    assert number_in("9" * 5000) is None
+    with pytest.raises(ConfigError, match=r"max_num_seqs = '9{50,}.* \.\.\. 9+'"):
+        EngineConfig(model="demo", max_num_seqs="9" * 5000)

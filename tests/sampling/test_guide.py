@@ -20,7 +20,7 @@ def nested(key: str, depth: int, inner: str) -> str:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of json_schema, json_object, regex, choice, lark; this one has none"),
-    ({"choice": []}, "this one has none"),
+    ({"choice": []}, "guide.choice: it should have at least one text"),
     ({"json_object": False}, "this one has none"),
     ({"regex": "a", "choice": ["a"]}, "this one has regex and choice"),
     ({"grammar": "a"}, "unknown guide grammar"),
@@ -34,9 +34,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": nested("items", 101, "true")}, "nested more than 100 deep"),
     ({"json_schema": nested("items", 9_000, "{}")}, "is not JSON|json_schema has"),
     ({"json_schema": {"const": "x" * MAX_GUIDE_CHARACTERS["json_schema"]}}, "characters, and may have 65536"),
-    ({"regex": "a" * 4097}, "regex has 4097 characters, and may have 4096"),
-    ({"lark": "a" * 140_000}, "lark has 140000 characters"),
-    ({"choice": ["abcdefg"] * 2049}, "choice has 16392 characters"),
+    ({"regex": "a" * 4097}, "guide.regex: it has 4097 characters, and may have 4096"),
+    ({"lark": "a" * 140_000}, "guide.lark: it has 140000 characters"),
+    ({"choice": ["abcdefg"] * 2049}, "guide.choice: it has 16392 characters"),
     ({"json_schema": {"anyOf": [{"pattern": "a" * 2000}, {"patternProperties": {"b" * 2097: {}}}]}}, "4097 characters"),
     ({"json_schema": {"items": {"multipleOf": 10_001}}}, "multipleOf"),
     ({"json_schema": {"anyOf": [{"multipleOf": 101}, {"multipleOf": 103}]}}, "multipleOf"),

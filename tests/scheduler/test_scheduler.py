@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ostinato.scheduler.batch import Batch, RowResult, StepResult
+from ostinato.scheduler.limits import scored_tokens
 from ostinato.scheduler.request import Request, StopConditions
 from tests.support.fake_runner import FakeRunner, continuation
 from tests.support.scheduler_steps import BLOCK, answer, make_request, make_scheduler, run_all, shape, step
@@ -187,6 +190,44 @@ def test_prompt_logprobs_given_before_a_preemption_are_not_given_again() -> None
     updates = run_all(scheduler, runner)
     given = [entry.token_id for update in updates for entry in update.prompt_logprobs]
     assert given == list(request.prompt_token_ids[1 + given_before :])
+
+
+def test_a_step_scores_few_prompt_tokens_while_another_request_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=100, scored_tokens=20)
+    runner = FakeRunner(BLOCK)
+    scheduler.add(make_request("stream", 4, max_tokens=30))
+    step(scheduler, runner)
+    prompts = [make_request(name, 60, max_tokens=1, wants_prompt_logprobs=True) for name in "ab"]
+    for request in prompts:
+        scheduler.add(request)
+    scored = list[list[int]]()
+    updates = []
+    while not all(request.output_token_ids for request in prompts):
+        batch = scheduler.schedule()
+        assert "stream" in [row.request_id for row in batch.rows], "a stream never waits for scores"
+        scored.append([row.num_scored for row in batch.rows])
+        updates += scheduler.update(runner.run(batch))
+    # A request has a row in the step that admits it, and later ones where the step has scores left.
+    assert scored[0] == [0, 20, 16]
+    assert all(sum(row) <= 20 for row in scored[1:])
+    assert sum(map(sum, scored)) == 2 * 59
+    for request in prompts:
+        given = [
+            entry for update in updates if update.request_id == request.request_id for entry in update.prompt_logprobs
+        ]
+        assert [entry.token_id for entry in given] == list(request.prompt_token_ids[1:])
+
+
+def test_prompts_are_scored_in_large_steps_while_nothing_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=100, scored_tokens=20)
+    scheduler.add(make_request("a", 60, wants_prompt_logprobs=True))
+    scheduler.add(make_request("b", 60, wants_prompt_logprobs=True))
+    assert [row.num_scored for row in scheduler.schedule().rows] == [59, 40]
+
+
+@pytest.mark.parametrize(("vocab_size", "most"), [(768, 256), (2**16, 64), (151_936, 32)])
+def test_fewer_prompt_tokens_are_scored_in_a_step_of_a_larger_vocabulary(vocab_size: int, most: int) -> None:
+    assert scored_tokens(vocab_size) == most
 
 
 def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:

@@ -230,7 +230,9 @@ def run_crowded_program(seed: int, k: int) -> Harness:
     """Requests arrive faster than they are served, and most could fill the cache alone."""
     rng = random.Random(seed)
     policy: SchedulingPolicy = rng.choice(["fcfs", "priority"])
-    limits = SchedulerLimits(rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy)
+    limits = SchedulerLimits(
+        rng.randint(2, 6), rng.randint(3, 14), 48, rng.random() < 0.7, policy, scored_tokens=(2, 2**63)[seed % 2]
+    )
     sizes = Sizes(rng.randint(6, 12), rng.randint(3, 9), rng.choice([2, 3, 4]), rng.randint(6, 12), rng.randint(1, 12))
     harness = make_harness(limits, sizes, rng.choice([*KINDS, *WINDOWS]), k, rng.choice)
     for _ in range(70):

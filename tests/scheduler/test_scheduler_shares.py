@@ -187,4 +187,22 @@ def run_program(seed: int) -> Harness:
 @pytest.mark.parametrize("part", range(2))
 def test_whoever_yields_gets_the_same_tokens_and_nothing_leaks(part: int) -> None:
     counters = [run_program(seed).scheduler.counters for seed in range(60 * part, 60 * part + 60)]
-    assert sum(c.yielded_rows > 0 for c in counters) >= 20
+    assert sum(c.yielded_rows > 0 for c in counters) >= 15
+
+
+@pytest.mark.parametrize("num_blocks", [16, 12, 20])
+def test_a_request_that_makes_room_by_leaving_its_row_holds_up_none_behind_it(num_blocks: int) -> None:
+    scheduler = make_caching_scheduler(max_num_seqs=4, num_blocks=num_blocks)
+    runner = runner_for(scheduler)
+    flood(scheduler, "a", 3)
+    step(scheduler, runner)
+    flood(scheduler, "b", 1)
+    left = False
+    while scheduler.has_unfinished:
+        before = {request.request_id for request in scheduler.queues.running}
+        batch = scheduler.schedule()
+        running = [request.request_id for request in scheduler.queues.running]
+        assert {row.request_id for row in batch.rows} == set(running)
+        left = left or (before - {*running} != set() and running[-1:] == ["b0"])
+        scheduler.update(runner.run(batch))
+    assert left, "a request of the client with more rows has left, and the other client's stood behind it"

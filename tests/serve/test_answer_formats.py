@@ -11,7 +11,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.serve.chat.answer_formats import REASONING, THINK, AnswerFormats, ReasoningTags, opens_reasoning
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
 from ostinato.serve.chat.tool_calls import formats
-from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import FORMS, UNREAD_FORMS, ToolCallFormat, form_problem
 from ostinato.serve.settings import ServeSettings
 from tests.support.tool_form_cases import CALLS, template_of
 
@@ -138,3 +138,36 @@ def test_tags_are_those_of_reasoning_and_of_tool_calls() -> None:
     assert both.tags == ("<think>", "</think>", "<TOOLCALL>", "</TOOLCALL>")
     assert {"<tool_call>", "</tool_call>"} <= set(AnswerFormats(None, formats.XML).tags)
     assert AnswerFormats().tags == ()
+
+
+UNREAD = {
+    "Kimi K3": '<|open|>call tool="{{ f.name }}" index="1"<|sep|>{% for key, value in f.arguments.items() %}'
+    '<|open|>argument key="{{ key }}" type="string"<|sep|>{{ value }}<|close|>argument<|sep|>{% endfor %}'
+    "<|close|>call<|sep|>",
+    "MiniMax M3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="{{ f.name }}">'
+    "{% for key, value in f.arguments.items() %}]<]minimax[>[<{{ key }}>{{ value }}]<]minimax[>[</{{ key }}>"
+    "{% endfor %}"
+    "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "Solar Open": "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>{{ f.name }}<|tool_call:args|>"
+    "{{ f.arguments | tojson }}<|tool_call:end|><|calls|>",
+    "Muse Glimmer": "<|start|>assistant to={{ f.name }}<|message|><atem:function_calls>"
+    '<atem:invoke name="{{ f.name }}">{% for key, value in f.arguments.items() %}<atem:parameter name="{{ key }}">'
+    "{{ value }}</atem:parameter>{% endfor %}</atem:invoke></atem:function_calls><|eot|>",
+    "Functionary 3.2": "{{ '>>>all\\n' if message.content }}>>>{{ f.name }}\n{{ f.arguments | tojson }}<|eot_id|>",
+}
+"""Calls as these models' templates print them, as far as is known."""
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_form_that_is_not_read_is_named_and_taken_for_no_other(name: str) -> None:
+    template = ChatTemplate(
+        {
+            "default": "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for message in messages %}"
+            "<|{{ message.role }}|>{{ message.content or '' }}{% for call in message.tool_calls or [] %}"
+            "{% set f = call.function %}" + UNREAD[name] + "{% endfor %}\n{% endfor %}"
+        }
+    )
+    assert detect_formats(template).tools is None
+    assert form_problem(template.text).startswith(f"writes tool calls in the form of {name}, which is not read here")
+    assert UNREAD.keys() == UNREAD_FORMS.keys()
+    assert form_problem("").startswith("shows none of the known forms of tool calls: Hermes")

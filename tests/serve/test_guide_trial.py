@@ -45,7 +45,7 @@ def test_a_guide_that_ends_the_process_that_tries_it_is_a_400_and_the_next_one_s
     rules = "".join(f"a{i}: a{i + 1}\n" for i in range(100_000))
     unchecked = Guide.model_construct(lark=f'start: a0\n{rules}a100000: "x"')
     with pytest.raises(
-        ApiError, match="the guide cannot be compiled: the process that tried it took too much"
+        ApiError, match="response_format cannot be compiled: the process that tried it took too much"
     ) as caught:
         compiled(served, unchecked)
     assert (caught.value.status, caught.value.param) == (400, "response_format")
@@ -56,7 +56,7 @@ def test_a_guide_that_ends_the_process_that_tries_it_is_a_400_and_the_next_one_s
 
 def test_a_guide_of_which_the_first_tokens_are_too_much_never_reaches_the_engine(served):
     guide = Guide(json_schema={"type": "string", "minLength": 10**5, "maxLength": 2 * 10**5, "pattern": "^(ab|c)*$"})
-    with pytest.raises(ApiError, match=r"the guide cannot be compiled: .*too many expressions") as caught:
+    with pytest.raises(ApiError, match=r"response_format cannot be compiled: .*too many expressions") as caught:
         compiled(served, guide)
     assert caught.value.status == 400
 

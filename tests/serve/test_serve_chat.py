@@ -219,7 +219,7 @@ NO_SCHEMA = {"name": "x", "schema": {"type": "text"}}
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": NO_SCHEMA}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": NO_SCHEMA}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
         ({"guided_regex": "("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),

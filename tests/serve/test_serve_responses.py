@@ -261,7 +261,7 @@ def test_reasoning_and_calls_are_items_of_their_own(thinking):
         ({"input": []}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 1}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 1}}}}, "text.format.schema"),
         ({"include": ["web_search_call.results"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "include": LOGPROBS["include"]}, "top_logprobs"),

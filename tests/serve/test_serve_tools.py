@@ -239,7 +239,7 @@ def test_fields_that_ask_for_nothing_are_taken_and_variables_cannot_be_arguments
 def test_a_template_whose_calls_are_of_no_known_form_says_so_when_the_server_starts(caplog):
     strange = HERMES.replace("<tool_call>", "<@").replace("</tool_call>", "@>")
     with caplog.at_level("WARNING", "ostinato.serve"), serve(strange) as served:
-        assert "writes calls in none of the known forms" in caplog.text
+        assert "the chat template takes tools, but shows none of the known forms of tool calls: Hermes" in caplog.text
         with pytest.raises(openai.BadRequestError, match=r"none of the known forms of tool calls: Hermes.*Llama 3"):
             served.client().chat.completions.create(**ASKED, tools=[CLOCK])
         answer = served.client().chat.completions.create(**ASKED, tools=[CLOCK], tool_choice="required")
@@ -374,7 +374,10 @@ def test_a_model_that_thinks_chooses_afterwards(thinking, first):
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"tools": [CLOCK], "response_format": response_format({"type": "text"})}, "response_format"),
+        (
+            {"tools": [CLOCK], "response_format": response_format({"type": "text"})},
+            "response_format.json_schema.schema",
+        ),
         ({"tools": [of_parameters({"a": {"type": "text"}})], "response_format": {"type": "json_object"}}, "tools"),
     ],
 )

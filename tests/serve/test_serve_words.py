@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"max_waiting": 1}, max_num_seqs=2, graph_mode="none", max_model_len=128) as served:
+    with serving({"max_waiting": 1}, max_num_seqs=2, graph_mode="none", max_model_len=256) as served:
         yield served
 
 
@@ -139,6 +139,128 @@ def test_the_field_that_is_wrong_is_named_beside_the_message(served, name, param
     error = post(served, *WRONG[name]).json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+NEVER = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+"""A schema that no guide enforces."""
+OLLAMA = "/api/chat"
+
+
+def asking(path: str, **more: Any) -> dict[str, Any]:
+    """Return a short request of each API, with further fields."""
+    short: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": ASKED, "max_completion_tokens": 4},
+        COMPLETIONS: {"prompt": PROMPT, "max_tokens": 4},
+        RESPONSES: {"input": "a", "max_output_tokens": 4},
+        MESSAGES: {"messages": ASKED, "max_tokens": 4},
+        OLLAMA: {"messages": ASKED, "stream": False},
+    }
+    return short[path] | more
+
+
+def form(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the fields by which each API asks for JSON of a schema."""
+    return {
+        CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}},
+        COMPLETIONS: {"structured_outputs": {"json": schema}},
+        RESPONSES: {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}},
+        MESSAGES: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        OLLAMA: {"format": schema},
+    }
+
+
+SCHEMA_FIELD = {
+    CHAT: "response_format.json_schema.schema",
+    COMPLETIONS: "structured_outputs.json",
+    RESPONSES: "text.format.schema",
+    MESSAGES: "output_config.format.schema",
+    OLLAMA: "format",
+}
+
+
+def tool(path: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a demand to call a tool, in each API's form."""
+    if path == MESSAGES:
+        return {"tools": [{"name": "f", "input_schema": parameters}], "tool_choice": {"type": "any"}}
+    of_function = {"name": "f", "parameters": parameters}
+    flat = {"type": "function", **of_function}
+    return {
+        "tools": [flat if path == RESPONSES else {"type": "function", "function": of_function}],
+        "tool_choice": "required",
+    }
+
+
+PARAMETERS_FIELD = {
+    CHAT: "tools[0].function.parameters",
+    RESPONSES: "tools[0].parameters",
+    MESSAGES: "tools[0].input_schema",
+    OLLAMA: "tools[0].function.parameters",
+}
+NAMED: dict[str, tuple[str, dict[str, Any], str]] = {
+    **{
+        f"a schema at {path}": (path, form(NEVER)[path], f"{name}: $.properties.a.not cannot be enforced")
+        for path, name in SCHEMA_FIELD.items()
+    },
+    **{
+        f"a pattern at {path}": (path, form({"type": "string", "pattern": "("})[path], f"{name} cannot be compiled: ")
+        for path, name in SCHEMA_FIELD.items()
+    },
+    **{
+        f"a tool at {path}": (path, tool(path, NEVER), f"{name}: $.properties.a.not cannot be enforced")
+        for path, name in PARAMETERS_FIELD.items()
+    },
+    **{
+        f"a form without an end at {path}": (
+            path,
+            {**form({"type": "object"})[path], "ignore_eos": True},
+            f"{name} says where the output ends, and ignore_eos that it does not",
+        )
+        for path, name in SCHEMA_FIELD.items()
+    },
+    "no choice": (COMPLETIONS, {"guided_choice": []}, "guided_choice: it should have at least one text"),
+    "a long pattern": (COMPLETIONS, {"guided_regex": "a" * 5000}, "guided_regex: it has 5000 characters, and may have"),
+    "stop sequences": (MESSAGES, {"stop_sequences": [""]}, "stop_sequences=['']: an empty string would stop at once"),
+    "two options": (
+        OLLAMA,
+        {"options": {"temperature": -1, "repeat_penalty": 0}},
+        "options.temperature=-1.0: input should be greater than or equal to 0; options.repeat_penalty=0.0: input ",
+    ),
+    "a least of a chat": (CHAT, {"min_tokens": 9}, "min_tokens (9) is above max_completion_tokens (4)"),
+    "a least of a response": (RESPONSES, {"min_tokens": 9}, "min_tokens (9) is above max_output_tokens (4)"),
+    "a least of Ollama's": (
+        OLLAMA,
+        {"min_tokens": 9, "options": {"num_predict": 4}},
+        "min_tokens (9) is above options.num_predict (4)",
+    ),
+    "another tool of a response": (
+        RESPONSES,
+        {**tool(RESPONSES, {}), "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice.name: no tool is named 'g'",
+    ),
+    "a tool choice of a response": (
+        RESPONSES,
+        {**tool(RESPONSES, {}), "tool_choice": {"type": "function", "name": 1}},
+        'tool_choice must be "none", "auto", "required", {"type": "function", "name": ...} or of the type ',
+    ),
+    "allowed tools of a response": (
+        RESPONSES,
+        {**tool(RESPONSES, {}), "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": []}},
+        'tool_choice of the type allowed_tools has "mode": "auto" or "required", "tools": [{"type": "function", ',
+    ),
+}
+"""What is asked, and what the message begins with."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_error_names_the_fields_of_the_api_that_was_asked(served, name):
+    path, more, begins = NAMED[name]
+    answer = post(served, path, asking(path, **more))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    message = error if path == OLLAMA else error["message"]
+    assert message.startswith(begins), message
+    if path not in (OLLAMA, MESSAGES):
+        assert begins.startswith(error["param"]), error
 
 
 @pytest.mark.parametrize("stream", [False, True])

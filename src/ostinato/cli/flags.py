@@ -382,7 +382,13 @@ def _values(given: JsonObject) -> JsonObject:
     if guide := {name: values.pop(name) for name in list(values) if name.startswith(_GUIDE)}:
         texts = {name: _text(name, guide[name]) for name in guide if name in _TEXTS_IN_FILES}
         values["guide"] = {name.removeprefix(_GUIDE): value for name, value in (guide | texts).items()}
-    SamplingParams(**{"max_tokens": None} | values)  # raises its errors before a model is loaded
+    try:
+        SamplingParams(**{"max_tokens": None} | values)  # raises its errors before a model is loaded
+    except RequestError as error:
+        names = {name: flag_name(name) for name in SamplingParams.model_fields}
+        raise error.renamed(
+            names | {f"guide.{kind}": flag_name(_GUIDE + kind) for kind in Guide.model_fields}
+        ) from None
     return values
 
 

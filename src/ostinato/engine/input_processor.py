@@ -272,7 +272,7 @@ def check_priority(priority: int, scheduling_policy: str) -> None:
         raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
     if priority != 0 and scheduling_policy == "fcfs":
         message = f"priority {priority} has no effect under scheduling_policy fcfs; choose the policy priority"
-        raise RequestError(message, [Remedy("scheduling_policy", "priority")])
+        raise RequestError(message, [Remedy("scheduling_policy", "priority")], "priority")
 
 
 def as_token_ids(prompt: Sequence[int]) -> list[int]:
@@ -280,6 +280,8 @@ def as_token_ids(prompt: Sequence[int]) -> list[int]:
     if isinstance(prompt, bytes):  # its items are integers, but no token ids
         raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
     try:
+        if bool in set(map(type, prompt)):
+            raise TypeError("True and False are none")
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None

@@ -21,7 +21,7 @@ from ostinato.plan.plan import Plan
 from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.runner.model_runner import ModelRunner, ProgressFn
 from ostinato.sampling.params import SamplingParams
-from ostinato.scheduler.limits import SchedulerLimits
+from ostinato.scheduler.limits import SchedulerLimits, scored_tokens
 from ostinato.scheduler.scheduler import ChooseNumDrafts, Scheduler
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         policy=settings.scheduling_policy,
         max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
         graph_tokens=_graph_tokens(plan),
+        scored_tokens=scored_tokens(plan.model.vocab_size),
     )
     policy = PrefixCachePolicy(
         prefix_caching=settings.enable_prefix_caching,

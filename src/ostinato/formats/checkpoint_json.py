@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def folder_advice(directory: Path) -> str:
     endings = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", "onnx")
     if others := [name for name in files if name.endswith(endings)]:
         return f"it has {', '.join(others[:3])}, and only safetensors beside a config.json, and GGUF files, are read"
-    return "give the directory of one, a GGUF file, or a hub id (OWNER/NAME)" + ("" if files else "; it is empty")
+    return "give the directory of one, a GGUF file, or a hub id (OWNER/NAME)" + (
+        "" if files or not os.access(directory, os.R_OK) else "; it is empty"
+    )
 
 
 def gguf_header(path: Path) -> Header:

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ostinato.errors import ModelError
+from ostinato.errors import ModelError, os_error_text
 from ostinato.files import exists, find_in_checkpoint, is_directory, matches
 from ostinato.formats.checkpoint_json import folder_advice
 from ostinato.formats.gguf.reader import LFS_ADVICE, LFS_POINTER, all_parts
@@ -41,7 +41,11 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
         with safe_open(file, framework=framework) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        is_pointer = os.access(file, os.R_OK) and LFS_POINTER in file.open("rb").read(len(LFS_POINTER))
+        try:
+            with file.open("rb") as data:
+                is_pointer = LFS_POINTER in data.read(len(LFS_POINTER))
+        except OSError as unreadable:  # which the library calls a file that is not there
+            raise ModelError(f"{file} cannot be read: {os_error_text(unreadable)}") from None
         advice = LFS_ADVICE if is_pointer else "It may be truncated; download it again."
         raise ModelError(f"{file} cannot be read: {error}. {advice}") from error
 

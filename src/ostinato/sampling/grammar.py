@@ -124,7 +124,7 @@ class GrammarCompiler:
                 break
             output.append(token)
         if guidance.error is not None:
-            raise RequestError(_refused(guidance.error))
+            raise _refused(guidance.error)
 
     def prepare(self) -> LLTokenizer:
         """Return the tokenizer's tokens as a tree of bytes; made once, in up to some seconds for a large vocabulary."""
@@ -159,15 +159,15 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
     try:
         matcher = LLMatcher(tokenizer, lark_grammar(guide), log_level=0, limits=_limits())
     except ValueError as error:
-        raise RequestError(_refused(str(error))) from None
+        raise _refused(str(error)) from None
     if not matcher.is_error():
         # This finds grammars that no text follows, and its results serve every copy.
         matcher.compute_bitmask()
     if matcher.is_error():
         reason = _reason(matcher)
-        raise RequestError(_refused(reason if guide.lark is not None else _PLACE.sub("", reason)))
+        raise _refused(reason if guide.lark is not None else _PLACE.sub("", reason))
     if warnings := matcher.get_grammar_warnings():
-        raise RequestError(_refused("; ".join(warnings)))
+        raise _refused("; ".join(warnings))
     return matcher
 
 
@@ -193,9 +193,9 @@ def _with_large_stack(work: Callable[[], T]) -> T:
     return result.result()
 
 
-def _refused(reason: str) -> str:
+def _refused(reason: str) -> RequestError:
     works = "anyOf works, or alternatives that differ in type or in a constant of a required property"
-    return f"the guide cannot be compiled: {reason.replace(_ONE_OF, works)}"
+    return RequestError.of_parts([("guide", f" cannot be compiled: {reason.replace(_ONE_OF, works)}")])
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -106,7 +106,8 @@ class Guide(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise RequestError("; ".join(_problems(error, list(type(self).model_fields)))) from None
+            given = [name for name, value in settings.items() if value is not None and value is not False]
+            raise _request_error(error, list(type(self).model_fields), given) from None
 
     @field_validator("json_schema", mode="before")
     @classmethod
@@ -123,6 +124,8 @@ class Guide(BaseModel):
     @field_validator("choice", mode="before")
     @classmethod
     def _choices_to_tuple(cls, value: object) -> object:
+        if isinstance(value, list | tuple) and not value:
+            raise ValueError("it should have at least one text")
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("json_schema")
@@ -130,7 +133,7 @@ class Guide(BaseModel):
     def _schema_within_limits(cls, text: str | None) -> str | None:
         if text is not None:
             if len(text) > MAX_SCHEMA_TEXT:
-                raise ValueError(f"json_schema has {len(text)} characters, and may have {MAX_SCHEMA_TEXT}")
+                raise ValueError(f"it has {len(text)} characters, and may have {MAX_SCHEMA_TEXT}")
             plain = json.dumps(_check_schema(text), ensure_ascii=False)
             _check_length("json_schema", min(len(text), len(plain)))
         return text
@@ -146,17 +149,17 @@ class Guide(BaseModel):
         _check_cost([schema for schema, _, _ in _schemas_in(self.lark or "")])
         joined = _LARK_TEXT.sub("", self.lark or "").count("&") + 1
         if joined > MAX_JOINED_PATTERNS:
-            raise ValueError(f"lark joins {joined} terminals with &, and may join {MAX_JOINED_PATTERNS} in all")
+            raise ValueError(f"it joins {joined} terminals with &, and may join {MAX_JOINED_PATTERNS} in all")
         _check_length("choice", sum(map(len, self.choice)) + len(self.choice))
         for text in (self.json_schema, self.regex, self.lark, *self.choice):
             if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
-                raise ValueError(f"{given[0]} holds half of a surrogate pair, which no text in UTF-8 does")
+                raise ValueError("it holds half of a surrogate pair, which no text in UTF-8 does")
         return self
 
 
 def _check_length(name: str, length: int) -> None:
     if length > MAX_GUIDE_CHARACTERS[name]:
-        raise ValueError(f"{name} has {length} characters, and may have {MAX_GUIDE_CHARACTERS[name]}")
+        raise ValueError(f"it has {length} characters, and may have {MAX_GUIDE_CHARACTERS[name]}")
 
 
 def _check_schema(text: str) -> JsonObject:
@@ -241,18 +244,33 @@ def _common_multiple(values: set[Decimal]) -> int:
     return math.lcm(*(int(value.scaleb(-last)) for value in values))
 
 
-def _problems(error: ValidationError, known: list[str]) -> Iterator[str]:
+def _request_error(error: ValidationError, known: list[str], given: list[str]) -> RequestError:
+    """Return one error for everything that is wrong with a guide whose `given` fields ask for something."""
+    parts: list[tuple[str, str]] = []
+    for name, problem in _problems(error, known, given):
+        separator = "; " if parts else ""
+        if not name:
+            parts.append(("", separator + problem))
+            continue
+        if separator:
+            parts.append(("", separator))
+        parts.append((name, f": {problem}"))
+    return RequestError.of_parts(parts, setting="guide")
+
+
+def _problems(error: ValidationError, known: list[str], given: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each problem of a guide with the name of its field, which is empty if the problem names it."""
     for detail in error.errors():
-        setting = str(detail["loc"][0]) if detail["loc"] else ""
+        setting = str(detail["loc"][0]) if detail["loc"] else given[0] if len(given) == 1 else ""
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(setting, known, n=1, cutoff=0.4)
             meant = _OTHER_KINDS.get(setting) or next(iter(close), None)
             hint = f" (here it is {meant})" if meant else ""
-            yield f"unknown guide {setting}{hint}; known are {', '.join(known)}"
+            yield "", f"unknown guide {setting}{hint}; known are {', '.join(known)}"
         elif detail["type"] in ("string_type", "tuple_type") and len(detail["loc"]) == 1:
-            yield f"guide.{setting}: it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
+            yield f"guide.{setting}", f"it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
         else:
-            yield f"guide{'.' if setting else ''}{setting}: {detail['msg'].removeprefix('Value error, ')}"
+            yield f"guide{'.' if setting else ''}{setting}", detail["msg"].removeprefix("Value error, ")
 
 
 def lark_grammar(guide: Guide) -> str:

@@ -105,7 +105,7 @@ class SamplingParams(BaseModel):
     @field_validator("guide", mode="before")
     @classmethod
     def _fields_to_guide(cls, value: object) -> object:
-        return Guide(**value) if isinstance(value, dict) else value
+        return Guide(**{str(name): each for name, each in value.items()}) if isinstance(value, dict) else value
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -151,14 +151,15 @@ class SamplingParams(BaseModel):
     @model_validator(mode="after")
     def _min_within_max(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            message = f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})"
-            raise RequestError(message, setting="min_tokens")
+            parts = [("min_tokens", f" ({self.min_tokens}) is above "), ("max_tokens", f" ({self.max_tokens})")]
+            raise RequestError.of_parts(parts)
         return self
 
     @model_validator(mode="after")
     def _guide_can_end(self) -> SamplingParams:
         if self.guide is not None and self.ignore_eos:
-            raise ValueError("a guide says where the output ends, and ignore_eos that it does not: leave one out")
+            other = "ignore_eos", " that it does not: leave one out"
+            raise RequestError.of_parts([("guide", " says where the output ends, and "), other])
         return self
 
     @property
@@ -199,7 +200,11 @@ def _guide_of_vllm(given: object) -> Guide:
             "guide={'lark': GRAMMAR}",
             setting="structured_outputs",
         )
-    return Guide.model_validate({VLLM_GUIDES[name]: value for name, value in asked.items()})
+    try:
+        return Guide.model_validate({VLLM_GUIDES[name]: value for name, value in asked.items()})
+    except RequestError as error:
+        names = {f"guide.{ours}": f"structured_outputs.{name}" for name, ours in VLLM_GUIDES.items()}
+        raise error.renamed({"guide": "structured_outputs", **names}) from None
 
 
 def sampling_advice(name: str) -> str | None:
@@ -237,22 +242,24 @@ def _shortened(ids: list[int]) -> str:
 
 def _request_error(error: ValidationError, known: Iterable[str]) -> RequestError:
     """Return one error for everything that is wrong, with the nearest legal value of each number out of range."""
-    problems: list[str] = []
+    parts: list[tuple[str, str]] = []
     remedies: list[Remedy] = []
     known = list(known)
     details = error.errors()
     for detail in details:
+        if parts:
+            parts.append(("", "; "))
         setting = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] == "extra_forbidden":
             if setting in SAMPLING_ADVICE:
-                problems.append(f"{setting} is no sampling parameter: {SAMPLING_ADVICE[setting]}")
+                parts.append(("", f"{setting} is no sampling parameter: {SAMPLING_ADVICE[setting]}"))
                 continue
             close = difflib.get_close_matches(setting, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
-            problems.append(f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}")
+            parts.append(("", f"unknown sampling parameter {setting}{meant}; known are {', '.join(known)}"))
             continue
         text, nearest = validation_problem(detail, equals="=")
-        problems.append(text)
+        parts.append((setting, text.removeprefix(setting)))
         remedies += nearest
     of_first = details[0]["loc"]
-    return RequestError("; ".join(problems), remedies, str(of_first[0]) if of_first else None)
+    return RequestError.of_parts(parts, remedies, str(of_first[0]) if of_first else None)

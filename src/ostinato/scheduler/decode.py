@@ -109,11 +109,11 @@ class DecodeScheduler:
         # Preemption shortens the list only after `index` or at it, so no request that has room loses it.
         while index < len(self._queues.running) and len(requests) < max_requests:
             request = self._queues.running[index]
-            index += 1
-            if is_decoding(request) and (
-                self._cache.grow(request.request_id, request.num_tokens) or self._preempt_for(request)
-            ):
+            if is_decoding(request):
+                if not self._cache.grow(request.request_id, request.num_tokens) and not self._preempt_for(request):
+                    continue  # it has left the list, and the next one stands at `index`
                 requests.append(request)
+            index += 1
         return requests
 
     def preempt(self, request: Request) -> None:

@@ -29,6 +29,16 @@ class SchedulerLimits:
     """Most tokens of an image, for models that have an encoder: activations were planned for this many at once."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
+    scored_tokens: int = 2**63
+    """Prompt tokens that a step scores if other requests decode in it: each of these waits for all of the scores."""
+
+
+def scored_tokens(vocab_size: int) -> int:
+    """Return how many prompt tokens a step beside decoding requests scores: some ten milliseconds of work.
+
+    Their cost is that of the logits and their order in large vocabularies, and that of the answer in small ones.
+    """
+    return max(32, min(256, 2**22 // vocab_size))
 
 
 def max_total_tokens(request: Request, limits: SchedulerLimits) -> int:

@@ -291,6 +291,10 @@ def make_cache_report(
     )
 
 
+_MIN_SCORED = 16
+"""Prompt tokens that a request may score in its first step, whatever else is scored there."""
+
+
 class PrefillScheduler:
     """Maker of the rows of running requests that compute a prompt, or known outputs after a preemption."""
 
@@ -301,17 +305,31 @@ class PrefillScheduler:
         self._cache = cache
         self._queues = queues
         self._media = media
+        self._scores_left: int | None = None
+        """Prompt tokens that the step may still score; None if no request decodes in it, which would wait."""
 
-    def next_row(self, request: Request, budget: int, num_drafts: int, spare_slots: int) -> BatchRow | None:
-        """Return the next row of `request`, of at most `budget` tokens; None if it must wait for slots or image cells.
+    def begin_step(self, is_decoding: bool) -> None:
+        """Begin a step, in which other requests decode if `is_decoding`."""
+        self._scores_left = self._limits.scored_tokens if is_decoding else None
 
-        No checkpoint takes one of the last `spare_slots` slots.
+    def next_row(
+        self, request: Request, budget: int, num_drafts: int, spare_slots: int, is_new: bool = False
+    ) -> BatchRow | None:
+        """Return the next row of `request`, of at most `budget` tokens; None if it must wait.
+
+        It waits for slots, image cells, or a step with room for scores, but for that last not if it `is_new`, admitted
+        to this step. No checkpoint takes one of the last `spare_slots` slots.
         """
         if not self._cache.allocate_write_slots(request.request_id, spare_slots):
             return None
         assert request.checkpoint_positions is not None, "a running request knows where its checkpoints go"
         start = request.num_computed_tokens
-        end = request.checkpoint_positions.chunk_end(start, start + self._chunk_tokens(request, budget, num_drafts))
+        end = start + self._chunk_tokens(request, budget, num_drafts)
+        if self._scores_left is not None and request.wants_prompt_logprobs:
+            end = self._scored_end(request, start, end, is_new)
+            if end == start:
+                return None
+        end = request.checkpoint_positions.chunk_end(start, end)
         media: tuple[MediaUse, ...] = ()
         if self._media is not None and request.media:
             reach = self._media.max_chunk_end(request, start, end)
@@ -324,7 +342,20 @@ class PrefillScheduler:
             self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
         if self._cache.window_blocks is not None:
             self._cache.allocate_window_blocks(request.request_id, end)
-        return make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
+        row = make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
+        if self._scores_left is not None:
+            self._scores_left -= row.num_scored
+        return row
+
+    def _scored_end(self, request: Request, start: int, end: int, is_new: bool) -> int:
+        """Return the end of a chunk, at most `end`, that scores no more prompt tokens than the step may.
+
+        `start` if the step scores enough already. A request that `is_new` is not admitted without a row.
+        """
+        left = max(self._scores_left or 0, _MIN_SCORED if is_new else 0)
+        if not self._limits.enable_chunked_prefill or num_prompt_logprobs_due(request, start, end) <= left:
+            return end
+        return max(start, request.num_prompt_logprobs) + left if left > 0 else start
 
     def _chunk_tokens(self, request: Request, budget: int, num_drafts: int) -> int:
         """Return how many prompt tokens a step with room for `budget` more tokens should take at most.

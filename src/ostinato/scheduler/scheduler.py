@@ -186,6 +186,8 @@ class Scheduler:
         if self._media is not None:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
+        if self.queues.waiting or len(decoding) < len(self.queues.running):
+            self._chunks.begin_step(is_decoding=bool(decoding))
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         prompts: list[tuple[Request, BatchRow]] = []
         for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
@@ -390,7 +392,7 @@ class Scheduler:
                 row = make_decode_row(request, self.cache, num_drafts, self._spare_slots())
                 budget -= 1 + num_drafts
             else:
-                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
+                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots(), is_new=True)
                 budget -= len(row.token_ids) if row is not None else 0
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))

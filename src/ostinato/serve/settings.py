@@ -245,7 +245,9 @@ class ServeSettings(BaseModel):
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _are_names(cls, value: Any) -> Any:
-        names = (value,) if isinstance(value, str) else value or ()
+        names = (value,) if isinstance(value, str) else () if value is None else value
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("it should be a name, or a list of names")
         if "" in names:
             raise ValueError("a name has at least 1 character")
         return tuple(dict.fromkeys(names))

@@ -319,8 +319,28 @@ def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Js
             raise RequestError(f"message {index} has no role, such as system, user or assistant")
         if message["role"] in _SAY_SOMETHING and message.get("content") is None:
             raise RequestError(f"message {index}, of the {message['role']}, has no content")
+        _check_parts(index, message)
     plain = [_plain(message) for message in messages]
     return plain if "developer" in template else [_as_system(message) for message in plain]
+
+
+def _check_parts(index: int, message: ChatMessage) -> None:
+    """Raise RequestError for content or calls of a form that no template reads, most without a word."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = content if isinstance(content, list | tuple) else (None,)
+    has_parts = all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts)
+    # A tool may answer with a value, which some templates print as JSON.
+    if not (has_parts or content is None or isinstance(content, str) or message["role"] == "tool"):
+        form = 'text, or a list of parts such as {"type": "text", "text": ...}'
+        raise RequestError(f"message {index} has {type(content).__name__} for content; it should be {form}")
+    if calls is not None and not (isinstance(calls, list | tuple) and all(map(_is_call, calls))):
+        form = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+        raise RequestError(f"message {index} has tool_calls that are no list of calls such as {form}")
+
+
+def _is_call(value: object) -> bool:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:

@@ -157,7 +157,8 @@ class Tokenizer:
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"the prompt is not text that can be encoded in UTF-8: {error}") from None
+            reason = error if isinstance(error, UnicodeEncodeError) else "it holds half of a surrogate pair"
+            raise RequestError(f"the prompt is not text that can be encoded in UTF-8: {reason}") from None
         if add_special_tokens:
             ids = _with_ends(ids, self._prefix, self._suffix)
         return ids

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -35,7 +34,7 @@ from ostinato.serve.chat.conversation import (
 )
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.chat.tools import Tool
+from ostinato.serve.chat.tools import ANTHROPIC_SPELLING, Tool
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import check_members
@@ -263,18 +262,6 @@ def nested_choice(choice: JsonObject | None) -> tuple[object, bool]:
     raise ApiError(400, message, param="tool_choice")
 
 
-@contextmanager
-def map_error_fields() -> Iterator[None]:
-    """Make errors name the fields of Anthropic's form."""
-    try:
-        yield
-    except ApiError as error:
-        message = error.message.replace(".function.parameters", ".input_schema")
-        message = message.replace("tool_choice.function.name", "tool_choice.name").replace(".function.", ".")
-        message = message.replace('tool_choice "required" needs', 'tool_choice "any" needs')
-        raise ApiError(error.status, message, param=error.param, code=error.code) from None
-
-
 _MADE = "made[{}]"
 """Placeholder in errors for the place of a message made of several, until `with_places` replaces it."""
 
@@ -339,9 +326,8 @@ class MessagesInput(Body):
         text, settings = work.text, work.settings
         parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
         check_counts(self.messages, self.tools, settings, num_parts=parts)
-        with map_error_fields():
-            choice, parallel = nested_choice(self.tool_choice)
-            tools = checked_tools(text, nested_tools(self.tools), choice)
+        choice, parallel = nested_choice(self.tool_choice)
+        tools = checked_tools(text, nested_tools(self.tools), choice, ANTHROPIC_SPELLING)
         thinks = {"enabled": True, "disabled": False}.get("adaptive" if self.thinking is None else self.thinking.type)
         effort = None if self.output_config is None else self.output_config.effort
         turns = list(self._turns())
@@ -428,9 +414,12 @@ class MessagesRequest(GenerationBody, MessagesInput):
             more["stop"] = self.stop_sequences
         return super().sampling(defaults, **more)
 
+    def parameter_fields(self) -> dict[str, str]:
+        return {"stop": "stop_sequences"}
+
     def _format_request(self) -> GuideRequest | None:
         asked = None if self.output_config is None else self.output_config.format
-        return None if asked is None else GuideRequest("output_config.format", "json_schema", asked.schema_)
+        return None if asked is None else GuideRequest("output_config.format.schema", "json_schema", asked.schema_)
 
 
 class CountTokensRequest(MessagesInput):

@@ -121,6 +121,10 @@ class ChatRequest(GenerationBody, ConversationBody):
             raise field_error(where, "cannot be located: the chat template does not give out what it follows as it is")
         return prepared
 
+    def parameter_fields(self) -> dict[str, str]:
+        renamed = {"logprobs": "top_logprobs"}
+        return renamed if self.max_completion_tokens is None else renamed | {"max_tokens": "max_completion_tokens"}
+
     def max_output(self) -> int | None:
         """Return the most tokens of output. ApiError if the two names for it disagree."""
         new, old = self.max_completion_tokens, self.max_tokens
@@ -142,7 +146,7 @@ class ChatRequest(GenerationBody, ConversationBody):
             raise field_error(param, "should be given with this type")
         if asked.json_schema.schema_ is None:
             return GuideRequest("response_format", "json_object", True)
-        return GuideRequest("response_format", "json_schema", asked.json_schema.schema_)
+        return GuideRequest(f"{param}.schema", "json_schema", asked.json_schema.schema_)
 
 
 def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:

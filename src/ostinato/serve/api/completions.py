@@ -71,7 +71,9 @@ class CompletionRequest(GenerationBody):
         params = _params(self, work.default_params)
         ids = [token_ids(work, prompt, "prompt") for prompt in prompts]
         echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
-        return _Prepared(params, ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
+        guide = plain_guide(self.guide_request())
+        self.check_guide(guide)
+        return _Prepared(params, ids, echoes, guide, self.max_tokens == 0)
 
     def check_echo(self) -> None:
         """Raise ApiError for fields that need `echo`."""

@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.chat.guides import GuideRequest
+from ostinato.serve.chat.guides import GuidePlan, GuideRequest
 from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.settings import ServeSettings
@@ -177,11 +178,23 @@ class GenerationBody(Body):
     def sampling(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """Return `defaults`, changed by the fields and by `more`, the endpoint's own settings.
 
-        RequestError if illegal.
+        RequestError, by the names of the endpoint's fields, if illegal.
         """
         names = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return defaults.replace(**given, **more)
+        try:
+            return defaults.replace(**given, **more)
+        except RequestError as error:
+            raise error.renamed(self.parameter_fields()) from None
+
+    def parameter_fields(self) -> dict[str, str]:
+        """Return the fields that set sampling parameters of another name, by the parameter."""
+        return {}
+
+    def check_guide(self, guide: GuidePlan | None) -> None:
+        """Raise ApiError for a guide whose output would not end where the guide does."""
+        if guide is not None and self.ignore_eos:
+            raise field_error(guide.param, "says where the output ends, and ignore_eos that it does not: leave one out")
 
 
 def num_logprobs(top_logprobs: int | None, is_asked: bool, needed: str) -> int | None:

@@ -295,6 +295,7 @@ def prepare_chat(
         text.formats_with(asked.tools), asked.tools, inside, asked.parallel, either=asked.guide is not None
     )
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
+    body.check_guide(guide)
     marks, missing = (
         locate_marks(work, asked.conversation, rendered, token_ids) if asked.conversation.marks else ({}, ())
     )

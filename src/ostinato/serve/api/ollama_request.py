@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
@@ -157,18 +156,12 @@ class OllamaBody(GenerationBody):
                 if getattr(self, name, None) is not None:
                     raise field_error(name, "is given, and so is the option that means the same; give one")
             more |= options
-        try:
-            return super().sampling(defaults, **more)
-        except RequestError as error:
-            raise self._in_options(error) from None
+        return super().sampling(defaults, **more)
 
-    def _in_options(self, error: RequestError) -> Exception:
-        """Return the error of a parameter with the name of the option that set it."""
-        name, equals, problem = error.message.partition("=")
-        option = next((option for option, ours in _PARAMETERS.items() if ours == name), None)
-        if not equals or self.options is None or option is None or getattr(self.options, option) is None:
-            return error
-        return ApiError(400, f"options.{option}={problem}", param=f"options.{option}")
+    def parameter_fields(self) -> dict[str, str]:
+        given = () if self.options is None else self.options.parameters()
+        options = {ours: f"options.{name}" for name, ours in _PARAMETERS.items() if ours in given}
+        return options | {"max_tokens": "options.num_predict"}
 
     def max_output(self) -> int | None:
         """Return the most tokens of output; None: as many as there is room for."""
@@ -351,6 +344,7 @@ class OllamaGenerateRequest(OllamaChatRequest):
         ids = work.encode(self.prompt or "", not self.raw, "prompt")
         check_prompt_length(len(ids), work.text.max_model_len, "prompt")
         guide = plain_guide(self.guide_request())
+        self.check_guide(guide)
         prepared = PreparedChat(params, ids, None, (), False, True, False, guide, is_plain=True)
         return self.within_context(prepared, work.text.max_model_len, "prompt")
 

@@ -27,6 +27,7 @@ from ostinato.serve.chat.conversation import (
     text_of,
 )
 from ostinato.serve.chat.guides import GuideRequest
+from ostinato.serve.chat.tools import RESPONSES_SPELLING
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.streaming import chunks_of
@@ -139,7 +140,7 @@ class ResponsesRequest(GenerationBody):
         items = [] if isinstance(self.input, str) else self.input
         check_counts(items, self.tools, work.settings, "input")
         guide = self.guide_request()
-        tools = checked_tools(work.text, self.nested_tools(), self.nested_choice(), nested=False)
+        tools = checked_tools(work.text, self.nested_tools(), self.nested_choice(), RESPONSES_SPELLING)
         effort = None if self.reasoning is None else self.reasoning.effort
         messages, places = template_messages(self.input, self.instructions, work.text.knows_developer)
         conversation = Conversation(
@@ -174,6 +175,9 @@ class ResponsesRequest(GenerationBody):
             "tools": self.tools or [],
         }
 
+    def parameter_fields(self) -> dict[str, str]:
+        return {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
     def _format_request(self) -> GuideRequest | None:
         """Return the guide that `text.format` asks for. ApiError for a type json_schema without a schema."""
         asked = None if self.text is None else self.text.format
@@ -183,7 +187,7 @@ class ResponsesRequest(GenerationBody):
             return GuideRequest("text.format", "json_object", True)
         if asked.schema_ is None:
             raise field_error("text.format.schema", "should be given with the type json_schema")
-        return GuideRequest("text.format", "json_schema", asked.schema_)
+        return GuideRequest("text.format.schema", "json_schema", asked.schema_)
 
     def nested_tools(self) -> list[JsonObject] | None:
         """Return the tools in the form of chat completions."""

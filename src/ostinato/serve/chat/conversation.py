@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,8 +20,16 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.chat.tool_calls.formats import known_forms
-from ostinato.serve.chat.tools import Tool, forced_tools, read_choice, read_tools
+from ostinato.serve.chat.tool_calls.formats import form_problem
+from ostinato.serve.chat.tools import (
+    CHAT_SPELLING,
+    Tool,
+    ToolSpelling,
+    forced_tools,
+    read_choice,
+    read_tools,
+    spelled,
+)
 from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
@@ -390,24 +398,22 @@ class Tools:
     """The choice among them."""
 
 
-def checked_tools(text: ModelText, tools: object, tool_choice: object, nested: bool = True) -> Tools:
+def checked_tools(text: ModelText, tools: object, tool_choice: object, spelling: ToolSpelling = CHAT_SPELLING) -> Tools:
     """Return the tools of a request: none if the choice is `none`. ApiError if something in them is wrong.
 
-    `nested`: whether the body holds each function in a field `function`, as `read_tools` takes it, or its fields
-    together with the type.
+    Tools and choice are in the form of chat completions; errors name the fields by the `spelling` of the API.
     """
     try:
         read = read_tools(tools)
     except RequestError as error:
-        message, place = error.message, error.setting or ""
-        if not nested:
-            message, place = message.replace(".function", ""), place.replace(".function", "")
+        message, place = spelled(error.message, spelling), spelled(error.setting or "", spelling)
         raise ApiError(400, message, param=place or "tools", code=UNKNOWN if place else None) from None
+    read = tuple(replace(tool, place=spelled(tool.place, spelling)) for tool in read)
     try:
         may_call, choice = read_choice(read, tool_choice)
         forced_tools(may_call, choice)
     except RequestError as error:
-        raise ApiError(400, error.message, param="tool_choice") from None
+        raise ApiError(400, spelled(error.message, spelling), param="tool_choice") from None
     if choice == "none":
         return Tools(choice=choice)
     if read and forced_tools(may_call, choice):
@@ -416,11 +422,11 @@ def checked_tools(text: ModelText, tools: object, tool_choice: object, nested: b
         message = (
             'this model\'s chat template takes no tools; leave them out, or demand a call by tool_choice "required"'
         )
-        raise ApiError(400, message, param="tools")
+        raise ApiError(400, spelled(message, spelling), param="tools")
     if read and text.formats.tools is None:
         message = (
-            f"this model's chat template shows none of the known forms of tool calls: {known_forms()}; name one by "
-            'tool_call_parser when you start the server, or demand a call by tool_choice "required"'
+            f"this model's chat template {form_problem(text.chat_template.text)}; name one by tool_call_parser when "
+            'you start the server, or demand a call by tool_choice "required"'
         )
-        raise ApiError(400, message, param="tools")
+        raise ApiError(400, spelled(message, spelling), param="tools")
     return Tools(read, may_call, choice)

@@ -175,7 +175,7 @@ class GuideCompiler:
                 await self._engine.compile_guide(plan.guide)
                 return plan.guide
         except RequestError as error:
-            refusal = ApiError(400, error.message, param=plan.param)
+            refusal = _refused(error, plan.param)
         finally:
             self._num_waiting -= 1
         await self.compiled(plan.part, client)
@@ -199,9 +199,9 @@ class GuideCompiler:
                 if error.code not in ("worker_ended", "too_costly"):
                     raise
                 most = "time or memory (worker_seconds, worker_memory)"
-                raise RequestError(
-                    f"the guide cannot be compiled: the process that tried it took too much {most}, or died; "
-                    "a guide with smaller numbers, fewer alternatives or less nesting works"
+                problem = f" cannot be compiled: the process that tried it took too much {most}, or died; a guide with "
+                raise RequestError.of_parts(
+                    [("guide", f"{problem}smaller numbers, fewer alternatives or less nesting works")]
                 ) from None
             finally:
                 del self._trying[guide]
@@ -223,7 +223,7 @@ def _tool_guide(
             instead=None if instead is None else instead.guide,
         )
     except RequestError as error:
-        raise ApiError(400, error.message, param="tools") from None
+        raise ApiError(400, error.message, param=error.setting or "tools") from None
     return None if lark is None else GuidePlan(_guide("tools", lark=lark), "tools", instead)
 
 
@@ -231,4 +231,10 @@ def _guide(param: str, **kind: Any) -> Guide:
     try:
         return Guide(**kind)
     except RequestError as error:
-        raise ApiError(400, error.message, param=param) from None
+        raise _refused(error, param) from None
+
+
+def _refused(error: RequestError, param: str) -> ApiError:
+    """Return the error of a guide by the field that asked for it."""
+    names = {f"guide.{kind}": param for kind in Guide.model_fields}
+    return ApiError(400, error.renamed({"guide": param, **names}).message, param=param)

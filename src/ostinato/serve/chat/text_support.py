@@ -21,7 +21,7 @@ from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
-from ostinato.serve.chat.tool_calls.formats import HERMES, known_forms
+from ostinato.serve.chat.tool_calls.formats import HERMES, form_problem
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.settings import ServeSettings
 
@@ -196,9 +196,9 @@ class ModelText:
         self.takes_tools = takes_tools(chat_template)
         if self.takes_tools and self.formats.tools is None:
             log.warning(
-                "the chat template takes tools, but writes calls in none of the known forms, so requests with tools "
-                "are refused unless tool_choice demands a call; known are those of %s; tool_call_parser can name one",
-                known_forms(),
+                "the chat template takes tools, but %s; requests with tools are refused unless tool_choice demands a "
+                "call; tool_call_parser can name a form",
+                form_problem(template),
             )
         self.knows_developer = "developer" in template
         self.token_texts = TokenStrings(tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ostinato.errors import Remedy, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -98,6 +98,30 @@ def _string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+ToolSpelling = Sequence[tuple[str, str]]
+"""Parts of errors that name fields of a tool or a choice in chat completions, and the same in another API's form."""
+CHAT_SPELLING: ToolSpelling = ()
+RESPONSES_SPELLING: ToolSpelling = (
+    ('"function": {"name": ...}}', '"name": ...}'),
+    ('"allowed_tools": {"mode"', '"mode"'),
+    ("...}]}", "...}]"),
+    ("tool_choice.allowed_tools", "tool_choice"),
+    (".function", ""),
+)
+ANTHROPIC_SPELLING: ToolSpelling = (
+    (".function.parameters", ".input_schema"),
+    (".function.", "."),
+    ('tool_choice "required"', 'tool_choice "any"'),
+)
+
+
+def spelled(text: str, spelling: ToolSpelling) -> str:
+    """Return an error's text, or a place, as an API spells it. It begins with the names, before what a client sent."""
+    for ours, theirs in spelling:
+        text = text.replace(ours, theirs, 1)
+    return text
+
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NO_PARAMETERS: JsonMapping = {"type": "object", "properties": {}}
 
@@ -112,6 +136,14 @@ class Tool:
     """The JSON schema of the arguments, an object."""
     strict: bool = False
     """True if the model may only write arguments that follow the schema."""
+    place: str = field(default="", compare=False)
+    """Place of `parameters` in the request's body."""
+
+    def refusal(self, problem: str) -> RequestError:
+        """Return the error for parameters that cannot be enforced."""
+        if self.place:
+            return RequestError(f"{self.place}: {problem}", setting=self.place)
+        return RequestError(f"tool {self.name}: parameters: {problem}")
 
 
 def read_tools(value: object) -> tuple[Tool, ...]:
@@ -206,7 +238,7 @@ def _read_tool(value: object, field: str) -> Tool:
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{field}.strict must be true or false, not {_kind(function['strict'])}")
     parameters = read_parameters(function.get("parameters"), f"{field}.parameters")
-    return Tool(name, description or "", parameters, bool(function.get("strict")))
+    return Tool(name, description or "", parameters, bool(function.get("strict")), f"{field}.parameters")
 
 
 def read_parameters(value: object, field: str) -> JsonMapping:
@@ -235,7 +267,7 @@ def _object(value: object, field: str, known: set[str]) -> JsonObject:
     for key in value:
         if key not in known:
             path = f"{field}.{key}"
-            raise RequestError(f"{path} is unknown; {field} may have {', '.join(sorted(known))}", setting=path)
+            raise RequestError(f"{path} is unknown; it may be {', '.join(sorted(known))}", setting=path)
     return value
 
 

@@ -372,3 +372,21 @@ PARSERS = {form.parser: form for form in (*FORMS, HARMONY)}
 def known_forms() -> str:
     """Return the models whose forms are known, for messages."""
     return "; ".join(form.name for form in (*FORMS, HARMONY))
+
+
+UNREAD_FORMS = {
+    "Kimi K3": "<|open|>",
+    "MiniMax M3": "]<]minimax[>[",
+    "Solar Open": "<|tool_call:args|>",
+    "Muse Glimmer": "<atem:",
+    "Functionary 3.2": ">>>all",
+}
+"""Models whose forms are known and not read -> a text that their chat templates have and no other one's."""
+
+
+def form_problem(template: str) -> str:
+    """Return why the tool calls of a model with this chat template are not read, and which forms are."""
+    name = next((name for name, mark in UNREAD_FORMS.items() if mark in template), None)
+    if name is not None:
+        return f"writes tool calls in the form of {name}, which is not read here; known are those of {known_forms()}"
+    return f"shows none of the known forms of tool calls: {known_forms()}"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.sampling.guide import Guide, lark_term
 from ostinato.sampling.json_schema import SchemaRewriter
@@ -205,7 +204,7 @@ class ToolGrammar(LarkGrammar):
                 self._rewriters[tool.name] = SchemaRewriter(tool.parameters)
             return self._rewriters[tool.name].document(schema, place)
         except ValueError as error:
-            raise RequestError(f"tool {tool.name}: parameters: {error}") from None
+            raise tool.refusal(str(error)) from None
 
     def _json_call(self, tool: Tool, syntax: JsonSyntax) -> str:
         head = f'"{tool.name}": '
@@ -295,7 +294,7 @@ class ToolGrammar(LarkGrammar):
         try:
             schema = self._rewriters[tool.name].resolved(schema, _ANNOTATIONS)
         except ValueError as error:
-            raise RequestError(f"tool {tool.name}: parameters: {error}") from None
+            raise tool.refusal(str(error)) from None
         if id(schema) not in self._bare:
             name = f"bare_{len(self._bare)}"
             self._bare[id(schema)] = (name, schema)
@@ -319,9 +318,7 @@ class ToolGrammar(LarkGrammar):
         wrong = "false" if schema is False else next((key for key in asked if key not in known), None)
         if wrong or (values is not None and not allowed):
             where = ".".join(("$", *place, wrong or "enum"))
-            raise RequestError(
-                f"tool {tool.name}: parameters: {where} cannot be enforced in this model's tool-call format"
-            )
+            raise tool.refusal(f"{where} cannot be enforced in this model's tool-call format")
         if values is not None:
             return " | ".join(self.tags(_bare_text(tool, each, quote)) for each in allowed)
         match kind:
@@ -425,16 +422,16 @@ def _parameters(tool: Tool, schema: object) -> dict[str, tuple[object, bool]]:
     For forms that write them one by one.
     """
     whole = resolve(schema, tool.parameters)
-    whole = read_parameters(whole if isinstance(whole, Mapping) else {}, f"tool {tool.name}: parameters")
+    whole = read_parameters(whole if isinstance(whole, Mapping) else {}, tool.place or f"tool {tool.name}: parameters")
     if found := next((key for key in _JOINT if key in whole), None):
-        raise RequestError(
-            f"tool {tool.name}: parameters: {found} of all arguments together cannot be enforced in this model's "
-            "tool-call format, which writes them one by one; properties and required can"
+        raise tool.refusal(
+            f"{found} of all arguments together cannot be enforced in this model's tool-call format, which writes them "
+            "one by one; properties and required can"
         )
     properties, required = dict(whole.get("properties", {})), whole.get("required", ())
     for key in required:
         if properties.setdefault(key, whole.get("additionalProperties", {})) is False:
-            raise RequestError(f"tool {tool.name}: parameters: {key!r} is required, and nothing may be its value")
+            raise tool.refusal(f"{key!r} is required, and nothing may be its value")
     return {key: (schema, key in required) for key, schema in properties.items()}
 
 
@@ -458,4 +455,4 @@ def _enumerated(schema: object, root: Mapping[str, object], depth: int = 3) -> l
 def _check_writable(tool: Tool, text: str, forbidden: str, whole: bool = False) -> None:
     found = forbidden in text if whole else not text or any(character in text for character in forbidden)
     if found:
-        raise RequestError(f"tool {tool.name}: {text!r} cannot be written in this model's tool-call format; rename it")
+        raise tool.refusal(f"{text!r} cannot be written in this model's tool-call format; rename it")
