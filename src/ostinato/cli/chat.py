@@ -160,6 +160,8 @@ class ChatSession:
         self.calling = calling
         self.is_cut = False
         """True if the last answer can go on."""
+        self.output: RequestOutput | None = None
+        """The last answer's output; None if it was stopped."""
         self.opening: list[JsonObject] = [] if system is None else [as_message(system, "system")]
         self.messages = list(self.opening)
         self.attached: list[JsonObject] = []
@@ -211,7 +213,12 @@ class ChatSession:
         last = self.messages[-1]
         variables = {**self.variables, "add_generation_prompt": False, "continue_final_message": True}
         try:
-            more = self._print(self.llm.stream_chat(self.messages, self.params, **variables))
+            if self.output is not None and all(isinstance(message["content"], str) for message in self.messages):
+                # Its tokens go on as if it had not been cut; its text might become other tokens.
+                tokens = [*self.output.prompt_token_ids, *self.output.outputs[0].token_ids]
+                more = self._print(self.llm.stream(tokens, self.params))
+            else:
+                more = self._print(self.llm.stream_chat(self.messages, self.params, **variables))
         except RequestError as error:
             note(f"{error.message}; the answer was not continued")
             return
@@ -225,6 +232,7 @@ class ChatSession:
             note("(stopped)")
         else:
             note_cut(output.outputs[0], self.params)
+        self.output = output
         self.is_cut = bool(answered) and (output is None or output.outputs[0].finish_reason == "length")
         return answered
 

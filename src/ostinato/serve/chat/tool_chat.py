@@ -58,7 +58,7 @@ class FunctionTool:
             target: Any = function
             self._adapter: TypeAdapter[Any] = TypeAdapter(target)
             parameters = self._adapter.json_schema()
-        except PydanticUserError as error:
+        except (PydanticUserError, NameError) as error:
             reason = str(error).partition("\n")[0]
             raise RequestError(f"the function {self.name} cannot be a tool: {reason}") from None
         if parameters.get("type") != "object":
