@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ostinato.engine.process.engine_process import SECRET_VARIABLES
+from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
 from ostinato.json_io import JsonObject

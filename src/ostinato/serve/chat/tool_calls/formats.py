@@ -10,8 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ostinato.serve.chat.tools import Tool, allows
+if TYPE_CHECKING:
+    from ostinato.serve.chat.tools import Tool
 
 
 class VariablePart(Enum):
@@ -139,11 +141,11 @@ class ToolCallFormat:
         if not isinstance(self.syntax, EquationSyntax):
             return True
         name = self.syntax.parameter
-        return all(
+        return len(tools) == 1 and all(
             tool.parameters.get("required") == [name]
-            and allows(tool.parameters["properties"].get(name), "string", tool.parameters)
+            and tool.parameters.get("properties", {}).get(name, {}).get("type") == "string"
             for tool in tools
-        ) and len(tools) == 1
+        )
 
     @property
     def tags(self) -> tuple[str, ...]:
