@@ -273,7 +273,9 @@ def test_a_call_can_be_demanded_though_the_template_takes_no_tools():
         )
         assert [item.name for item in answer.output if item.type == "function_call"]
         for more in ({}, {"tool_choice": "auto"}):
-            with pytest.raises(openai.BadRequestError, match='demand a call by tool_choice "required", or start .*generic'):
+            with pytest.raises(
+                openai.BadRequestError, match=r'demand a call by tool_choice "required", or start .*generic'
+            ):
                 client.chat.completions.create(**ASKED, tools=[CLOCK], **more)
         assert client.models.list().data[0].tool_call_parser is None
 
@@ -317,7 +319,13 @@ def test_calls_and_results_are_text_for_a_template_that_knows_neither():
     assert (first, answer) == (turns[0], {"role": "assistant", "content": f"So:\n{written}\n{written}"})
     assert results["role"] == "user"
     texts = [part["text"] for part in results["content"]]
-    assert texts == ["<tool_response>\nnoon\n</tool_response>", "<tool_response>", "one", "</tool_response>", "And now?"]
+    assert texts == [
+        "<tool_response>\nnoon\n</tool_response>",
+        "<tool_response>",
+        "one",
+        "</tool_response>",
+        "And now?",
+    ]
 
 
 CALCULATE = {
@@ -377,7 +385,9 @@ def test_the_embedded_model_calls_a_calculator_for_each_equation_and_no_other_to
         assert (results, item.content[0].text) == ([], "#### 33")
 
         for tools in ([CLOCK], [CALCULATE, CLOCK]):
-            with pytest.raises(openai.BadRequestError, match="calls one tool, whose only required parameter .*generic"):
+            with pytest.raises(
+                openai.BadRequestError, match=r"calls one tool, whose only required parameter .*generic"
+            ):
                 client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "?"}], tools=tools)
 
 

@@ -68,7 +68,7 @@ def serve(
 
     The first signal lets running requests finish, a second one ends the process at once. `announce` is called with the
     server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. `early` is the
-    socket, if it is open, and who answers on it until the server does. ConfigError if it cannot listen.
+    socket, if it is open already, with the thread that answers on it until the server does. ConfigError if it cannot listen.
     Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the end.
     """
     with (

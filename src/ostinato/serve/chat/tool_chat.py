@@ -49,7 +49,7 @@ MAX_TOOL_ROUNDS = 8
 
 
 class FunctionTool:
-    """A Python function as a tool: its name, docstring and signature are what the model is told."""
+    """A Python function as a tool, which the model knows by its name, docstring and signature."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         """Read the function's signature. RequestError if a parameter has no JSON schema, or no name that can be set."""
@@ -166,7 +166,12 @@ class ToolChat:
         self._functions = {tool.name: tool for tool in tools}
         engine, settings = llm.engine, ServeSettings(tool_call_parser=tool_call_parser)
         self._text = ModelText(
-            engine.tokenizer, engine.chat_template, None, engine.spec.vocab_size, engine.plan.settings.max_model_len, settings
+            engine.tokenizer,
+            engine.chat_template,
+            None,
+            engine.spec.vocab_size,
+            engine.plan.settings.max_model_len,
+            settings,
         )
         if engine.media is not None:
             self._text.media = engine.media

@@ -81,7 +81,7 @@ _EARLY_SECONDS = 0.5
 
 
 def _early_answer(request: bytes) -> bytes:
-    """Return the whole response to a request of which the first line is known."""
+    """Return the whole response to a request, whose first line decides."""
     lives = request.split(b" ")[1:2] == [b"/health/live"]
     body = json.dumps({"status": "starting"}).encode()
     status = "200 OK" if lives else "503 Service Unavailable"

@@ -475,6 +475,7 @@ def _json_of_bare_keys(written: str, quote: str) -> str:
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*):")
 _PYTHON_NAME = re.compile(r"\b(True|False|None)\b(?=\s*([,}\]]|$))")
 
+
 class EquationCalls(CallReader):
     """Reader of a call `17 + 25 = `. A full stop before it, or before other text, belongs to the equation before it."""
 
