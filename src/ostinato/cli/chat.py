@@ -76,8 +76,8 @@ def chat(
     /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
     leaves. Without a terminal, each line of stdin is a message.
 
-    With --tools the model may call functions. Each call and its result are shown, and the answer continues. An error of a
-    function is its result.
+    With --tools the model may call functions. Each call and its result are shown, and the answer continues. An error of
+    a function is its result.
 
     If the checkpoint says nothing about sampling, temperature is 0.7, min_p 0.1 and repetition_penalty 1.1 here.
 

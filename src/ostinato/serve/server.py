@@ -66,10 +66,11 @@ def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status.
 
-    The first signal lets running requests finish, a second one ends the process at once. `announce` is called with the
-    server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. `early` is the
-    socket, if it is open already, with the thread that answers on it until the server does. ConfigError if it cannot listen.
-    Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the end.
+    The first signal lets running requests finish, a second one ends the process at once. `announce` is called with
+    the server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. `early` is the socket, if it
+    is open already, with the thread that answers on it until the server does. ConfigError if it cannot listen.
+    Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the
+    end.
     """
     with (
         unblocked_output() as dropped,

@@ -38,6 +38,7 @@ from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
 from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.chat.tool_calls.formats import EQUATION
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -74,7 +75,7 @@ def about_model(model: ServedModel, name: str) -> JsonObject:
         "examples": [{"text": question, "image": known.image(question)} for question in known.questions],
         "chats": text.chat_template.has_default,
         "takes_images": text.media is not None,
-        "takes_tools": text.takes_tools,
+        "takes_tools": text.takes_tools and text.formats.tools != EQUATION,  # which is for one tool, not for any
         "reasons": text.formats.reasoning is not None,
         "sampling": {key: getattr(engine.default_params, key) for key in _SAMPLING},
         "chat_sampling": engine.tokenizer.chat_defaults,
