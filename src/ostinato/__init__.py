@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.media.message_media import MediaError
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
+    from ostinato.serve.chat.tool_chat import ToolChat
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
@@ -36,6 +37,7 @@ _HOMES = {
     "Guide": "ostinato.sampling.guide",
     "RequestOutput": "ostinato.engine.outputs",
     "SamplingParams": "ostinato.sampling.params",
+    "ToolChat": "ostinato.serve.chat.tool_chat",
     "EngineConfig": "ostinato.config",
     "CapacityError": "ostinato.errors",
     "ConfigError": "ostinato.errors",
@@ -63,6 +65,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ToolChat",
 ]
 
 

@@ -309,6 +309,54 @@ def test_chat_samples_and_says_so_where_the_checkpoint_says_nothing(
     assert "sampling" not in ask("chat", stdin="/exit\n").err
 
 
+def test_an_answer_that_was_cut_goes_on_and_one_that_is_whole_does_not(ask: Callable[..., Outcome], llm: LLM) -> None:
+    outcome = ask("chat", "--max-tokens", "7", stdin=f"/continue\n{APPLES}\n" + "/continue\n" * 4 + f"{STAMPS}\n")
+    whole = answer(llm, APPLES)
+    *lines, last = outcome.out.splitlines()
+    assert "".join("".join(lines).split()) == "".join(whole.split()), "where it was cut changes no token"
+    assert answer(llm, APPLES, whole, STAMPS).lstrip().startswith(last.rstrip())
+    assert outcome.err.count("cut off at max_tokens (7)") == len(lines)
+    assert ("there is no answer to continue" in outcome.err, "the last answer is whole" in outcome.err) == (True, True)
+
+
+def test_a_chat_calls_the_functions_of_a_file_and_goes_on_with_their_results(
+    ask: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    calculator = str(Path(__file__).parents[2] / "examples/calculator.py")
+    outcome = ask("chat", "--tools", calculator, stdin=f"{APPLES}\n{STAMPS}\n")
+    assert outcome.out.splitlines() == [
+        '[calculate({"expression": "17 + 25"}) -> 42]', '[calculate({"expression": "42 - 9"}) -> 33]', "#### 33",
+        '[calculate({"expression": "125 - 17"}) -> 108]', "#### 108",
+    ]  # fmt: skip
+    assert "tools: calculate; calls in the form demo" in outcome.err
+    limited = ask("chat", "--tools", calculator, "--max-tool-rounds", "1", stdin=f"{APPLES}\n")
+    assert "ended after 1 rounds of calls; max_tool_rounds is the limit" in limited.err
+    failing = tmp_path / "failing.py"
+    failing.write_text("def calculate(expression: str) -> str:\n    raise ArithmeticError('no sums today')\n")
+    refused = ask("chat", "--tools", str(failing), "--max-tool-rounds", "1", stdin=f"{APPLES}\n")
+    assert "-> error: ArithmeticError: no sums today]" in refused.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "tools are functions of a Python file"),
+        ("def f(:", "cannot be loaded: SyntaxError"),
+        ("_x = 1\ndef _f(): pass\n", "defines no function"),
+        ("def f(x: 'Unknown'): pass\n", "the function f cannot be a tool"),
+        ("def f(x: int): pass\n", "calls one tool, whose only required parameter is a text named expression"),
+    ],
+)
+def test_files_whose_functions_cannot_be_tools_are_refused(
+    ask: Callable[..., Outcome], tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = tmp_path / "tools.py"
+    if text is not None:
+        path.write_text(text)
+    outcome = ask("chat", "--tools", str(path), stdin="")
+    assert (outcome.status, message in outcome.err) == (2, True), outcome.err
+
+
 def test_chat_without_a_chat_template_is_refused_before_the_first_message(ask: Callable[..., Outcome]) -> None:
     outcome = ask("chat", "--model", str(checkpoint("llama")), stdin="Hello\n")
     assert outcome.status == 2

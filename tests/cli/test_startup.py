@@ -6,17 +6,21 @@ import json
 import os
 import pty
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ostinato import LLM, ConfigError, ModelError, OstinatoError
+from ostinato.serve.http.listener import EarlyAnswers
 from tests.support.checkpoints import checkpoint
+from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 
@@ -180,9 +184,13 @@ LIGHT = [
 LIGHT += ["PIL", "httpx2", "yaml", "matplotlib", "safetensors", "prometheus_client"]
 
 
+UNASKED = ["ostinato.sampling.guide", "ostinato.sampling.params", "ostinato.plan.capacity.estimate"]
+"""Modules that a plan without traffic has no use for."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
-    [(["--help"], [*LIGHT, "pydantic"]), (["--version"], LIGHT), (["plan", "demo"], LIGHT)],
+    [(["--help"], [*LIGHT, "pydantic"]), (["--version"], LIGHT), (["plan", "demo"], [*LIGHT, *UNASKED])],
 )
 def test_what_is_asked_first_imports_nothing_heavy(arguments: list[str], heavy: list[str]) -> None:
     """Each of these takes a tenth of a second and more."""
@@ -194,6 +202,53 @@ from ostinato.__main__ import main
 main()
 """
     assert run_python(code, capture_output=True).stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "demo", "--port", "0"],
+        ["serve", "demo", "--port", "x"],
+        ["serve", "no-such-model"],
+        ["chat", "no-such-model"],
+        ["plan", "demo", "--max-num-seq", "3"],
+        ["generate", "--temperature", "-1", "x"],
+    ],
+    ids=" ".join,
+)
+def test_errors_and_a_server_that_starts_are_answered_before_anything_heavy_is_imported(arguments: list[str]) -> None:
+    """The server's first answers come from a thread that begins where this program ends."""
+    code = f"""
+import sys
+from ostinato.cli.main import main
+from ostinato.serve.http import listener
+def begin(self, socket):
+    raise SystemExit(2)
+listener.EarlyAnswers.__init__ = begin
+try:
+    main({arguments!r})
+except SystemExit as end:
+    assert end.code == 2, end.code
+print(sorted({{*{LIGHT!r}, "asyncio"}} & set(sys.modules)))
+"""
+    assert run_python(code, capture_output=True).stdout == "[]\n"
+
+
+def test_a_server_answers_while_it_starts_and_leaves_later_connections_to_the_next() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        early = EarlyAnswers(opened)
+        statuses = []
+        for path in ("/health", "/health/live", "/v1/models"):
+            client = HTTPConnection(*opened.getsockname(), timeout=PATIENCE)
+            client.request("GET", path)
+            answer = client.getresponse()
+            statuses.append((answer.status, json.loads(answer.read())))
+        starting = {"status": "starting"}
+        assert statuses == [(503, starting), (200, starting), (503, starting)]
+        early.close()
+        early.close()
+        with socket.create_connection(opened.getsockname()):
+            opened.accept()[0].close()
 
 
 def test_a_command_ends_without_a_search_for_cycles_in_all_that_it_made() -> None:

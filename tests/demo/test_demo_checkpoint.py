@@ -116,9 +116,23 @@ def test_the_template_writes_questions_and_answers():
     assert chat(turns) == "Q: one?\nA: #### 1<|end|>\nQ: two?\nA:"
 
 
+def test_the_template_writes_calls_and_their_results_as_the_equations_that_the_model_knows():
+    def call(expression: str, result: str) -> list[dict[str, object]]:
+        function = {"name": "calculate", "arguments": {"expression": expression}}
+        called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        return [called, {"role": "tool", "content": result}]
+
+    turns = [{"role": "user", "content": "How many?"}, *call("17 + 25", "42"), *call("42 - 9", "33")]
+    assert chat(turns) == "Q: How many?\nA: 17 + 25 = 42. 42 - 9 = 33"
+    after = [*turns, {"role": "assistant", "content": "#### 33"}, {"role": "user", "content": "two?"}]
+    assert chat(after) == "Q: How many?\nA: 17 + 25 = 42. 42 - 9 = 33. #### 33<|end|>\nQ: two?\nA:"
+    with pytest.raises(jinja2.TemplateError, match="a text or one call"):
+        chat([{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "x", "arguments": {}}}]}])
+
+
 def test_the_template_refuses_an_unknown_role_by_name():
-    with pytest.raises(jinja2.TemplateError, match="tool"):
-        chat([{"role": "tool", "content": "x"}])
+    with pytest.raises(jinja2.TemplateError, match="not function"):
+        chat([{"role": "function", "content": "x"}])
 
 
 @pytest.mark.parametrize("prompt", [f"Q: {ISSUE_QUESTION}\nA:", ISSUE_QUESTION])

@@ -156,7 +156,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"stream": True}, "call stream or stream_chat"),
         ({"bogus": 1}, "bogus is no variable of this model's chat template, which knows none"),
         ({"budget": 1}, "budget is no variable"),
-        ({"tools": [{"type": "function"}]}, "chat template takes no tools; leave them out"),
+        ({"tools": [{"type": "function"}]}, "chat template takes no tools; leave them out, or let ToolChat"),
         ({"documents": [{"text": "a"}]}, "chat template takes no documents; leave them out"),
     ],
 )

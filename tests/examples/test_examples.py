@@ -44,5 +44,5 @@ def test_an_example_says_how_to_run_it_and_uses_what_the_package_exports(example
 
 
 def test_there_is_an_example_of_each_use() -> None:
-    uses = {"batch", "chat_with_a_picture", "embeddings", "plan", "server_and_client", "stream", "verify"}
+    uses = {"batch", "calculator", "chat_with_a_picture", "embeddings", "plan", "server_and_client", "stream", "verify"}
     assert {example.stem for example in EXAMPLES} == uses

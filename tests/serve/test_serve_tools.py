@@ -2,9 +2,12 @@
 
 import json
 
+import anthropic
+import ollama
 import openai
 import pytest
 
+from ostinato.serve.chat.conversation import generic_messages
 from tests.support.chat_templates import HERMES, TAGS, THINKING
 from tests.support.serving import serving
 from tests.support.text_checkpoint import text_checkpoint
@@ -270,8 +273,122 @@ def test_a_call_can_be_demanded_though_the_template_takes_no_tools():
         )
         assert [item.name for item in answer.output if item.type == "function_call"]
         for more in ({}, {"tool_choice": "auto"}):
-            with pytest.raises(openai.BadRequestError, match='or demand a call by tool_choice "required"'):
+            with pytest.raises(
+                openai.BadRequestError, match=r'demand a call by tool_choice "required", or start .*generic'
+            ):
                 client.chat.completions.create(**ASKED, tools=[CLOCK], **more)
+        assert client.models.list().data[0].tool_call_parser is None
+
+
+def test_the_generic_form_is_described_enforced_and_named_for_a_template_that_takes_no_tools(caplog):
+    said = {"tool_choice": "auto", "parallel_tool_calls": False, "tools": [CLOCK], "max_tokens": 80}
+    with (
+        caplog.at_level("INFO", "ostinato.serve"),
+        serving(
+            {"served_model_name": "tiny", "tool_call_parser": "generic"}, max_num_seqs=4, max_model_len=512,
+            model=str(text_checkpoint(chat_template=PLAIN)), cache_memory="8MiB",
+        ) as served,
+    ):  # fmt: skip
+        client = served.client()
+        assert "in the generic form" in caplog.text
+        assert client.models.list().data[0].tool_call_parser == "generic"
+        begins = begins_with(served.engine, "<")
+        answer = client.chat.completions.create(**{**ASKED, **said, "logit_bias": begins})
+        content, _, calls, _ = whole = parts(answer)
+        assert "<tool_call>" not in content
+        assert all(name == "clock" for name, _ in calls)
+        assert joined(client.chat.completions.create(**{**ASKED, **said, "logit_bias": begins}, stream=True)) == whole
+        forced = {**said, "tool_choice": "required"}
+        message = client.chat.completions.create(**{**ASKED, **forced}).choices[0].message
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "noon"}
+        history = {**ASKED, **said, "messages": [*MESSAGES, message.model_dump(exclude_none=True), result]}
+        assert client.chat.completions.create(**history).usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_calls_and_results_are_text_for_a_template_that_knows_neither():
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
+    turns = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "So:", "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "one"}]},
+        {"role": "user", "content": "And now?"},
+    ]
+    written = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    first, answer, results = generic_messages(turns)
+    assert (first, answer) == (turns[0], {"role": "assistant", "content": f"So:\n{written}\n{written}"})
+    assert results["role"] == "user"
+    texts = [part["text"] for part in results["content"]]
+    assert texts == [
+        "<tool_response>\nnoon\n</tool_response>",
+        "<tool_response>",
+        "one",
+        "</tool_response>",
+        "And now?",
+    ]
+
+
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "The value of an expression.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+
+
+def test_the_embedded_model_calls_a_calculator_for_each_equation_and_no_other_tool():
+    """Rounds as clients of OpenAI, Anthropic and Ollama make them, and through Responses."""
+    question = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
+    function = CALCULATE["function"]
+    with serving(max_num_seqs=4) as served:
+        client = served.client()
+        asked = {"model": "demo", "tools": [CALCULATE], "max_tokens": 60}
+        messages = [{"role": "user", "content": question}]
+        expressions = []
+        while (answer := client.chat.completions.create(**asked, messages=messages).choices[0]).message.tool_calls:
+            assert joined(client.chat.completions.create(**asked, messages=messages, stream=True)) == parts(
+                client.chat.completions.create(**asked, messages=messages)
+            )
+            [call] = answer.message.tool_calls
+            expressions.append(json.loads(call.function.arguments)["expression"])
+            result = {"role": "tool", "tool_call_id": call.id, "content": {"17 + 25": "42"}.get(expressions[-1], "33")}
+            messages += [answer.message.model_dump(exclude_none=True), result]
+        assert (expressions, answer.message.content) == (["17 + 25", "42 - 9"], "#### 33")
+
+        theirs = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+        tool = {"name": "calculate", "description": "", "input_schema": function["parameters"]}
+        asked = {"model": "demo", "tools": [tool], "max_tokens": 60}
+        messages, results = [{"role": "user", "content": question}], ["42", "33"]
+        while (message := theirs.messages.create(**asked, messages=messages)).stop_reason == "tool_use":
+            [block] = message.content
+            result = {"type": "tool_result", "tool_use_id": block.id, "content": results.pop(0)}
+            messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        assert (results, message.content[0].text) == ([], "#### 33")
+
+        llama, results = ollama.Client(host=served.url), ["42", "33"]
+        assert "tools" in llama.show("demo").capabilities
+        messages = [{"role": "user", "content": question}]
+        while (message := llama.chat("demo", messages, tools=[CALCULATE]).message).tool_calls:
+            messages += [message, {"role": "tool", "tool_name": "calculate", "content": results.pop(0)}]
+        assert (results, message.content) == ([], "#### 33")
+
+        flat, results = {"type": "function", **function}, ["42", "33"]
+        items = [{"role": "user", "content": question}]
+        while True:
+            [item] = client.responses.create(model="demo", input=items, tools=[flat]).output
+            if item.type != "function_call":
+                break
+            output = {"type": "function_call_output", "call_id": item.call_id, "output": results.pop(0)}
+            items += [item.model_dump(exclude_none=True), output]
+        assert (results, item.content[0].text) == ([], "#### 33")
+
+        for tools in ([CLOCK], [CALCULATE, CLOCK]):
+            with pytest.raises(
+                openai.BadRequestError, match=r"calls one tool, whose only required parameter .*generic"
+            ):
+                client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "?"}], tools=tools)
 
 
 def response_format(schema):

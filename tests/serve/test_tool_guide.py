@@ -15,7 +15,7 @@ from ostinato.sampling.guide import Guide
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.guides import tool_guide
 from ostinato.serve.chat.tool_calls import formats
-from ostinato.serve.chat.tool_calls.formats import FORMS, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import EQUATION, FORMS, GENERIC, ToolCallFormat
 from ostinato.serve.chat.tools import Tool
 from tests.serve.test_tool_forms import Tokens, canonical, special_tags
 from tests.serve.test_tool_forms import accepts as form_accepts
@@ -72,6 +72,30 @@ PARIS = '{"city": "Paris", "days": 2, "unit": "celsius"}'
 BOTH_IN_A_LIST = (
     f'<TOOLCALL>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "clock", "arguments": {{}}}}]</TOOLCALL>'
 )
+
+
+def test_calls_of_the_generic_form_are_enforced_though_the_model_may_choose() -> None:
+    own = guide("auto", AnswerFormats(tools=GENERIC), parallel=False)
+    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+    assert (accepts(own, "Hello."), accepts(own, f"So: {call}")) == (True, True)
+    assert not accepts(own, "So: " + call.replace("get_weather", "get_time"))
+    assert tool_guide(TOOLS, "none", AnswerFormats(tools=GENERIC)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ("17 + 25 = ", True),
+        (". 42 - 9 = ", True),
+        ("17 + 25 = 42", False),
+        (". #### 33", True),
+        ("17 + = ", False),
+        ("no idea", True),
+    ],
+)
+def test_the_embedded_models_call_ends_at_the_equals_sign(text: str, accepted: bool) -> None:
+    tool = Tool("calculate", "", {"type": "object", "properties": {"expression": {"type": "string"}}})
+    assert accepts(guide("auto", AnswerFormats(tools=EQUATION), (tool,)), text) is accepted
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])

@@ -12,23 +12,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import NemotronHConfig, NemotronHForCausalLM
 
+from ostinato.demo import checkpoint_dir
+
 from .model import DemoModel, Shape
 from .tokenizer import END, PAD
 
 MAX_LENGTH = 4096
 LAYER_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
-CHAT_TEMPLATE = """\
-{#- A system message is ignored: the model knows questions and answers only. -#}
-{%- for message in messages -%}
-{%- if message.role == 'user' -%}
-{{- 'Q: ' + message.content | trim + '\\nA:' -}}
-{%- elif message.role == 'assistant' -%}
-{{- ' ' + message.content | trim + '<|end|>\\n' -}}
-{%- elif message.role != 'system' -%}
-{{- raise_exception("a message's role must be system, user or assistant, not " + message.role | string) -}}
-{%- endif -%}
-{%- endfor -%}
-"""
+CHAT_TEMPLATE = (checkpoint_dir() / "chat_template.jinja").read_text()
 
 
 def hf_config(shape: Shape, pad: int, end: int) -> NemotronHConfig:

@@ -27,8 +27,6 @@ from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.files import expand
 from ostinato.json_io import JsonObject, parse_json
-from ostinato.sampling.guide import Guide
-from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
@@ -351,12 +349,18 @@ def template_variables(text: str | None) -> JsonObject:
         raise RequestError(f"--chat-template-kwargs should be a JSON object, not {text}")
     if taken := {"self", "messages", "params", "sampling_params", "cache_salt"} & value.keys():
         raise RequestError(f"--chat-template-kwargs cannot hold {' or '.join(sorted(taken))}, which the command sets")
+    from ostinato.sampling.params import SamplingParams
+
     if flags := sorted(SamplingParams.model_fields.keys() & value.keys()):
         raise RequestError(f"--chat-template-kwargs has {flags[0]}, which is a flag: {flag_name(flags[0])}")
     return value
 
 
 def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
+    # Imported here, since commands that sample nothing need neither.
+    from ostinato.sampling.guide import Guide
+    from ostinato.sampling.params import SamplingParams
+
     fields: dict[str, FieldInfo] = {}
     for name, field in SamplingParams.model_fields.items():
         if name in leave_out:
@@ -376,6 +380,8 @@ def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
 
 def _values(given: JsonObject) -> JsonObject:
     """Return the given flags as SamplingParams takes them. An empty list is a flag that was not given."""
+    from ostinato.sampling.params import SamplingParams
+
     values = {name: value for name, value in given.items() if value != []}
     if "logit_bias" in values:
         values["logit_bias"] = dict(_bias(entry) for entry in values["logit_bias"])

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,17 +17,17 @@ from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.files import why_unwritable
 from ostinato.json_io import JsonObject, to_json_data
-from ostinato.plan.capacity.estimate import MAX_REPLICAS, OfferedLoad, estimate_layouts, parse_deadline
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.measured_rates import cache_directory, save_rates
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.remedies import min_memory
-from ostinato.plan.render.graph_tables import print_layouts, print_sizing
 from ostinato.plan.render.tables import print_plan, render_launches
-from ostinato.plan.traffic import Traffic, size_for_traffic
 from ostinato.units import exact_bytes, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from ostinato.plan.traffic import Traffic
 
 
 @engine_options
@@ -90,7 +90,11 @@ def plan(
     """
     if num_sizes is not None and traffic is None:
         raise ConfigError("--num-sizes is the number of sizes that --traffic FILE chooses; give both")
-    counted = None if traffic is None else Traffic.load(traffic)
+    counted = None
+    if traffic is not None:
+        from ostinato.plan.traffic import Traffic
+
+        counted = Traffic.load(traffic)
     if num_sizes is not None and counted is not None and not counted.has_steps:
         raise ConfigError(
             f"--num-sizes is about steps, of which {traffic} counts none; ostinato generate --save-traffic FILE does"
@@ -111,10 +115,14 @@ def plan(
             raise ConfigError(f"the plan cannot be saved to {output}: {why_unwritable(output, error)}") from None
     sizing = layouts = None
     if counted is not None and counted.has_steps:
+        from ostinato.plan.traffic import size_for_traffic
+
         limits = {name: getattr(made.settings, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
         sizing = size_for_traffic(counted, made.capture, num_sizes=num_sizes, **limits)
     is_asked = not (replicas is rate is deadline is None)
     if counted is not None and counted.requests is not None and (made.prediction.steps or is_asked):
+        from ostinato.plan.capacity.estimate import OfferedLoad, estimate_layouts, parse_deadline
+
         within = None if deadline is None else parse_deadline(deadline)
         offered = OfferedLoad(counted.requests, rate, within)
         layouts = estimate_layouts(config, spec, found, made, offered, _counts(replicas))
@@ -130,8 +138,12 @@ def plan(
     if launches:
         Console().print(render_launches(made))
     if sizing is not None:
+        from ostinato.plan.render.graph_tables import print_sizing
+
         print_sizing(sizing, Console())
     if layouts is not None:
+        from ostinato.plan.render.graph_tables import print_layouts
+
         print_layouts(layouts, Console())
     elif counted is not None and counted.requests is not None:
         print(f"what engines carry of the requests is not estimated: {made.prediction.reason}", file=sys.stderr)
@@ -166,6 +178,8 @@ def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[st
 
 def _counts(text: str | None) -> tuple[int, ...]:
     """Return the numbers in `N[,N...]`. ConfigError for other text."""
+    from ostinato.plan.capacity.estimate import MAX_REPLICAS
+
     try:
         counts = tuple(int(part) for part in text.split(",")) if text is not None else ()
     except ValueError:

@@ -6,19 +6,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic.fields import FieldInfo
 
+from ostinato.child_process import SECRET_VARIABLES
 from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
 from ostinato.cli.output import note
-from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.serve.settings import BYTE_SETTINGS, ServeSettings, UnknownFields
@@ -47,6 +47,8 @@ def batch(
 
     Example: ostinato batch docs/examples/batch.jsonl answers.jsonl
     """
+    import asyncio
+
     from ostinato.config import EngineConfig
     from ostinato.engine.process.engine_errors import EngineFailed
     from ostinato.engine.progress import generation_progress, start_progress
@@ -140,7 +142,6 @@ def serve(
     name_model(settings, target)
     chosen = ServeSettings(**serving)
     from ostinato.config import EngineConfig
-    from ostinato.engine.progress import start_progress
 
     config = EngineConfig(**{"model": "demo", **settings})
     if print_config:
@@ -151,10 +152,21 @@ def serve(
         return
     if not chosen.is_replicated:  # a cluster's nodes have the model, and this machine may not
         check_model(settings, plans=False)
-    from ostinato.serve.server import serve as run
+    from ostinato.serve.http.listener import EarlyAnswers, listening
 
-    with start_progress() as progress:
-        status = run(config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"))
+    with ExitStack() as opened:
+        early = None
+        if chosen.ssl_certfile is None:  # what follows takes seconds, and a probe should learn that the server starts
+            listener = opened.enter_context(listening(chosen))
+            early = listener, EarlyAnswers(listener)
+            opened.callback(early[1].close)
+        from ostinato.engine.progress import start_progress
+        from ostinato.serve.server import serve as run
+
+        with start_progress() as progress:
+            status = run(
+                config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"), early=early
+            )
     raise typer.Exit(status)
 
 

@@ -197,7 +197,7 @@ class LLM:
         be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
         check_keywords(self.stream, others)
-        return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
+        return self.stream_input(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
     def stream_chat(
         self,
@@ -210,7 +210,7 @@ class LLM:
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the answer to a conversation, piece by piece; see `chat` and `stream`."""
         own_params = single_params(params, sampling_params)
-        return self._stream(self._render_chat(messages, chat_template_kwargs), own_params, cache_salt)
+        return self.stream_input(self._render_chat(messages, chat_template_kwargs), own_params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every prefix and every encoded image that no running request uses, so that new requests begin cold.
@@ -295,9 +295,10 @@ class LLM:
                     counted.add(request_id)
                     advance(sum(len(output.token_ids) for output in call.finished[request_id].outputs))
 
-    def _stream(
-        self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None
+    def stream_input(
+        self, prompt: PromptInput, params: SamplingParams | None, cache_salt: str | None = None
     ) -> Generator[str, None, RequestOutput]:
+        """Return a generator as `stream` does, for a prompt that is rendered already."""
         call = self._shared.new_call(wants_text=True)
         request_id = self._add(call, prompt, params, cache_salt)
         pieces = self._stream_text(call, request_id)

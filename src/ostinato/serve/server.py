@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -22,7 +22,7 @@ from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.connection_limits import ConnectionLimits
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.listener import listening, url_of
+from ostinato.serve.http.listener import EarlyAnswers, listening, url_of
 from ostinato.serve.http.tls import Certificates, TlsLayer
 from ostinato.serve.settings import ServeSettings
 
@@ -62,18 +62,21 @@ def serve(
     progress: ProgressFn,
     announce: Callable[[str], None],
     make: MakeEngine = make_engine,
+    early: tuple[socket.socket, EarlyAnswers] | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine fails. Returns the process's exit status.
 
-    The first signal lets running requests finish, a second one ends the process at once. `announce` is called with the
-    server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. ConfigError if it cannot listen.
-    Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the end.
+    The first signal lets running requests finish, a second one ends the process at once. `announce` is called with
+    the server's URL once it listens. `make` makes the engine; see `AsyncEngine.start`. `early` is the socket, if it
+    is open already, with the thread that answers on it until the server does. ConfigError if it cannot listen.
+    Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the
+    end.
     """
     with (
         unblocked_output() as dropped,
         logs_to(settings.log_format, settings.log_level, access=settings.access_log),
     ):
-        return _serve(config, settings, progress, announce, make, dropped)
+        return _serve(config, settings, progress, announce, make, dropped, early)
 
 
 def _serve(
@@ -83,6 +86,7 @@ def _serve(
     announce: Callable[[str], None],
     make: MakeEngine,
     dropped_lines: Callable[[], int],
+    early: tuple[socket.socket, EarlyAnswers] | None,
 ) -> int:
     lifecycle = _lifecycle(config, settings, progress, make)
     lifecycle.dropped_lines = dropped_lines
@@ -139,9 +143,12 @@ def _serve(
         lifecycle.on_ready = ready
         listen()
         loop.add_signal_handler(signal.SIGHUP, reload)
+        if early is not None:
+            early[1].close()
         announce(url_of(listener, is_tls=certificates is not None))
         await server.serve(sockets=[listener])
 
-    with listening(settings) as listener, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+    opened = listening(settings) if early is None else nullcontext(early[0])
+    with opened as listener, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run(listener))
     return lifecycle.exit_status()

@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ostinato.engine.process.engine_process import SECRET_VARIABLES
+from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
 from ostinato.json_io import JsonObject
@@ -99,7 +99,7 @@ class ServeSettings(BaseModel):
     Several may be given: requests may use any, answers have the first.
     """
     tool_call_parser: str | None = None
-    """The form of the model's tool calls, such as hermes (the one that chat template or vocabulary show)."""
+    """The form of the model's tool calls, such as hermes or generic (what chat template or vocabulary show)."""
     max_waiting: int = Field(256, ge=0)
     """Outputs that may wait besides those that run; more requests get status 429."""
     max_requests_per_client: int | None = Field(None, ge=1)

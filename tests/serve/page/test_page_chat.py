@@ -143,6 +143,20 @@ def test_an_answer_is_given_once_more_and_what_followed_it_is_gone(page):
     assert roles(page) == [("user", "first?")]
 
 
+def test_an_answer_that_was_cut_goes_on_where_it_ended(page):
+    whole = answered(page, QUESTION, temperature=0)
+    assert page.count("#messages .continue") == 0
+    page.click("new")
+    answered(page, QUESTION, temperature=0, max_completion_tokens=12)
+    assert page.text(ANSWER).split() != whole.split()
+    page.script("document.getElementById('max-completion-tokens').value = 99")
+    page.press_button("#messages .continue")
+    page.until(lambda: page.text(ANSWER).split() == whole.split())
+    page.until(lambda: page.count("#messages .assistant .actions"))
+    assert page.count("#messages .continue") == 0
+    assert page.count("#messages .assistant") == 1
+
+
 def test_a_question_is_edited_in_its_place_and_asked_again(page):
     script_answers(page, *(chunks({"content": text}) for text in ("one", "two", "three")))
     answered(page, "first?")

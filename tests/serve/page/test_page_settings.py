@@ -27,7 +27,7 @@ def test_what_is_set_goes_with_the_question_and_what_is_not_is_left_to_the_model
         "messages": [{"role": "user", "content": "?"}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_completion_tokens": 512,
+        "max_completion_tokens": 1024,
     }
     answered(page, "!", temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, max_completion_tokens=7, seed=3)
     told = asked(page)[1]

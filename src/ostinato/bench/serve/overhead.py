@@ -38,9 +38,9 @@ from ostinato.bench.serve.load_generator import LoadRun, Target, run_load, run_o
 from ostinato.bench.serve.sweep import count_tokens, find_model, load_settings, serve_figures, try_server
 from ostinato.bench.serve.workload import LoadSpec, ScriptedConversation, TokenEstimate, make_conversations
 from ostinato.bench.statistics import paired_ratio, spread
+from ostinato.child_process import SECRET_VARIABLES
 from ostinato.config import EngineConfig
 from ostinato.config_fields import setting_flags
-from ostinato.engine.process.engine_process import SECRET_VARIABLES
 from ostinato.errors import ModelError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.serve.http.listener import free_port

@@ -134,7 +134,9 @@ class ChatTemplate:
         used = self._variables.get(name, frozenset())
         for unknown in (each for each in names if each not in used):
             if unknown in ("tools", "documents"):
-                raise RequestError(f"this model's chat template takes no {unknown}; leave them out", setting=unknown)
+                instead = ", or let ToolChat call them (tool_call_parser)" * (unknown == "tools")
+                message = f"this model's chat template takes no {unknown}; leave them out{instead}"
+                raise RequestError(message, setting=unknown)
             known = sorted(used - self._special_tokens.keys() - {*_ARGUMENTS})
             close = get_close_matches(unknown, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""

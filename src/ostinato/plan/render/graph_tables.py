@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.plan.capacity.estimate import CapacityEstimate, LoadPoint
 from ostinato.plan.effective_settings import EffectiveSettings
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import DecodeRange, MixedRange, Uncovered
-from ostinato.plan.traffic import Sizing
 from ostinato.units import format_bytes
+
+if TYPE_CHECKING:
+    from ostinato.plan.capacity.estimate import CapacityEstimate, LoadPoint
+    from ostinato.plan.traffic import Sizing
 
 MIN_RUN = 4
 """Minimum number of equally spaced sizes that are written as a range."""

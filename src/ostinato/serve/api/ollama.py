@@ -281,12 +281,11 @@ def _rounded(count: int) -> str:
 def _shown(model: ServedModel, lifecycle: Lifecycle) -> JsonObject:
     plan, text = model.engine.plan, model.text
     spec, family = plan.model, plan.model.architecture
-    takes_tools = text.takes_tools and text.formats.tools is not None
     capabilities = {
         "completion": True,
         "embedding": True,
         "vision": text.media is not None,
-        "tools": takes_tools,
+        "tools": text.takes_tools,
         "thinking": text.formats.reasoning is not None,
     }
     template = model.engine.chat_template.as_stored

@@ -37,6 +37,8 @@ from ostinato.observe.server_metrics import (
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
 from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.chat.text_support import ModelText
+from ostinato.serve.chat.tool_calls.formats import EQUATION
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
@@ -73,7 +75,7 @@ def about_model(model: ServedModel, name: str) -> JsonObject:
         "examples": [{"text": question, "image": known.image(question)} for question in known.questions],
         "chats": text.chat_template.has_default,
         "takes_images": text.media is not None,
-        "takes_tools": text.takes_tools and text.formats.tools is not None,
+        "takes_tools": text.takes_tools and text.formats.tools != EQUATION,  # which is for one tool, not for any
         "reasons": text.formats.reasoning is not None,
         "sampling": {key: getattr(engine.default_params, key) for key in _SAMPLING},
         "chat_sampling": engine.tokenizer.chat_defaults,
@@ -167,7 +169,7 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     async def models() -> JsonObject:
         """List the names of the one model."""
         names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
-        return {"object": "list", "data": [_model(lifecycle, name) for name in names]}
+        return {"object": "list", "data": [_model(lifecycle, name, made().text) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> JsonObject:
@@ -175,17 +177,20 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
         if not name:
             raise HTTPException(404)  # as any path with a slash too many
         check_model(name, lifecycle.model_name, lifecycle.settings)
-        return _model(lifecycle, name)
+        return _model(lifecycle, name, made().text)
 
     return router
 
 
-def _model(lifecycle: Lifecycle, name: str) -> JsonObject:
+def _model(lifecycle: Lifecycle, name: str, text: ModelText) -> JsonObject:
+    """Describe the model. `tool_call_parser` is the form of its tool calls; null if it takes no tools."""
+    parser = text.formats.tools.parser if text.formats.tools is not None and text.takes_tools else None
     return {
         "id": name,
         "object": "model",
         "created": lifecycle.created,
         "owned_by": "ostinato",
+        "tool_call_parser": parser,
         "max_model_len": lifecycle.engine.plan.settings.max_model_len,
     }
 

@@ -23,7 +23,7 @@ from ostinato.serve.chat.answer_formats import (
 )
 from ostinato.serve.chat.harmony import ChannelReader
 from ostinato.serve.chat.incremental_text import SPACE, EndOfText, Reading, TextBuffer, start_of_tag
-from ostinato.serve.chat.tool_calls.formats import FORMS, HARMONY, PARSERS, ToolCallFormat
+from ostinato.serve.chat.tool_calls.formats import EQUATION, FORMS, HARMONY, PARSERS, ToolCallFormat
 from ostinato.serve.chat.tool_calls.readers import BlockReader, ToolCallSyntaxError
 from ostinato.serve.chat.tools import Tool
 
@@ -259,7 +259,8 @@ def _reads(form: ToolCallFormat, answer: str) -> bool:
 
 def _hinted(text: str) -> ToolCallFormat | None:
     """Return the form whose tags are all in a template's text; of several, the one with the most."""
-    fitting = [form for form in (*FORMS, HARMONY) if form.tags and all(tag in text for tag in form.hints or form.tags)]
+    hints = [(form, form.hints or form.tags) for form in (*FORMS, HARMONY, EQUATION)]
+    fitting = [form for form, texts in hints if texts and all(tag in text for tag in texts)]
     return max(fitting, key=lambda form: len(form.tags), default=None)
 
 

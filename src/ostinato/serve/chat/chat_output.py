@@ -57,7 +57,7 @@ class ChatOutput:
             return AnswerDelta(piece.text)
         delta = self._parser.push(self._without_end(piece))
         if piece.finish_reason is not None:
-            delta = _joined(delta, self._parser.finish(is_cut=piece.finish_reason != "stop"))
+            delta = joined(delta, self._parser.finish(is_cut=piece.finish_reason != "stop"))
         if delta.tool_calls and not self._form.parallel:
             delta = replace(delta, tool_calls=tuple(call for call in delta.tool_calls if call.index == 0))
         self._num_calls += len(delta.tool_calls)
@@ -92,7 +92,8 @@ class ChatOutput:
         return piece.text.removesuffix(self._text.tokenizer.decode_token(last, False))
 
 
-def _joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
+def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
+    """Return two additions of one answer as one."""
     calls = {call.index: call for call in first.tool_calls}
     for call in second.tool_calls:
         before = calls.get(call.index)

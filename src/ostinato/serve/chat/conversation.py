@@ -20,7 +20,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.chat.tool_calls.formats import form_problem
+from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, EquationSyntax, form_problem
 from ostinato.serve.chat.tools import (
     CHAT_SPELLING,
     Tool,
@@ -325,8 +325,12 @@ def render_text(
     text, tools = work.text, conversation.tools
     if text.formats.has_channels:
         messages = [_with_thinking(message) for message in messages]
-    if tools and not text.takes_tools:
-        messages, tools = _with_tools(messages, tools), None
+    if text.formats.tools == GENERIC:
+        messages = generic_messages(messages)
+    if tools and not text.describes_tools:
+        if text.formats_with(read_tools(tools)).tools != EQUATION:
+            messages = _with_tools(messages, tools, text.renders_system)
+        tools = None
     rendered = partial(
         text.chat_template.render,
         messages,
@@ -344,16 +348,56 @@ def render_text(
         raise ApiError(400, error.message, param=param) from None
 
 
-def _with_tools(messages: Sequence[JsonMapping], tools: Sequence[JsonMapping]) -> list[JsonMapping]:
-    """Return messages whose first one describes tools, for a template that does not."""
+def _with_tools(
+    messages: Sequence[JsonMapping], tools: Sequence[JsonMapping], renders_system: bool
+) -> list[JsonMapping]:
+    """Return messages whose first one describes tools, for a template that does not.
+
+    It is the system's, or the user's if the template has no place for a system message.
+    """
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     told = f'{_TOOLS_TEXT}\n{listed}\n\n<tool_call>\n{{"name": NAME, "arguments": {{...}}}}\n</tool_call>\n\n'
-    if not messages or messages[0]["role"] not in ("system", "user"):
+    if not messages or messages[0]["role"] not in ("system", "user")[: 1 if renders_system else 2]:
         return [{"role": "system", "content": told.strip()}, *messages]
     first, *others = messages
     content = first["content"]
     content = told + content if isinstance(content, str) else [{"type": "text", "text": told}, *content]
     return [{**first, "content": content}, *others]
+
+
+def generic_messages(messages: Sequence[JsonMapping]) -> list[JsonMapping]:
+    """Return messages whose calls are text of the form `GENERIC`, and whose results are the user's, for any template.
+
+    Results in a row, and a question right after them, are one message: many templates want user and assistant in turns.
+    """
+    made: list[JsonMapping] = []
+    follows_result = False
+    for message in messages:
+        calls, content = message.get("tool_calls") or (), message.get("content") or ""
+        if calls:
+            written = [
+                f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls
+            ]
+            plain = {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {**plain, "content": _joined(content, "\n".join(written))}
+        is_result = message["role"] == "tool"
+        if is_result:
+            content = _joined("<tool_response>", _joined(content, "</tool_response>"))
+            message = {"role": "user", "content": content}
+        if message["role"] == "user" and made and made[-1].get("role") == "user" and follows_result:
+            made[-1] = {**made[-1], "content": _joined(made[-1]["content"], content)}
+        else:
+            made.append(message)
+        follows_result = is_result
+    return made
+
+
+def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> str | list[JsonObject]:
+    """Return two contents of messages as one, with a newline between texts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}" if first and second else first or second
+    parts = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second) if one)
+    return [part for one in parts for part in one]
 
 
 _TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
@@ -418,15 +462,24 @@ def checked_tools(text: ModelText, tools: object, tool_choice: object, spelling:
         return Tools(choice=choice)
     if read and forced_tools(may_call, choice):
         return Tools(read, may_call, choice)
-    if read and not text.takes_tools:
+    form = text.formats.tools
+    if read and not (text.takes_tools or text.describes_tools):
         message = (
-            'this model\'s chat template takes no tools; leave them out, or demand a call by tool_choice "required"'
+            'this model\'s chat template takes no tools; leave them out, demand a call by tool_choice "required", or '
+            "start the server with --tool-call-parser generic, which describes them in the system message"
         )
         raise ApiError(400, spelled(message, spelling), param="tools")
-    if read and text.formats.tools is None:
+    if form is not None and isinstance(form.syntax, EquationSyntax) and may_call and not form.can_call(may_call):
         message = (
-            f"this model's chat template {form_problem(text.chat_template.text)}; name one by tool_call_parser when "
-            'you start the server, or demand a call by tool_choice "required"'
+            f"this model calls one tool, whose only required parameter is a text named {form.syntax.parameter}; leave "
+            'out others, demand a call by tool_choice "required", or start the server with --tool-call-parser generic, '
+            "which describes any tools to the model"
+        )
+        raise ApiError(400, spelled(message, spelling), param="tools")
+    if read and form is None:
+        message = (
+            f"this model's chat template {form_problem(text.chat_template.text)}; name one, or generic, by "
+            'tool_call_parser when you start the server, or demand a call by tool_choice "required"'
         )
         raise ApiError(400, spelled(message, spelling), param="tools")
     return Tools(read, may_call, choice)

@@ -17,7 +17,7 @@ from ostinato.errors import Remedy, RequestError
 from ostinato.sampling.guide import MAX_GUIDE_CHARACTERS, Guide
 from ostinato.serve.chat.answer_formats import ANALYSIS, AnswerFormats, AnswerLayout, ReasoningTags
 from ostinato.serve.chat.text_support import ModelText
-from ostinato.serve.chat.tool_calls.formats import known_forms
+from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, known_forms
 from ostinato.serve.chat.tool_calls.grammar import LarkGrammar, ToolGrammar
 from ostinato.serve.chat.tools import Tool, forced_tools
 from ostinato.serve.http.api_errors import ApiError
@@ -38,7 +38,8 @@ def tool_guide(
     """Return the Lark grammar of an answer that calls tools as `tool_choice` demands; None if it demands nothing.
 
     - "required" allows calls of any of the tools, several in a row if `parallel`. A named function is called once.
-    - With "auto", if some tools are `strict`, every call in the answer must be well-formed.
+    - With "auto", if some tools are `strict` or the form is `GENERIC` or `EQUATION`, every call in the answer must be
+      well-formed.
     - With "auto" and `instead`, the answer either consists of calls, as with "required", or has that form.
 
     A model that reasons may do so first; it must end its reasoning if the prompt began it. `special_tags` are the tags
@@ -51,7 +52,8 @@ def tool_guide(
     called = forced_tools(tools, tool_choice)
     may_call = bool(tools) and not called and tool_choice != "none"
     either = may_call and instead is not None
-    free = may_call and not either and any(tool.strict for tool in tools)
+    enforced = formats.tools in (GENERIC, EQUATION)
+    free = may_call and not either and (enforced or any(tool.strict for tool in tools))
     if not (called or either or free):
         return None
     if formats.tools is None:

@@ -11,8 +11,10 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.template_sandbox import PROBE_BUDGET
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.media.load import MediaSources
@@ -21,7 +23,8 @@ from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
-from ostinato.serve.chat.tool_calls.formats import HERMES, form_problem
+from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, HERMES, form_problem
+from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.settings import ServeSettings
 
@@ -173,6 +176,7 @@ _BYTE_OF = _byte_level_alphabet()
 
 
 log = logging.getLogger("ostinato.serve")
+_PROBE = "Zanzibar!"
 
 
 class ModelText:
@@ -193,8 +197,14 @@ class ModelText:
         self.formats = detect_formats(chat_template, tokenizer.token_id, settings.tool_call_parser)
         self.special_tags = _special_tags(tokenizer, self.formats.tags)
         """The tags of the formats that are special tokens, which decoding usually leaves out, with their ids."""
-        self.takes_tools = takes_tools(chat_template)
-        if self.takes_tools and self.formats.tools is None:
+        self.describes_tools = self.formats.tools != GENERIC and takes_tools(chat_template)
+        """True if the chat template describes tools to the model."""
+        if self.formats.tools == GENERIC:
+            log.info(
+                "tools are described in the generic form, in the system message, and a grammar enforces calls; the "
+                "model may not have learnt it (tool_call_parser)"
+            )
+        if self.describes_tools and self.formats.tools is None:
             log.warning(
                 "the chat template takes tools, but %s; requests with tools are refused unless tool_choice demands a "
                 "call; tool_call_parser can name a form",
@@ -205,12 +215,27 @@ class ModelText:
         self.media = _for_clients(media, settings)
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
 
-    def formats_with(self, tools: Sequence[object]) -> AnswerFormats:
+    def formats_with(self, tools: Sequence[Tool]) -> AnswerFormats:
         """Return the formats of an answer that may call these tools.
 
-        If the model's form is not known, a grammar forces calls in one of ours (`checked_tools`).
+        If the model's form is not known, or cannot write them, a grammar forces calls in ours (`checked_tools`).
         """
-        return self.formats if self.formats.tools or not tools else replace(self.formats, tools=HERMES)
+        form = self.formats.tools
+        return self.formats if not tools or (form and form.can_call(tools)) else replace(self.formats, tools=GENERIC)
+
+    @cached_property
+    def renders_system(self) -> bool:
+        """True if the chat template gives out a system message."""
+        messages = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
+        try:
+            return _PROBE in self.chat_template.render(messages, budget=PROBE_BUDGET)
+        except RequestError:
+            return False
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the model can call tools of its own accord; `EQUATION` needs no description of them."""
+        return self.formats.tools in (GENERIC, EQUATION) or (self.describes_tools and self.formats.tools is not None)
 
     def encode(self, text: str, add_special_tokens: bool, param: str, has_output: bool = True) -> list[int]:
         """Return the token ids of a text. ApiError, which names `param`, if there are none.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import select
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +40,53 @@ def listening(settings: ServeSettings) -> Iterator[socket.socket]:
             with suppress(OSError):
                 if os.path.samestat(made, settings.uds.stat()):
                     settings.uds.unlink()
+
+
+class EarlyAnswers:
+    """Thread that answers on the server's socket while the server's modules are imported, which takes seconds.
+
+    `/health/live` is 200 and anything else 503, with the status `starting`, as the server itself says it until its
+    model is there.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._end, self._ended = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="early-answers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Connections that it has not accepted wait for the server; those it has are answered."""
+        self._end.close()
+        self._thread.join()
+        self._ended.close()  # closing once more does nothing
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._listener, self._ended], [], [])
+            if self._ended in ready:
+                return
+            with suppress(OSError):  # a client that has gone, or says nothing
+                client, _ = self._listener.accept()
+                with client:
+                    client.settimeout(_EARLY_SECONDS)
+                    client.sendall(_early_answer(client.recv(2**16)))
+                    client.shutdown(socket.SHUT_WR)
+                    while client.recv(2**16):  # what a reset connection has not sent, its client would not read
+                        pass
+
+
+_EARLY_SECONDS = 0.5
+"""Longest wait for a client before the server itself is there."""
+
+
+def _early_answer(request: bytes) -> bytes:
+    """Return the whole response to a request, whose first line decides."""
+    lives = request.split(b" ")[1:2] == [b"/health/live"]
+    body = json.dumps({"status": "starting"}).encode()
+    status = "200 OK" if lives else "503 Service Unavailable"
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def url_of(listener: socket.socket, is_tls: bool) -> str:

@@ -7,8 +7,13 @@ one of these is one more entry of `FORMS`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ostinato.serve.chat.tools import Tool
 
 
 class VariablePart(Enum):
@@ -83,7 +88,17 @@ class ChannelSyntax:
     """A message to `functions.NAME` whose text is JSON arguments; the answer is all messages (`chat/harmony.py`)."""
 
 
-Syntax = JsonSyntax | NamedSyntax | TagSyntax | BareKeySyntax | PythonSyntax | ChannelSyntax
+@dataclass(frozen=True, slots=True)
+class EquationSyntax:
+    """The left side of an equation, `17 + 25 = `, which ends the answer.
+
+    It calls the one tool that there is, whose only required parameter is a text of this name.
+    """
+
+    parameter: str
+
+
+Syntax = JsonSyntax | NamedSyntax | TagSyntax | BareKeySyntax | PythonSyntax | ChannelSyntax | EquationSyntax
 
 _TOKEN = re.compile(r"<\|[^<>|\s]+\|?>|<[^<>|\s]+\|>|｜DSML｜")
 """The part of a tag that is a token where the whole is none, as vocabularies write such tokens."""
@@ -120,6 +135,17 @@ class ToolCallFormat:
     def parser(self) -> str:
         """Name of the form as a value of `tool_call_parser`."""
         return self.name.partition(",")[0].lower().replace(" ", "-")
+
+    def can_call(self, tools: Sequence[Tool]) -> bool:
+        """Return whether the form can write calls of all these tools."""
+        if not isinstance(self.syntax, EquationSyntax):
+            return True
+        name = self.syntax.parameter
+        return len(tools) == 1 and all(
+            tool.parameters.get("required") == [name]
+            and tool.parameters.get("properties", {}).get(name, {}).get("type") == "string"
+            for tool in tools
+        )
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -327,6 +353,16 @@ HUNYUAN = ToolCallFormat(
 FUNCTIONARY = ToolCallFormat(
     "Functionary 3.1", "<function=", "</function>", NamedSyntax((NAME, ">", ARGUMENTS)), block_gap=""
 )
+EQUATION = ToolCallFormat(
+    "demo", "", "", EquationSyntax("expression"), block_gap=None, hints=("function.arguments.expression",)
+)
+"""The form of the embedded model, which has learnt no other: its chat template alone identifies it."""
+GENERIC = ToolCallFormat("generic", "<tool_call>", "</tool_call>", JsonSyntax(), gap="\n")
+"""The form for a model that has learnt none.
+
+The server itself describes tools and writes earlier calls and their results in it (`generic_messages`), and a grammar
+enforces every call.
+"""
 HARMONY = ToolCallFormat("gpt-oss", START, "<|call|>", ChannelSyntax(), block_gap="")
 FORMS = (
     HERMES,
@@ -365,7 +401,7 @@ Llama 3's form is the last, since no tag identifies it.
 """
 
 
-PARSERS = {form.parser: form for form in (*FORMS, HARMONY)}
+PARSERS = {form.parser: form for form in (*FORMS, HARMONY, GENERIC)}
 """All forms, by the names that `tool_call_parser` takes."""
 
 

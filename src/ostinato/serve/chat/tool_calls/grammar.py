@@ -24,6 +24,7 @@ from ostinato.serve.chat.tool_calls.formats import (
     START,
     BareKeySyntax,
     ChannelSyntax,
+    EquationSyntax,
     JsonSyntax,
     NamedSyntax,
     TagSyntax,
@@ -147,6 +148,9 @@ class ToolGrammar(LarkGrammar):
         # Text that begins like reasoning would be a second way to read the same answer.
         no_reasoning = f" & ~/{regex(reasoning.begin)}(?s:.*)/" if reasoning else ""
         begin = self._form.begin
+        if isinstance(self._form.syntax, EquationSyntax):
+            self.rules.append(f"REST: /(?s:.*)/{no_reasoning} & ~/(?s:.*) = (?s:.*)/")
+            return "(call | REST)"
         if not begin:
             self.rules.append(rf"REST: /(?s:.*)/{no_reasoning} & ~/\s*\{{(?s:.*)/")
             return f"({self._block(several)} | REST)"
@@ -179,6 +183,8 @@ class ToolGrammar(LarkGrammar):
             case BareKeySyntax() as syntax:
                 self._rewritten(tool, tool.parameters)  # which refuses what no grammar can enforce
                 return f"{json.dumps(f'call:{tool.name}')} {self._bare_value(tool, tool.parameters, syntax.quote)}"
+            case EquationSyntax():
+                return r"/(\. | )?[0-9]{1,9} [-+*] [0-9]{1,9} = /"  # a full stop ends the equation before it
             case ChannelSyntax():
                 header = f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"
                 return f"{self.tags(header)} {self._arguments(tool)}"

@@ -17,6 +17,7 @@ from ostinato.serve.chat.tool_calls.formats import (
     ARGUMENTS,
     NAME,
     BareKeySyntax,
+    EquationSyntax,
     JsonSyntax,
     NamedSyntax,
     TagSyntax,
@@ -474,11 +475,32 @@ def _json_of_bare_keys(written: str, quote: str) -> str:
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*):")
 _PYTHON_NAME = re.compile(r"\b(True|False|None)\b(?=\s*([,}\]]|$))")
 
+
+class EquationCalls(CallReader):
+    """Reader of a call `17 + 25 = `. A full stop before it, or before other text, belongs to the equation before it."""
+
+    def read_call(self) -> Reading[None]:
+        text = self._text
+        yield from text.drop(" .")
+        while (equation := _EQUATION.match(text.text)) is None:
+            if _EQUATION_BEGIN.fullmatch(text.text) is None:
+                raise ToolCallSyntaxError
+            yield from text.wait()
+        text.position = equation.end()
+        text.consume()
+        self._collector.begin_call(next(iter(self._tools)))
+        self._collector.add_arguments(json.dumps({self._syntax.parameter: equation[1]}))
+
+
+_EQUATION = re.compile(r"([0-9]+ [-+*] [0-9]+) =")
+_EQUATION_BEGIN = re.compile(r"[0-9]+( ([-+*]( ([0-9]+ ?)?)?)?)?")
+
 _READERS: dict[type, type[CallReader]] = {
     JsonSyntax: JsonCalls,
     NamedSyntax: NamedCalls,
     TagSyntax: TagCalls,
     BareKeySyntax: BareKeyCalls,
+    EquationSyntax: EquationCalls,
 }
 
 

@@ -23,6 +23,7 @@ export async function readAnswer(body, signal, message, onChange) {
     for (const call of calls ?? []) addCall(message.calls, call);
     onChange();
   }
+  message.cut = finish === "length" && !message.calls.length;
   message.facts = facts(begin, first, performance.now(), finish, usage);
 }
 

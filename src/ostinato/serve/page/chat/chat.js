@@ -107,7 +107,8 @@ export class Chat {
   node(message, index) {
     if (message.role === "user") return questionNode(message, (text) => this.edit(index, text));
     if (message.role === "tool") return resultNode(message);
-    const answer = new AnswerNode(message, () => this.goBackTo(index));
+    const isLast = index === this.conversation.messages.length - 1;
+    const answer = new AnswerNode(message, () => this.goBackTo(index), isLast ? () => this.resume() : null);
     answer.end();
     return answer.node;
   }
@@ -132,7 +133,7 @@ export class Chat {
     if (this.abort || !this.settings.isRight()) return;
     const { messages } = this.conversation;
     if (messages.at(-1)?.role === "user") this.cut(messages.length - 1); // it was never answered
-    byId("messages").querySelector(".results")?.remove();
+    for (const last of [".results", ".continue"]) byId("messages").querySelector(last)?.remove();
     this.add({ role: "user", text, images });
     this.conversation.title ||= text.replace(/\s+/g, " ").slice(0, TITLE) || "a picture";
     await this.answer();
@@ -159,11 +160,21 @@ export class Chat {
     await this.answer();
   }
 
-  /** The next answer, to all that was said. */
-  async answer() {
+  /** Goes on with the last answer, which was cut off or stopped. */
+  async resume() {
+    if (this.abort || !this.settings.isRight()) return;
+    const message = this.conversation.messages.pop();
+    byId("messages").lastElementChild.remove();
+    await this.answer(message);
+  }
+
+  /** The next answer, to all that was said; `begun`: one whose beginning is there. */
+  async answer(begun = null) {
     const conversation = this.conversation;
-    const message = { role: "assistant", text: "", reasoning: "", calls: [], facts: "" };
-    const shown = new AnswerNode(message, () => this.goBackTo(conversation.messages.indexOf(message)));
+    const message = begun ?? { role: "assistant", text: "", reasoning: "", calls: [], facts: "" };
+    const goBack = () => this.goBackTo(conversation.messages.indexOf(message));
+    const shown = new AnswerNode(message, goBack, () => this.resume());
+    if (begun) shown.draw();
     shown.node.classList.add("coming");
     byId("messages").querySelector(".failure")?.remove();
     byId("messages").append(shown.node);
@@ -172,10 +183,14 @@ export class Chat {
     conversation.model = this.about?.model ?? conversation.model;
     this.keep(conversation);
     try {
-      await readAnswer(this.body(), this.abort.signal, message, () => shown.drawSoon());
+      await readAnswer(this.body(begun), this.abort.signal, message, () => shown.drawSoon());
     } catch (error) {
-      if (error.name !== "AbortError") return this.failed(error, shown);
+      if (error.name !== "AbortError") {
+        if (begun) conversation.messages.push(begun);
+        return this.failed(error, shown, begun);
+      }
       message.facts = "stopped";
+      message.cut = true;
       message.calls = []; // they may not be whole
     } finally {
       this.busy(null);
@@ -187,11 +202,12 @@ export class Chat {
     if (conversation === this.conversation) this.offerResults();
   }
 
-  failed(error, shown) {
+  failed(error, shown, begun) {
     shown.draw();
     shown.node.classList.remove("coming");
     const { messages } = this.conversation;
     const retry = () => {
+      if (begun) return this.resume();
       shown.node.remove();
       this.answer();
     };
@@ -234,9 +250,10 @@ export class Chat {
     byId("messages").scrollTop = byId("messages").scrollHeight;
   }
 
-  body() {
+  body(begun) {
     const system = this.settings.system ? [{ role: "system", content: this.settings.system }] : [];
-    const messages = [...system, ...this.conversation.messages.map(forRequest)];
-    return { messages, stream: true, stream_options: { include_usage: true }, ...this.settings.request() };
+    const messages = [...system, ...[...this.conversation.messages, ...(begun ? [begun] : [])].map(forRequest)];
+    const goesOn = begun ? { add_generation_prompt: false, continue_final_message: true } : {};
+    return { messages, stream: true, stream_options: { include_usage: true }, ...goesOn, ...this.settings.request() };
   }
 }

@@ -56,8 +56,10 @@ function follow(change) {
 
 /** An answer, which may still be coming. */
 export class AnswerNode {
-  constructor(message, onRegenerate) {
+  /** `onContinue` goes on with the answer, if it is the last one and was cut. */
+  constructor(message, onRegenerate, onContinue) {
     this.message = message;
+    this.onContinue = onContinue;
     this.node = article("assistant", "Answer");
     this.text = make("div", { className: "text" });
     this.growing = new Growing(this.text);
@@ -118,11 +120,12 @@ export class AnswerNode {
   end() {
     this.draw();
     this.node.classList.remove("coming");
-    const { text, facts } = this.message;
+    const { text, facts, cut } = this.message;
     this.facts.textContent = facts ?? "";
     const copying = button("Copy", (event) => copy(text, event.currentTarget));
     const again = button("Regenerate", this.onRegenerate, { className: "regenerate" });
-    follow(() => this.node.append(this.facts, make("div", { className: "actions" }, copying, again)));
+    const more = cut && text && this.onContinue ? [button("Continue", this.onContinue, { className: "continue" })] : [];
+    follow(() => this.node.append(this.facts, make("div", { className: "actions" }, ...more, copying, again)));
   }
 }
 

@@ -9,7 +9,7 @@ const FIELDS = [
   { name: "top_k", label: "Top-k", least: 0, whole: true, hint: "so many of the most likely tokens; 0: all" },
   { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "tokens at least so likely, relative to the first" },
   { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1: none; tokens that were there are less likely" },
-  { name: "max_completion_tokens", label: "Most tokens", least: 1, whole: true, hint: "where an answer is cut", begin: "512" },
+  { name: "max_completion_tokens", label: "Most tokens", least: 1, whole: true, hint: "where an answer is cut; Continue goes on", begin: "1024" },
   { name: "seed", label: "Seed", least: 0, whole: true, hint: "the same seed gives the same answer" },
 ];
 

@@ -46,6 +46,7 @@ function message(value, where) {
   } else {
     read.reasoning = optional(value.reasoning, `${where}.reasoning`);
     read.facts = optional(value.facts, `${where}.facts`);
+    read.cut = value.cut === true;
     read.calls = list(value.calls ?? [], `${where}.calls`).map((call, index) => ({
       id: text(call?.id, `${where}.calls[${index}].id`),
       name: text(call?.name, `${where}.calls[${index}].name`),
