@@ -44,7 +44,7 @@ struct PagedOperands {
     const float *k_scales, *v_scales;  // null unless S is int8
     const float* sinks;  // null if there are none
     T* out;
-    float scale;
+    float scale, softcap;  // `softcap` is 0 if there is none
 
     // Return query row i of a unit.
     const T* query(const WorkUnit& unit, std::int64_t i) const {
@@ -74,6 +74,13 @@ struct PagedOperands {
     std::int64_t key_stride() const { return step.kv_heads * head.dim; }
 
     ScalesOf<S> scales() const { return {k_scales, v_scales}; }
+
+    // Call `body` with the scales, which may cap scores, and the factor from scores to powers of 2.
+    template <typename Body>
+    void with_scores(const ScalesOf<S>& scales, Body&& body) const {
+        if (softcap == 0.0f) return body(scales, scale * LOG2_E);
+        body(CappedScores<ScalesOf<S>>{scales, scale / softcap, softcap}, LOG2_E);
+    }
 
     void locate(const Piece& piece, KeyOffsets& places) const {
         const std::int64_t base = piece.tile * TILE;
@@ -157,8 +164,9 @@ class PagedWorker {
         const Seen seen(unit, tile, places, operands_.step);
         scales_.take(places);
         const auto weigh = [&](std::int64_t i) {
-            const float factor = operands_.scale * LOG2_E;
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales_);
+            operands_.with_scores(scales_, [&](const auto& scales, float factor) {
+                sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales);
+            });
         };
         if (rows.end - rows.begin <= SMALL_Q_ROWS) {
             direct(rows.begin, rows.end - rows.begin,
@@ -283,8 +291,10 @@ class PagedWorkerAmx {
         const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
         const Range rows = operands_.rows(unit, tile);
         scales_.take(places);
-        tile_.run(operands_.k_cache, operands_.v_cache, scales_, places, next, apart, rows.begin, rows.end,
-                  operands_.scale * LOG2_E, Seen(unit, tile, places, operands_.step), blocks(sums));
+        operands_.with_scores(scales_, [&](const auto& scales, float factor) {
+            tile_.run(operands_.k_cache, operands_.v_cache, scales, places, next, apart, rows.begin, rows.end, factor,
+                      Seen(unit, tile, places, operands_.step), blocks(sums));
+        });
     }
 
     void clear(const WorkUnit& unit) {
@@ -442,6 +452,7 @@ struct Attention : Arguments {
     FIELD(OptionalTensor<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
     FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
     FIELD(OptionalTensor<Array<FLOAT32>>, sinks);  // [heads]
+    FIELD(std::optional<float>, softcap);
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 
@@ -467,7 +478,8 @@ void attend_to(const ThreadGroup& threads, const Step& step, const Attention& in
                             in.v_scales.at<const float>(),
                             in.sinks.at<const float>(),
                             in.out.at<T>(),
-                            in.scale};
+                            in.scale,
+                            in.softcap.value_or(0.0f)};
     clear_others(threads, step, operands.out, step.heads * operands.head.dim);
 #if defined(OSTINATO_ATTENTION_AMX)
     if constexpr (std::is_same_v<T, bf16>) {

@@ -105,6 +105,18 @@ def test_gemma3_is_read_in_the_spelling_of_the_hub_too() -> None:
     assert [layer.kind for layer in least.layers] == ["local"] * 3
 
 
+def test_gemma2_has_its_caps_unless_they_are_null() -> None:
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    spec = spec_with("gemma2", **dict.fromkeys(names, ...), sliding_window=..., max_position_embeddings=...)
+    assert [layer.attention.softcap for layer in spec.layers if layer.attention] == [50.0] * 3
+    assert (spec.hyperparameters.logits_cap, windows(spec)) == (30.0, [4096, None, 4096])
+    spec = spec_with("gemma2", **dict.fromkeys(names))
+    assert spec.layers[0].attention is not None
+    assert (spec.layers[0].attention.softcap, spec.hyperparameters.logits_cap) == (None, None)
+    with pytest.raises(ModelError, match=r"attn_logit_softcapping = -1\.0; it should be above 0, or null for no cap"):
+        spec_with("gemma2", attn_logit_softcapping=-1.0)
+
+
 def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor() -> None:
     ops, cpu = select_ops({}), torch.device("cpu")
     spec = replace(spec_with("gemma3_text"), hidden_size=72)
@@ -184,8 +196,6 @@ def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
         ("qwen2", {"sliding_window": None}, ["no sliding_window", "1 or more"]),
         ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types chunked_attention"]),
         ("qwen2", {"layer_types": ["full_attention"]}, ["1 layer_types", "num_hidden_layers = 2"]),
-        ("gemma3_text", {"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0", "null"]),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping = 50.0", "null"]),
         ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true", "false"]),
         ("gemma3_text", {"hidden_activation": "gelu"}, ["hidden_activation = 'gelu'", "gelu_pytorch_tanh"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["full_attention, sliding_attention"]),

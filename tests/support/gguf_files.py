@@ -35,6 +35,11 @@ CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**CONFIG),
     "qwen2": lambda: transformers.Qwen2Config(**CONFIG, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**CONFIG, head_dim=32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **CONFIG
+        | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12, "num_hidden_layers": 3}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+    ),
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **CONFIG
         | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12}
@@ -123,7 +128,7 @@ def write_gguf(
     **metadata: Any,
 ) -> Path:
     """A model of random weights, linears and embedding in blocks of `kind`, but for those whose names in the file hold
-    one of `kinds`, which have that one's; `metadata` more names and values. What
+    one of `kinds`, which have that one's; `metadata` more names and values, None for none. What
     transformers makes of the same weights is saved in a folder of the file's name without its suffix."""
     torch.manual_seed(7)
     plain = (architecture.split()[0], CONFIGS.get(architecture))
@@ -139,7 +144,10 @@ def write_gguf(
         _add_metadata(writer, architecture, config)
     _add_tokenizer(writer, config.vocab_size, pre)
     for name, value in metadata.items():
-        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+        if value is None:
+            writer.kv_data[0].pop(name)
+        else:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     for name, tensor in (model.state_dict() | tensors_of(config, head)).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -182,7 +190,7 @@ def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.n
     """A tensor under the name that the file has for it."""
     stem, _, part = name.rpartition(".")
     names = NAMES
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma2", "gemma3_text"):
         names, values = NAMES | GEMMA_NORMS, values + 1 if name.endswith("norm.weight") else values
     if config.model_type == "gemma4_text":
         names = NAMES | GEMMA_NORMS | GEMMA4
@@ -207,11 +215,14 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(20000.0)
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in ("qwen3", "gemma2", "gemma3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if architecture == "gemma3":
+    if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma4":
         _add_gemma4(writer, config)
     scaling = config.rope_parameters.get("full_attention", config.rope_parameters)

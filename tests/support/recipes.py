@@ -549,6 +549,25 @@ def mixtral() -> PretrainedConfig:
     )
 
 
+def gemma2() -> PretrainedConfig:
+    """Capped scores and logits, both reached; a window shorter than the prompts in every other layer."""
+    return transformers.Gemma2Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        sliding_window=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        query_pre_attn_scalar=3,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=5.0,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 def gemma3_text() -> PretrainedConfig:
     """Layers with a window shorter than the prompts, and one that sees all, each kind with its rotary embedding."""
     return transformers.Gemma3TextConfig(
@@ -1028,6 +1047,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
+        gemma2,
         gemma3,
         gemma3_text,
         gemma4,

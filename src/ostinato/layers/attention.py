@@ -220,6 +220,7 @@ class Attention(Module):
             memory.k_scales,
             memory.v_scales,
             self.sinks,
+            self.spec.softcap,
         )
 
 

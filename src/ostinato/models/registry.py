@@ -16,6 +16,7 @@ MODELS = {
     "exaone4": "llama.model:Llama",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
+    "gemma2": "gemma3_text.model:Gemma3",
     "gemma3": "gemma3_text.model:Gemma3",
     "gemma3_text": "gemma3_text.model:Gemma3",
     "gemma4": "gemma4_text.model:Gemma4",

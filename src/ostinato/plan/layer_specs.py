@@ -39,6 +39,9 @@ class AttentionSpec:
     has_sinks: bool = False
     """True if each head has a learned score without a value in its softmax."""
 
+    softcap: float | None = None
+    """A score s becomes softcap * tanh(s / softcap)."""
+
     keys_of: int | None = None
     """Number of an earlier layer whose keys and values it reads; None: it stores its own."""
 

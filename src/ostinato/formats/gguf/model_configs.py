@@ -41,6 +41,26 @@ def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_part
     }
 
 
+def gemma2(metadata: Metadata) -> JsonObject:
+    """Return the config of Gemma 2.
+
+    Which layers have a window and the scale of scores are in llama.cpp's code: only the model of 27B, with 46 layers,
+    is scaled by another size than that of a head.
+    """
+    heads = attention(metadata)
+    is_27b = metadata.num_layers == _GEMMA2_27B
+    scaled_by = metadata.integer("embedding_length") // max(heads["num_attention_heads"], 1)
+    return {
+        "model_type": "gemma2",
+        **heads,
+        "query_pre_attn_scalar": scaled_by if is_27b else heads["head_dim"],
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
+
+
 def gemma3(metadata: Metadata) -> JsonObject:
     """Return the config of Gemma 3's text model.
 
@@ -124,8 +144,8 @@ def gemma4(metadata: Metadata) -> JsonObject:
     }
 
 
-_GEMMA3_27B = 62
-"""Layers of Gemma 3 27B."""
+_GEMMA2_27B, _GEMMA3_27B = 46, 62
+"""Layers of the models of 27B."""
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func` (gguf-py, gguf/constants.py)."""

@@ -1,4 +1,4 @@
-"""Gemma 3, its text model (model_type `gemma3_text`), also inside `gemma3`.
+"""Gemma 3, its text model (model_type `gemma3_text`), also inside `gemma3`, and Gemma 2.
 
 Attention and MLP each have a norm before and after them, and layers are local or global. All norms are stored less 1.
 """
@@ -26,6 +26,7 @@ class Gemma3(Decoder):
             spec,
             norm_eps=spec.hyperparameters.norm_eps,
             embedding_multiplier=build.rounded(spec.hidden_size**0.5),
+            logits_cap=spec.hyperparameters.logits_cap,
             norm_plus_one=True,
         )
 
@@ -38,7 +39,7 @@ class Gemma3(Decoder):
             size,
             layer.attention,
             bias=hyper.attention_bias,
-            qk_norm_eps=hyper.norm_eps,
+            qk_norm_eps=hyper.norm_eps if hyper.has_qk_norms else None,
             qk_norm_plus_one=True,
             scale=hyper.scale,
         )
