@@ -549,6 +549,31 @@ def mixtral() -> PretrainedConfig:
     )
 
 
+def youtu() -> PretrainedConfig:
+    """Queries out of a latent of their own; pairs that positions rotate are neighbours."""
+    return transformers.YoutuConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=28,
+        kv_lora_rank=24,
+        qk_rope_head_dim=6,
+        qk_nope_head_dim=10,
+        v_head_dim=14,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def youtu_plain() -> PretrainedConfig:
+    """Queries without a latent, and untied embeddings; pairs that positions rotate are half a head apart."""
+    config = youtu()
+    config.q_lora_rank, config.rope_interleave, config.tie_word_embeddings = None, False, False
+    return config
+
+
 def gemma2() -> PretrainedConfig:
     """Capped scores and logits, both reached; a window shorter than the prompts in every other layer."""
     return transformers.Gemma2Config(
@@ -1086,6 +1111,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_next,
         seed_oss,
         smollm3,
+        youtu,
+        youtu_plain,
         zamba2,
     )
 }

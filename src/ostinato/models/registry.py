@@ -57,6 +57,7 @@ MODELS = {
     "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
     "seed_oss": "llama.model:Llama",
     "smollm3": "llama.model:Llama",
+    "youtu": "youtu.model:Youtu",
     "zamba2": "zamba2.model:Zamba2",
 }
 """Module and class of each architecture's model, by the `model_type` of config.json.

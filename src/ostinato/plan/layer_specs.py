@@ -31,7 +31,7 @@ class AttentionSpec:
     """Number of positions that a token attends to, its own included; None: all up to its own."""
 
     values_in_keys: bool = False
-    """True if a token's values are the first elements of its keys, as in multi-head latent attention.
+    """True if a token's values are elements of its keys, as in multi-head latent attention.
 
     Then the cache stores keys alone.
     """
