@@ -243,7 +243,7 @@ def test_tensors_of_several_types_give_the_same_logits(tmp_path: Path, architect
     assert Plan.from_json(plan.to_json()).settings.quantization == spec.quantization
 
 
-@pytest.mark.parametrize("architecture", [name for name in HYBRIDS if name.endswith("of experts")])
+@pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *CONFIGS) if name.endswith("of experts")])
 def test_experts_run_as_they_lie_with_inward_and_outward_matrices_of_different_types(
     tmp_path: Path, architecture: str
 ) -> None:
@@ -354,7 +354,6 @@ def test_gemma2_without_caps_and_windows_has_those_of_llama_cpp(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("expert_count", 8, "gemma4 model of experts; GGUF files are read of models without"),
         ("rope.dimension_count_swa", 8, "rotates some of the 16 elements of heads with a window"),
         ("feed_forward_length", [96, 96, 96, 96, 192], r"feed_forward_length = \[96, 96, .* 192\]; supported: one"),
         ("attention.head_count_kv", [2, 4], r"head_count_kv = \[2, 4\], which should be 5 whole numbers"),

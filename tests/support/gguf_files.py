@@ -70,6 +70,20 @@ CONFIGS: dict[str, Any] = {
         }
     ),
 }
+CONFIGS["gemma4 of experts"] = lambda: transformers.Gemma4TextConfig(
+    **CONFIGS["gemma4"]().to_dict()
+    | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "num_experts": 6}
+    | {"enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 64}
+)
+CONFIGS["gemma4 of experts apart"] = lambda: transformers.Gemma4TextConfig(
+    **CONFIGS["gemma4 of experts"]().to_dict() | {"gates_apart": True}
+)
+OF_GEMMA4_EXPERTS = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
 SCALINGS = {
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
@@ -100,6 +114,10 @@ GEMMA_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GEMMA4 = {
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
@@ -141,7 +159,7 @@ def write_gguf(
     if architecture in HYBRIDS:
         add_metadata(writer, architecture, config)
     else:
-        _add_metadata(writer, architecture, config)
+        _add_metadata(writer, stated, config)
     _add_tokenizer(writer, config.vocab_size, pre)
     for name, value in metadata.items():
         if value is None:
@@ -156,7 +174,7 @@ def write_gguf(
         own = [each for part, each in (kinds or {}).items() if part in called]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
         is_quantised = tensor.dim() > 1 and not name.endswith(
-            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight")
+            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight", "router.proj.weight")
         )
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":
@@ -196,6 +214,13 @@ def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.n
         names = NAMES | GEMMA_NORMS | GEMMA4
     if part == "layer_scalar":
         return [(f"blk.{stem.rpartition('.')[2]}.layer_output_scale.weight", values)]
+    for inner, in_file in OF_GEMMA4_EXPERTS.items():
+        if name.endswith(f".{inner}"):
+            layer = name.split(".")[2]
+            if inner == "experts.gate_up_proj" and getattr(config, "gates_apart", False):
+                halves = zip(("gate", "up"), np.split(values, 2, axis=1), strict=True)
+                return [(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(half)) for part, half in halves]
+            return [(f"blk.{layer}.{in_file}", values)]
     if not stem.startswith("model.layers."):
         return [(f"{names[stem]}.{part}", values)]
     layer, _, inner = stem.removeprefix("model.layers.").partition(".")
@@ -252,6 +277,10 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_sliding_window_pattern(slides)
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_tensor("rope_freqs.weight", np.array([1.0] * 8 + [1e30] * 8, dtype=np.float32))
 

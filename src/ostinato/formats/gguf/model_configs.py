@@ -92,8 +92,7 @@ def gemma4(metadata: Metadata) -> JsonObject:
     Its numbers of key heads and widths of MLPs may differ between layers, which files then list.
     """
     path = metadata.header.path
-    if metadata.integer("expert_count", 0):
-        raise ModelError(f"{path} has a gemma4 model of experts; GGUF files are read of models without")
+    num_experts = metadata.integer("expert_count", 0)
     slides = [bool(slid) for slid in metadata.of_layers("attention.sliding_window_pattern")]
     key_heads, widths = metadata.of_layers("attention.head_count_kv"), metadata.of_layers("feed_forward_length")
     shared, first_full = metadata.integer("attention.shared_kv_layers", 0), slides.index(False)
@@ -140,6 +139,10 @@ def gemma4(metadata: Metadata) -> JsonObject:
         "use_double_wide_mlp": is_wide,
         "intermediate_size": widths[0],
         "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0),
+        "enable_moe_block": num_experts > 0,
+        "num_experts": num_experts,
+        "top_k_experts": metadata.integer("expert_used_count", 0),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
         "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
     }
 
