@@ -65,7 +65,10 @@ struct PagedOperands {
     // behind it are left out.
     Range rows(const WorkUnit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
-        const std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
+        std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
+        if (step.last_seen != nullptr) {
+            for (begin = 0; step.end_of(unit.begin + begin, unit.position + begin) <= key;) ++begin;
+        }
         const std::int64_t end = std::min(unit.end - unit.begin, (tile + 1) * TILE - unit.position + step.window - 1);
         return {begin * unit.group, end * unit.group};
     }
@@ -85,7 +88,7 @@ struct PagedOperands {
     void locate(const Piece& piece, KeyOffsets& places) const {
         const std::int64_t base = piece.tile * TILE;
         places.first = std::max<std::int64_t>(0, step.first_of(piece.unit.position) - base);
-        places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
+        places.end = std::min<std::int64_t>(TILE, piece.unit.keys - base);
         const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
         for (std::int64_t i = places.first; i < places.end;) {
             const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
@@ -113,12 +116,15 @@ struct PagedOperands {
 // Keys of a tile that each query row of a unit sees: row i sees those from `first(i)` up to, but not including, `(i)`.
 struct Seen {
     const WorkUnit& unit;
-    std::int64_t base, begin, end, window;
+    const Step& step;
+    std::int64_t base, begin, end;
 
     Seen(const WorkUnit& unit, std::int64_t tile, const KeyOffsets& places, const Step& step)
-        : unit(unit), base(tile * TILE), begin(places.first), end(places.end), window(step.window) {}
-    std::int64_t operator()(std::int64_t i) const { return std::min(end, position(i) + 1 - base); }
-    std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - window + 1 - base); }
+        : unit(unit), step(step), base(tile * TILE), begin(places.first), end(places.end) {}
+    std::int64_t operator()(std::int64_t i) const {
+        return std::min(end, step.end_of(unit.begin + i / unit.group, position(i)) - base);
+    }
+    std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - step.window + 1 - base); }
 
   private:
     std::int64_t position(std::int64_t i) const { return unit.position + i / unit.group; }
@@ -453,6 +459,7 @@ struct Attention : Arguments {
     FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
     FIELD(OptionalTensor<Array<FLOAT32>>, sinks);  // [heads]
     FIELD(std::optional<float>, softcap);
+    FIELD(OptionalTensor<Array<INT32>>, last_seen);  // [tokens]
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 
@@ -509,7 +516,8 @@ void attention(const ThreadGroup& threads, std::int64_t tokens, const Attention&
                     in.first_key,
                     in.window.value_or(NO_WINDOW),
                     1,
-                    std::numeric_limits<std::int64_t>::max()};
+                    std::numeric_limits<std::int64_t>::max(),
+                    in.last_seen.at<const std::int32_t>()};
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
         if (in.k_scales) {

@@ -46,8 +46,13 @@ class Context:
         int8: bool = False,
         has_sinks: bool = False,
         softcap: float | None = None,
+        image: tuple[int, int] | None = None,
     ) -> None:
+        """`image` are the positions, from the first up to the second, that see each other in both directions."""
         self.int8, self.softcap = int8, softcap
+        self.last_seen = torch.arange(length)
+        if image is not None:
+            self.last_seen[slice(*image)] = min(image[1], length) - 1
         self.sinks = torch.linspace(4.0, -3.0, heads) if has_sinks else None
         generator = torch.Generator().manual_seed(seed)
 
@@ -71,7 +76,7 @@ class Context:
             read = [integers.double() * scales[:, :, None].double() for integers, scales in self.kept()]
         k, v = (x[:end].repeat_interleave(heads // kv_heads, dim=1) for x in read)
         key, position = torch.arange(end), torch.arange(row.start, end)
-        unseen = (key > position[:, None]) | (key < first_key)
+        unseen = (key > self.last_seen[position][:, None]) | (key < first_key)
         if window is not None:
             unseen |= key <= position[:, None] - window
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -94,6 +99,9 @@ class Batch:
         self.rows, self.first_key, self.window = rows, first_key, window
         contexts = [context for context, _ in rows]
         self.sinks, self.softcap = contexts[0].sinks, contexts[0].softcap
+        last = [torch.cat((c.last_seen[row.start : row.start + row.new], torch.zeros(row.padding))) for c, row in rows]
+        own = [torch.cat((torch.arange(row.start, row.start + row.new), torch.zeros(row.padding))) for _, row in rows]
+        self.last_seen = None if torch.equal(torch.cat(last), torch.cat(own)) else torch.cat(last).int()
         dtype, (_, kv_heads, head_dim) = contexts[0].k.dtype, contexts[0].k.shape
         needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
         order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(len(rows))) + 1).int()
@@ -131,7 +139,7 @@ class Batch:
     def arguments(self, scale: float) -> tuple[Any, ...]:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
         scales = (self.k_scales, self.v_scales)
-        how = (scale, self.first_key, self.window, *scales, self.sinks, self.softcap)
+        how = (scale, self.first_key, self.window, *scales, self.sinks, self.softcap, self.last_seen)
         return (self.q, self.k_cache, self.v_cache, *described, *how)
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
@@ -165,6 +173,7 @@ ROWS = st.builds(
     int8=st.booleans(),
     has_sinks=st.booleans(),
     softcap=st.sampled_from((None, None, 0.7, 5.0, 50.0)),
+    image=st.none() | st.tuples(st.integers(-5, 130), st.integers(1, 140)),
 )
 @examples(300)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
@@ -182,11 +191,14 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     int8: bool,
     has_sinks: bool,
     softcap: float | None,
+    image: tuple[int, int] | None,
 ) -> None:
-    contexts = [
-        Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i, int8, has_sinks, softcap)
-        for i, r in enumerate(rows)
-    ]
+    """`image` is the first of the tokens that see each other, from the row's first one on, and their number."""
+    contexts = []
+    for i, r in enumerate(rows):
+        own = None if image is None or first_key else (max(0, r.start + image[0]), r.start + image[0] + image[1])
+        how = (dtype, i, int8, has_sinks, softcap, own if own and own[0] < own[1] else None)
+        contexts.append(Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, *how))
     batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key, window)
     out = batch.run(isa, scale, deterministic=deterministic)
     assert torch.equal(out, batch.run(isa, scale, 2, deterministic=deterministic))

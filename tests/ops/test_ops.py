@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -70,6 +71,7 @@ class PagedCase:
         window: int | None = None,
         sinks: torch.Tensor | None = None,
         softcap: float | None = None,
+        last_seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return attention.attention(
             self.q,
@@ -84,6 +86,7 @@ class PagedCase:
             window,
             sinks=sinks,
             softcap=softcap,
+            last_seen=last_seen,
         )
 
     def hide(self, window: int) -> None:
@@ -139,6 +142,7 @@ def attend(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    until: Sequence[int] = (),
 ) -> torch.Tensor:
     """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
     q, keys, values = q.double(), keys.double(), values.double()
@@ -147,6 +151,7 @@ def attend(
     for t in range(len(q)):
         visible = len(keys) - len(q) + t + 1
         first = 0 if window is None else max(0, visible - window)
+        visible = until[t] + 1 if until else visible
         for head in range(q.shape[1]):
             scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(first, visible)]
             if softcap is not None:
@@ -237,6 +242,28 @@ def test_a_softcap_bounds_the_scores_and_no_sink(
         how = (0.9, window, sinks, softcap)
         expected = attend(case.q[span], *case.contexts[row], *how) if before >= 0 else torch.zeros_like(out[span])
         torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
+
+
+@few
+@given(ROWS, st.sampled_from([None, 3, 9]), st.integers(0, 8), st.integers(1, 9), seeds)
+def test_tokens_of_an_image_see_those_behind_them(
+    rows: list[tuple[int, int]], window: int | None, first: int, count: int, seed: int
+) -> None:
+    case = paged_case(rows, 2, 2, 6, 4, seed)
+    # In each row the tokens from number `first` on, up to `count` of them.
+    until = [
+        [before + (t if not first <= t < first + count else min(first + count, new) - 1) for t in range(new)]
+        for before, new in rows
+    ]
+    out = case.run(
+        scale=0.9, window=window, last_seen=torch.tensor([p for row in until for p in row], dtype=torch.int32)
+    )
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        expected = torch.zeros_like(out[span])
+        if before >= 0:
+            expected = attend(case.q[span], *case.contexts[row], 0.9, window, until=until[row]).float()
+        torch.testing.assert_close(out[span], expected, **FLOAT32)
 
 
 @few

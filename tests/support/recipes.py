@@ -769,21 +769,6 @@ def cohere2() -> PretrainedConfig:
     )
 
 
-def gemma3() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too, with untied embeddings."""
-    text = gemma3_text().to_dict() | {"attention_bias": False, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.Gemma3Config(
-        text_config=text,
-        vision_config=sizes | {"image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=1,
-        tie_word_embeddings=False,
-        image_token_index=3,
-        boi_token_index=4,
-        eoi_token_index=5,
-    )
-
-
 def qwen2() -> PretrainedConfig:
     """Biases of queries, keys and values alone, which the architecture fixes. The second layer has a window."""
     return transformers.Qwen2Config(
@@ -1073,7 +1058,6 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1_normed,
         falcon_mamba,
         gemma2,
-        gemma3,
         gemma3_text,
         gemma4,
         gemma4_text,

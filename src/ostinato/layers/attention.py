@@ -221,6 +221,7 @@ class Attention(Module):
             memory.v_scales,
             self.sinks,
             self.spec.softcap,
+            step.last_seen if self.spec.sees_images else None,
         )
 
 

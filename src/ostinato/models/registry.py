@@ -17,7 +17,7 @@ MODELS = {
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
     "gemma2": "gemma3_text.model:Gemma3",
-    "gemma3": "gemma3_text.model:Gemma3",
+    "gemma3": "gemma3.model:Gemma3VL",
     "gemma3_text": "gemma3_text.model:Gemma3",
     "gemma4": "gemma4_text.model:Gemma4",
     "gemma4_text": "gemma4_text.model:Gemma4",

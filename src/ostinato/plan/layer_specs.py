@@ -42,6 +42,9 @@ class AttentionSpec:
     softcap: float | None = None
     """A score s becomes softcap * tanh(s / softcap)."""
 
+    sees_images: bool = False
+    """True if the tokens of an image see each other in both directions."""
+
     keys_of: int | None = None
     """Number of an earlier layer whose keys and values it reads; None: it stores its own."""
 
@@ -217,6 +220,10 @@ class VisionSpec:
     """
     cuts_tiles: bool = False
     """True if large images are cut into tiles, which are items of their own."""
+    image_side: int = 0
+    """Pixels along both sides of every image, which is resized to them; 0 if images keep their proportions."""
+    is_bidirectional: bool = False
+    """True if the tokens of an image see each other in both directions, so that one step computes all of them."""
 
     @property
     def taps(self) -> int:

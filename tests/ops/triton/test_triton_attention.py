@@ -46,6 +46,7 @@ def attend(
     int8: bool = False,
     has_sinks: bool = False,
     softcap: float | None = None,
+    image: int = 0,
 ) -> torch.Tensor:
     """Compares with the reference; `behind` tokens follow the last row. All that no token may read is NaN: the null
     block, other blocks, cells behind a row's context, before `first_key` and before its tokens' windows, and the
@@ -74,7 +75,16 @@ def attend(
         for each in (starts, [row.start for row in rows], [row.kv_len for row in rows])
     )
     described = (row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
-    others = {"sinks": torch.linspace(4.0, -3.0, heads) if has_sinks else None, "softcap": softcap}
+    # The first tokens of each row, from its start on, see each other.
+    own = [torch.arange(row.start, row.start + row.new) for row in rows]
+    last = [each.clamp(min=int(each[0]) + min(image, len(each)) - 1) if len(each) else each for each in own]
+    padded = [torch.cat((each, torch.zeros(row.padding))) for each, row in zip(last, rows, strict=True)]
+    last_seen = torch.cat((*padded, torch.zeros(behind))).int() if image else None
+    others = {
+        "last_seen": last_seen,
+        "sinks": torch.linspace(4.0, -3.0, heads) if has_sinks else None,
+        "softcap": softcap,
+    }
     if int8:
         whole, scales = quantize_int8(cache.nan_to_num(50.0).flatten(0, -2), None)
         scales = scales.view(cache.shape[:-1]).masked_fill(cache.isnan().any(-1), torch.nan)
@@ -101,10 +111,11 @@ ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=
     int8=st.booleans(),
     has_sinks=st.booleans(),
     softcap=st.sampled_from([None, 0.8]),
+    image=st.sampled_from([0, 3, 12]),
 )
 @example(
     rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2,
-    int8=False, has_sinks=True, softcap=None,
+    int8=False, has_sinks=True, softcap=None, image=0,
 )  # fmt: skip
 def test_prompts_and_decode_rows_side_by_side(
     rows: list[Row],
@@ -118,9 +129,10 @@ def test_prompts_and_decode_rows_side_by_side(
     int8: bool,
     has_sinks: bool,
     softcap: float | None,
+    image: int,
 ) -> None:
     sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "window": window, "int8": int8}
-    attend(rows, dtype, first_key=first_key, behind=behind, has_sinks=has_sinks, softcap=softcap, **sizes)
+    attend(rows, dtype, first_key=first_key, behind=behind, has_sinks=has_sinks, softcap=softcap, image=image, **sizes)
 
 
 @settings(max_examples=10)

@@ -13,9 +13,6 @@ from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Prefixes of the tensors of a `gemma3` checkpoint that are not its text model's."""
-
 
 class Gemma3(Decoder):
     """The language model."""
@@ -45,11 +42,3 @@ class Gemma3(Decoder):
         )
         mlp = GatedMLP(build, size, hyper.intermediate_size, activation="geglu")
         return SandwichBlock(build, size, hyper.norm_eps, attention=attention, mlp=mlp, norm_plus_one=True)
-
-    def checkpoint_name(self, name: str) -> str | None:
-        if self.spec.architecture == "gemma3":
-            if name.startswith(_BESIDE_TEXT):
-                return None
-            # transformers 5 writes the second spelling; the hub's checkpoints have the first.
-            name = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
-        return super().checkpoint_name(name)

@@ -30,6 +30,7 @@ def attention(
     v_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    last_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each token to its row's whole context, whose keys and values are all in the cache.
 
@@ -43,7 +44,8 @@ def attention(
     int8: a token's head times its scale is a key or a value, and the arithmetic after that is in float32. `sinks`
     [heads] float32 are one more score of each head's softmax, without a value (gpt-oss): weights then add up to less
     than 1. With a `softcap` c a score s is c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118); sinks are not
-    capped. -> [tokens, heads, head_dim].
+    capped. `last_seen` [tokens] int32 is the last position that each token sees, if that is not its own: the end of
+    its image, whose tokens are all in the step. It never falls within a row. -> [tokens, heads, head_dim].
 
     Only the positions that a token of the row sees are read. The contents of other positions do not matter, nor do the
     entries of `block_tables` for blocks that no token sees.
@@ -63,7 +65,8 @@ def attention(
         keys, values = (
             _read(cache, scales, blocks, here) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
         )
-        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window, sinks, softcap)
+        until = None if last_seen is None else last_seen[start:end].long() - seen
+        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window, sinks, softcap, until)
     return out
 
 
@@ -83,14 +86,16 @@ def _attend(
     window: int | None,
     sinks: torch.Tensor | None,
     softcap: float | None,
+    until: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend from `q` [new, heads, head_dim], the last tokens of `keys`, `values` [kv_heads, length, head_dim].
 
-    The keys begin with the first one that the first token sees. -> like `q`.
+    The keys begin with the first one that the first token sees. A token sees those up to its own, or to `until` [new]
+    int64, the index of a key, if that is later. -> like `q`.
     """
     new, heads, head_dim = q.shape
     kv_heads, length, _ = keys.shape
-    is_plain = sinks is None and softcap is None
+    is_plain = sinks is None and softcap is None and until is None
     if new == 1 and is_plain:
         # One token sees every key: the query heads of a group are just more queries of their key head.
         grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
@@ -99,15 +104,15 @@ def _attend(
     if new == length and (window is None or window >= length) and is_plain:
         return _masked(q, keys, values, None, scale)
     position = torch.arange(length, device=q.device)
+    last = position[length - new :] if until is None else torch.maximum(position[length - new :], until)
     out = torch.empty_like(q)
     for begin in range(0, new, ATTENTION_SLAB):
         end = min(begin + ATTENTION_SLAB, new)
-        first, seen = length - new + begin, length - new + end
+        first, seen = length - new + begin, length - new + end if until is None else int(last[end - 1]) + 1
         here = slice(0 if window is None else max(0, first - window + 1), seen)
-        own = position[first:seen, None]
-        mask = position[here] <= own
+        mask = position[here] <= last[begin:end, None]
         if window is not None:
-            mask &= position[here] > own - window
+            mask &= position[here] > position[first : first + end - begin, None] - window
         part = q[begin:end], keys[:, here], values[:, here]
         if softcap is not None:
             out[begin:end] = _capped(*part, mask, scale, sinks, softcap)

@@ -65,6 +65,7 @@ def attend(
     k_scales,
     v_scales,
     sinks,
+    last_seen,
     out,
     maxima,
     sums,
@@ -140,6 +141,10 @@ def attend(
         begin = earliest // KEYS * KEYS
         length = tl.cdiv(tl.cdiv(tl.maximum(kv_len - begin, 0), KEYS), SEGMENTS) * KEYS
         last = tl.minimum(kv_len, position + end - start)
+        until = at
+        if last_seen is not None:
+            until = tl.maximum(at, tl.load(last_seen + token, mask=attends, other=0))
+            last = tl.minimum(kv_len, tl.maximum(last, tl.max(tl.where(attends, until, 0), 0) + 1))
         begin += segment * length
         last = tl.minimum(last, begin + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -180,7 +185,7 @@ def attend(
                 score *= tl.load(k_scales + of_head, mask=is_key, other=0.0)[None, :]
             if softcap is not None:
                 score = softcap * tanh(score)
-            seen = attends[:, None] & is_key[None, :] & (key[None, :] <= at[:, None])
+            seen = attends[:, None] & is_key[None, :] & (key[None, :] <= until[:, None])
             seen = seen & (key[None, :] > at[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
@@ -265,6 +270,7 @@ def attention(
     v_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    last_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `ops.attention`; its reference documents arguments and result."""
     tokens, heads, head_dim = q.shape
@@ -305,6 +311,7 @@ def attention(
         k_scales=k_scales,
         v_scales=v_scales,
         sinks=sinks,
+        last_seen=last_seen,
         out=parts,
         maxima=maxima,
         sums=sums,
