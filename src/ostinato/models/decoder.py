@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import LayerNorm, RMSNorm, sigmoid_gate
+from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, PredictionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -137,10 +137,7 @@ class MixerBlock(Module):
 
 
 class Decoder(CausalLM):
-    """A language model of a backbone and an LM head. An architecture adds its blocks.
-
-    With a `logits_cap` c, logits x are c tanh(x / c).
-    """
+    """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
     backbone_type: type[Backbone] = Backbone
 
@@ -158,17 +155,12 @@ class Decoder(CausalLM):
         final_norm: LayerNorm | None = None,
         is_wide: bool = False,
     ) -> None:
-        super().__init__(build, spec, logits_multiplier if logits_cap is None else 2 * logits_multiplier / logits_cap)
+        super().__init__(build, spec, logits_multiplier, logits_cap)
         how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             self.mtp = self.make_head(spec.drafter.layers)
-        self.logits_cap = logits_cap
-        if logits_cap is not None:
-            self.cap_gate = sigmoid_gate(build, spec.vocab_size)
-            self.caps = build.constant([2 * logits_cap] * spec.vocab_size, build.float32)
-            self.shift = build.constant([-logits_cap] * spec.vocab_size, build.float32).reshape(1, spec.vocab_size)
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
@@ -188,15 +180,6 @@ class Decoder(CausalLM):
     @property
     def head(self) -> PredictionHead | None:
         return self.mtp
-
-    def compute_logits(self, hidden: Array) -> Array:
-        """Return the logits; with a cap c, c tanh(x / c) as 2 c sigmoid(2 x / c) - c."""
-        logits = super().compute_logits(hidden)
-        if self.logits_cap is None:
-            return logits
-        tokens, size = logits.shape
-        caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
-        return self.cap_gate(caps, logits) + self.shift[:, :size]
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         num_layers = len(self.model.layers)
