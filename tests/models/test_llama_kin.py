@@ -548,6 +548,58 @@ HUB: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 155136,
         },
     ),
+    "gemma-2-2b": (
+        2_614_341_888,
+        {
+            "model_type": "gemma2",
+            "head_dim": 256,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "vocab_size": 256000,
+        },
+    ),
+    "gemma-3-4b": (
+        4_300_079_472,
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "vision_config": {
+                "hidden_size": 1152,
+                "image_size": 896,
+                "intermediate_size": 4304,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+    ),
+    "Youtu-LLM-2B": (
+        1_961_560_064,
+        {
+            "model_type": "youtu",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "kv_lora_rank": 512,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 32,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rope_theta": 1600000,
+            "v_head_dim": 128,
+            "vocab_size": 128256,
+        },
+    ),
 }
 """Models of the hub: the number of their parameters, and what their config.json says."""
 

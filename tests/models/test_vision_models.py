@@ -253,3 +253,16 @@ def test_random_weights_give_finite_outputs(name: str) -> None:
     items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision
     assert vision is not None
     assert model.encode(encoder_inputs(items, vision)).isfinite().all()
+
+
+def test_gemma3_has_the_same_weights_under_the_names_of_the_hub() -> None:
+    """Its checkpoints have the parts outside of `model.`, and those of SigLIP's pooling head beside them."""
+    model = vl_model("gemma3")
+    assert isinstance(model, Gemma3VL)
+    for name in vl_oracle("gemma3").state_dict():
+        hub = name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
+        hub = hub.replace("lm_head.", "language_model.lm_head.").replace(
+            "vision_tower.", "vision_tower.vision_model.", 1
+        )
+        assert model.checkpoint_name(hub) == model.checkpoint_name(name)
+    assert model.checkpoint_name("vision_tower.vision_model.head.probe") is None
