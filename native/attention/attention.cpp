@@ -44,7 +44,7 @@ struct PagedOperands {
     const float *k_scales, *v_scales;  // null unless S is int8
     const float* sinks;  // null if there are none
     T* out;
-    float scale;
+    float scale, softcap;  // `softcap` is 0 if there is none
 
     // Return query row i of a unit.
     const T* query(const WorkUnit& unit, std::int64_t i) const {
@@ -65,7 +65,10 @@ struct PagedOperands {
     // behind it are left out.
     Range rows(const WorkUnit& unit, std::int64_t tile) const {
         const std::int64_t key = std::max(step.first_key, tile * TILE);
-        const std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
+        std::int64_t begin = std::max<std::int64_t>(0, key - unit.position);
+        if (step.last_seen != nullptr) {
+            for (begin = 0; step.end_of(unit.begin + begin, unit.position + begin) <= key;) ++begin;
+        }
         const std::int64_t end = std::min(unit.end - unit.begin, (tile + 1) * TILE - unit.position + step.window - 1);
         return {begin * unit.group, end * unit.group};
     }
@@ -75,10 +78,17 @@ struct PagedOperands {
 
     ScalesOf<S> scales() const { return {k_scales, v_scales}; }
 
+    // Call `body` with the scales, which may cap scores, and the factor from scores to powers of 2.
+    template <typename Body>
+    void with_scores(const ScalesOf<S>& scales, Body&& body) const {
+        if (softcap == 0.0f) return body(scales, scale * LOG2_E);
+        body(CappedScores<ScalesOf<S>>{scales, scale / softcap, softcap}, LOG2_E);
+    }
+
     void locate(const Piece& piece, KeyOffsets& places) const {
         const std::int64_t base = piece.tile * TILE;
         places.first = std::max<std::int64_t>(0, step.first_of(piece.unit.position) - base);
-        places.end = std::min<std::int64_t>(TILE, piece.unit.keys() - base);
+        places.end = std::min<std::int64_t>(TILE, piece.unit.keys - base);
         const std::int32_t* block = step.block_tables + piece.unit.row * step.max_blocks;
         for (std::int64_t i = places.first; i < places.end;) {
             const std::int64_t number = (base + i) / step.block_size, begin = number * step.block_size - base;
@@ -106,12 +116,15 @@ struct PagedOperands {
 // Keys of a tile that each query row of a unit sees: row i sees those from `first(i)` up to, but not including, `(i)`.
 struct Seen {
     const WorkUnit& unit;
-    std::int64_t base, begin, end, window;
+    const Step& step;
+    std::int64_t base, begin, end;
 
     Seen(const WorkUnit& unit, std::int64_t tile, const KeyOffsets& places, const Step& step)
-        : unit(unit), base(tile * TILE), begin(places.first), end(places.end), window(step.window) {}
-    std::int64_t operator()(std::int64_t i) const { return std::min(end, position(i) + 1 - base); }
-    std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - window + 1 - base); }
+        : unit(unit), step(step), base(tile * TILE), begin(places.first), end(places.end) {}
+    std::int64_t operator()(std::int64_t i) const {
+        return std::min(end, step.end_of(unit.begin + i / unit.group, position(i)) - base);
+    }
+    std::int64_t first(std::int64_t i) const { return std::max(begin, position(i) - step.window + 1 - base); }
 
   private:
     std::int64_t position(std::int64_t i) const { return unit.position + i / unit.group; }
@@ -157,8 +170,9 @@ class PagedWorker {
         const Seen seen(unit, tile, places, operands_.step);
         scales_.take(places);
         const auto weigh = [&](std::int64_t i) {
-            const float factor = operands_.scale * LOG2_E;
-            sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales_);
+            operands_.with_scores(scales_, [&](const auto& scales, float factor) {
+                sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales);
+            });
         };
         if (rows.end - rows.begin <= SMALL_Q_ROWS) {
             direct(rows.begin, rows.end - rows.begin,
@@ -283,8 +297,10 @@ class PagedWorkerAmx {
         const std::int64_t apart = operands_.step.block_size % SIDE == 0 ? operands_.key_stride() : 0;
         const Range rows = operands_.rows(unit, tile);
         scales_.take(places);
-        tile_.run(operands_.k_cache, operands_.v_cache, scales_, places, next, apart, rows.begin, rows.end,
-                  operands_.scale * LOG2_E, Seen(unit, tile, places, operands_.step), blocks(sums));
+        operands_.with_scores(scales_, [&](const auto& scales, float factor) {
+            tile_.run(operands_.k_cache, operands_.v_cache, scales, places, next, apart, rows.begin, rows.end, factor,
+                      Seen(unit, tile, places, operands_.step), blocks(sums));
+        });
     }
 
     void clear(const WorkUnit& unit) {
@@ -442,6 +458,8 @@ struct Attention : Arguments {
     FIELD(OptionalTensor<Array<FLOAT32>>, k_scales);  // [blocks, block_size, kv_heads], as v_scales
     FIELD(OptionalTensor<Array<FLOAT32>>, v_scales);
     FIELD(OptionalTensor<Array<FLOAT32>>, sinks);  // [heads]
+    FIELD(std::optional<float>, softcap);
+    FIELD(OptionalTensor<Array<INT32>>, last_seen);  // [tokens]
     FIELD(bool, fixed_order);
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 
@@ -467,7 +485,8 @@ void attend_to(const ThreadGroup& threads, const Step& step, const Attention& in
                             in.v_scales.at<const float>(),
                             in.sinks.at<const float>(),
                             in.out.at<T>(),
-                            in.scale};
+                            in.scale,
+                            in.softcap.value_or(0.0f)};
     clear_others(threads, step, operands.out, step.heads * operands.head.dim);
 #if defined(OSTINATO_ATTENTION_AMX)
     if constexpr (std::is_same_v<T, bf16>) {
@@ -497,7 +516,8 @@ void attention(const ThreadGroup& threads, std::int64_t tokens, const Attention&
                     in.first_key,
                     in.window.value_or(NO_WINDOW),
                     1,
-                    std::numeric_limits<std::int64_t>::max()};
+                    std::numeric_limits<std::int64_t>::max(),
+                    in.last_seen.at<const std::int32_t>()};
     with_dtype(in.q.dtype, [&](auto type) {
         using T = decltype(type);
         if (in.k_scales) {

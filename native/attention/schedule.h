@@ -17,6 +17,12 @@ struct Step {
     std::int64_t heads, kv_heads;
     std::int64_t first_key, window;  // `window`: positions that a token sees, including its own
     std::int64_t least, most;  // query rows per key head; other rows are left out
+    const std::int32_t* last_seen;  // [tokens] last position that each token sees, which never falls in a row; or null
+
+    // Return the end of the keys that a token, at `position` of its row, sees.
+    std::int64_t end_of(std::int64_t token, std::int64_t position) const {
+        return 1 + (last_seen == nullptr ? position : std::max<std::int64_t>(position, last_seen[token]));
+    }
 
     std::int64_t group() const { return heads / kv_heads; }
 
@@ -35,16 +41,16 @@ struct Step {
 // Queries [begin, end) of the batch for one key head; the first is at `position`. A query row is one head of one token.
 struct WorkUnit {
     std::int64_t row, kv_head, begin, end, position, group;
+    std::int64_t keys;  // end of the keys that the last query sees
     std::int64_t first_tile, end_tile;  // absolute: tile t holds keys [t * TILE, (t + 1) * TILE)
 
     std::int64_t query_rows() const { return (end - begin) * group; }
-    std::int64_t keys() const { return position + end - begin; }
     bool may_be_cut() const { return query_rows() <= MAX_SPLIT_ROWS; }
 
     // Keys are counted in units of 16; reading and packing a tile costs about as much as ROWS query rows.
     static constexpr std::int64_t PART = 16, ROWS = 8;
     std::int64_t cost_before(std::int64_t tile) const {
-        const std::int64_t end = std::min(tile * TILE, keys());
+        const std::int64_t end = std::min(tile * TILE, keys);
         return (end - first_tile * TILE + PART - 1) / PART * (ROWS + query_rows());
     }
     std::int64_t cost() const { return cost_before(end_tile); }
@@ -61,9 +67,9 @@ void each_unit(const Step& step, Body&& body) {
         for (std::int64_t kv_head = 0; kv_head < step.kv_heads; ++kv_head) {
             for (std::int64_t begin = queries.begin; begin < queries.end; begin += most) {
                 const std::int64_t end = std::min(begin + most, queries.end);
-                const std::int64_t tiles = (end + to_position + TILE - 1) / TILE;
-                const std::int64_t position = begin + to_position;
-                body(WorkUnit{row, kv_head, begin, end, position, step.group(), step.first_of(position) / TILE, tiles});
+                const std::int64_t keys = step.end_of(end - 1, end - 1 + to_position), tiles = (keys + TILE - 1) / TILE;
+                const std::int64_t position = begin + to_position, group = step.group();
+                body(WorkUnit{row, kv_head, begin, end, position, group, keys, step.first_of(position) / TILE, tiles});
             }
         }
     }

@@ -59,6 +59,30 @@ class TileScales {
 template <typename S>
 using ScalesOf = std::conditional_t<std::is_same_v<S, std::int8_t>, TileScales, NoScales>;
 
+// Products that become capped scores, cap * tanh(inner * product), `inner` being scale / cap (Gemma 2). tanh(y) is
+// 1 - 2 / (1 + e^(2 y)), and for |y| < 1/4, where that loses digits, its series.
+template <typename Scales>
+struct CappedScores {
+    static constexpr bool ARE_THERE = Scales::ARE_THERE;
+    const Scales& scales;
+    float inner, cap;
+
+    Float score(Float score, std::int64_t vector) const { return capped(scales.score(score, vector)); }
+    Float score_of(Float score, std::int64_t key) const { return capped(scales.score_of(score, key)); }
+    Float weight(Float weight, std::int64_t vector) const { return scales.weight(weight, vector); }
+    Float weight_of(Float weight, std::int64_t key) const { return scales.weight_of(weight, key); }
+
+  private:
+    Float capped(Float product) const {
+        constexpr float MOST = 20.0f;  // tanh of more is 1
+        const Float y = product * inner, square = y * y, below = y > MOST ? splat(MOST) : y;
+        const Float large = 1.0f - 2.0f / (1.0f + exp2(below * (2.0f * LOG2_E)));
+        Float series = fma(square, splat(62.0f / 2835.0f), splat(-17.0f / 315.0f));
+        series = fma(square, fma(square, series, splat(2.0f / 15.0f)), splat(-1.0f / 3.0f));
+        return cap * (square < 0.0625f ? fma(y * square, series, y) : large);
+    }
+};
+
 // Softmax state of one query row: the maximum score, and the sum of the weights relative to it. Scores are powers of 2.
 struct Softmax {
     float largest, total;

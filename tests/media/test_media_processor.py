@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ostinato.errors import ModelError, RequestError
@@ -86,6 +87,43 @@ def test_real_limits_give_the_sizes_of_transformers():
     assert image_size(100, 100, own) == (256, 256)
     assert image_size(1080, 1920, own) == (1088, 1920)
     assert image_size(6000, 8000, own) == (3520, 4704)
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 24), (37, 61), (1, 90), (200, 20), (12, 12)])
+def test_an_image_of_a_model_of_one_size_has_the_pixels_of_transformers(height, width):
+    """Gemma 3's processor with torchvision, by torch alone; that with Pillow rounds them by at most one step."""
+    image, own = (
+        drawn(height, width),
+        pixel_settings(side=24, patch_size=4, temporal_patch_size=1, resample=2, mean=HALVES, std=HALVES),
+    )
+    item = process_image(image, own)
+    assert (item.grid, item.num_tokens) == ((6, 6), 9)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    resized = F.interpolate(pixels, (24, 24), mode="bilinear", antialias=True, align_corners=False)[0]
+    mean, std = (torch.tensor(values)[:, None, None] * (1 / own.scale) for values in (own.mean, own.std))
+    expected = ((resized.float() - mean) / std).numpy()
+    made = np.empty_like(expected)
+    for (row, column), patch in zip(patch_positions(item.grid, 2), np.asarray(item.patches), strict=True):
+        made[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = patch.reshape(3, 4, 4)
+    np.testing.assert_array_equal(made, expected)
+    of_pillow = Gemma3ImageProcessorPil(size={"height": 24, "width": 24})(images=[image], return_tensors="np")
+    np.testing.assert_allclose(made, of_pillow["pixel_values"][0], atol=1.01 * 2 / 255)
+
+
+def test_a_processor_of_another_size_or_with_crops_is_refused(tmp_path):
+    vision = vision_spec(image_side=24, patch_size=4, temporal_patch_size=1, video_token_id=None)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"size": {"height": 24, "width": 24}, "do_pan_and_scan": None, "resample": 2}))
+    image = load_media_settings(tmp_path, vision).image
+    assert (image.side, image.mean, image.resample) == (24, (0.5, 0.5, 0.5), 2)
+    assert load_media_settings(tmp_path / "none", vision).image == image
+    for changes, words in (
+        ({"size": {"height": 32, "width": 24}}, "size = .* which should be height and width 24"),
+        ({"do_pan_and_scan": True}, "do_pan_and_scan = True, which should be false; crops of long images are not made"),
+    ):
+        file.write_text(json.dumps(changes))
+        with pytest.raises(ModelError, match=words):
+            load_media_settings(tmp_path, vision)
 
 
 def theirs_in_tiles(image, own, grid, whole):

@@ -105,6 +105,19 @@ def test_any_mixture_has_the_positions_of_transformers(parts):
     assert found.rope.delta == delta
 
 
+def test_the_token_before_an_image_stands_for_it_in_the_template_of_gemma():
+    """Its processor writes blank lines around an image, its tokens and the token behind them."""
+    vision = vision_spec(is_bidirectional=True, image_side=24, video_token_id=None)
+    own = placeholders(tokenizer().token_text, encode, vision)
+    assert (own.image, own.token) == (START, IMAGE)
+    found = media_prompt(f"a{START}b", [item(3, 3)], own, encode, vision)
+    inside = [vision.start_token_id, *[vision.image_token_id] * 9, vision.end_token_id]
+    assert found.token_ids == [*encode("a\n\n"), *inside, *encode("\n\nb")]
+    assert [(span.start, span.end) for span in found.spans] == [(4, 13)]
+    with pytest.raises(RequestError, match=r"holds the text .*, which stands for an image"):
+        own.check_absent(f"see {IMAGE}")
+
+
 def test_spans_hold_the_placeholders_tokens_and_no_others():
     vision = vision_spec()
     text, media = CASES["two videos and images"]

@@ -205,7 +205,7 @@ def test_a_directory_of_gguf_files_alone_says_which_it_holds(folder: Path, tmp_p
         load_spec(EngineConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("architecture", ["deepseek2", "gemma2"])
+@pytest.mark.parametrize("architecture", ["deepseek2", "gemma3n"])
 def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_path: Path, architecture: str) -> None:
     import gguf
 
@@ -213,7 +213,7 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, qwen3moe, gemma3, gemma4, .*"
+    known = "GGUF files are read of llama, qwen2, qwen3, .*ernie4_5, seed_oss, .*olmo2, .*gemma2, gemma3, gemma4, .*"
     with pytest.raises(ModelError, match=f"architecture '{architecture}'; {known}.*, qwen35, qwen35moe, qwen3next"):
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
@@ -243,7 +243,7 @@ def test_tensors_of_several_types_give_the_same_logits(tmp_path: Path, architect
     assert Plan.from_json(plan.to_json()).settings.quantization == spec.quantization
 
 
-@pytest.mark.parametrize("architecture", [name for name in HYBRIDS if name.endswith("of experts")])
+@pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *CONFIGS) if name.endswith("of experts")])
 def test_experts_run_as_they_lie_with_inward_and_outward_matrices_of_different_types(
     tmp_path: Path, architecture: str
 ) -> None:
@@ -337,14 +337,23 @@ def test_gemma3_has_its_windows_and_scales_by_what_llama_cpp_knows_of_it(tmp_pat
     of_27b = spec_of(**{"gemma3.block_count": 62, "gemma3.attention.sliding_window_pattern": 31})
     assert of_27b.hyperparameters.scale == (64 // 4) ** -0.5
     assert [i for i, layer in enumerate(of_27b.layers) if layer.attention.window is None] == [30, 61]
-    with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; supported: null"):
-        spec_of(**{"gemma3.final_logit_softcapping": 30.0})
+    assert (spec.hyperparameters.logits_cap, spec.layers[0].attention.softcap) == (None, None)
+    assert spec_of(**{"gemma3.final_logit_softcapping": 30.0}).hyperparameters.logits_cap == 30.0
+
+
+def test_gemma2_without_caps_and_windows_has_those_of_llama_cpp(tmp_path: Path) -> None:
+    names = ("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window")
+    without: dict[str, Any] = {f"gemma2.{name}": None for name in names}
+    metadata = without | {"gemma2.block_count": 46, "gemma2.context_length": 8192}
+    spec = load_spec(EngineConfig(model=str(write_gguf(tmp_path / "m.gguf", "gemma2", **metadata))))
+    assert [layer.attention.window for layer in spec.layers[:3]] == [4096, None, 4096]
+    assert {layer.attention.softcap for layer in spec.layers} == {50.0}
+    assert (spec.hyperparameters.logits_cap, spec.hyperparameters.scale) == (30.0, (64 // 4) ** -0.5)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("expert_count", 8, "gemma4 model of experts; GGUF files are read of models without"),
         ("rope.dimension_count_swa", 8, "rotates some of the 16 elements of heads with a window"),
         ("feed_forward_length", [96, 96, 96, 96, 192], r"feed_forward_length = \[96, 96, .* 192\]; supported: one"),
         ("attention.head_count_kv", [2, 4], r"head_count_kv = \[2, 4\], which should be 5 whole numbers"),

@@ -105,6 +105,18 @@ def test_gemma3_is_read_in_the_spelling_of_the_hub_too() -> None:
     assert [layer.kind for layer in least.layers] == ["local"] * 3
 
 
+def test_gemma2_has_its_caps_unless_they_are_null() -> None:
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    spec = spec_with("gemma2", **dict.fromkeys(names, ...), sliding_window=..., max_position_embeddings=...)
+    assert [layer.attention.softcap for layer in spec.layers if layer.attention] == [50.0] * 3
+    assert (spec.hyperparameters.logits_cap, windows(spec)) == (30.0, [4096, None, 4096])
+    spec = spec_with("gemma2", **dict.fromkeys(names))
+    assert spec.layers[0].attention is not None
+    assert (spec.layers[0].attention.softcap, spec.hyperparameters.logits_cap) == (None, None)
+    with pytest.raises(ModelError, match=r"attn_logit_softcapping = -1\.0; it should be above 0, or null for no cap"):
+        spec_with("gemma2", attn_logit_softcapping=-1.0)
+
+
 def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor() -> None:
     ops, cpu = select_ops({}), torch.device("cpu")
     spec = replace(spec_with("gemma3_text"), hidden_size=72)
@@ -184,8 +196,6 @@ def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
         ("qwen2", {"sliding_window": None}, ["no sliding_window", "1 or more"]),
         ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types chunked_attention"]),
         ("qwen2", {"layer_types": ["full_attention"]}, ["1 layer_types", "num_hidden_layers = 2"]),
-        ("gemma3_text", {"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0", "null"]),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping = 50.0", "null"]),
         ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true", "false"]),
         ("gemma3_text", {"hidden_activation": "gelu"}, ["hidden_activation = 'gelu'", "gelu_pytorch_tanh"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["full_attention, sliding_attention"]),
@@ -536,6 +546,58 @@ HUB: dict[str, tuple[int, dict[str, Any]]] = {
             "rope_theta": 10000000.0,
             "tie_word_embeddings": False,
             "vocab_size": 155136,
+        },
+    ),
+    "gemma-2-2b": (
+        2_614_341_888,
+        {
+            "model_type": "gemma2",
+            "head_dim": 256,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "vocab_size": 256000,
+        },
+    ),
+    "gemma-3-4b": (
+        4_300_079_472,
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "vision_config": {
+                "hidden_size": 1152,
+                "image_size": 896,
+                "intermediate_size": 4304,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+    ),
+    "Youtu-LLM-2B": (
+        1_961_560_064,
+        {
+            "model_type": "youtu",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "kv_lora_rank": 512,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 32,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rope_theta": 1600000,
+            "v_head_dim": 128,
+            "vocab_size": 128256,
         },
     ),
 }

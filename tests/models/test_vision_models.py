@@ -14,6 +14,7 @@ from ostinato.graphs.step_graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.gemma3.model import Gemma3VL
 from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
@@ -38,6 +39,7 @@ from tests.support.vl_models import (
     oracle_encode,
     poisoned_memory,
     random_items,
+    types_of,
     vl_checkpoint,
     vl_model,
     vl_oracle,
@@ -73,15 +75,21 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     weights = dict(model.named_parameters())
     assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
     quantised = {path for path, weight in weights.items() if weight.dtype == torch.int8}
-    assert {path.split(".")[1] for path in quantised} <= {"language_model", "weight"}
-    layers = "model.language_model.layers"
+    layers = "model.layers" if name == "gemma3" else "model.language_model.layers"
+    assert {path for path in quantised if path != "lm_head.weight" and not path.startswith(layers)} <= {
+        f"{layers.removesuffix('.layers')}.embed_tokens.weight"
+    }
     expected = {f"{layers}.{0 if 'vl' in name else 1}.self_attn.qkv.weight"}
     expected |= {f"{layers}.1.mlp.{'shared_expert.' if name == 'qwen3_5_moe' else ''}down_proj.weight"}
-    expected |= set() if "vl" in name else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
-    if name in IN_A_LINE:
+    if name == "gemma3":
+        expected = {f"{layers}.0.self_attn.qkv.weight", f"{layers}.1.mlp.down_proj.weight"}
+    expected |= (
+        set() if "vl" in name or name == "gemma3" else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
+    )
+    if name in IN_A_LINE and name != "gemma3":
         expected = {f"{layers}.{part}.weight" for part in ("0.conv.in_proj", "1.self_attn.qkv", "1.feed_forward.w2")}
     assert expected <= quantised
-    assert ("model.language_model.embed_tokens.weight" in quantised) == spec.tied_embeddings
+    assert (f"{layers.removesuffix('.layers')}.embed_tokens.weight" in quantised) == spec.tied_embeddings
     if name.endswith("moe"):
         assert f"{layers}.0.mlp.experts.up.weight" in quantised
         assert f"{layers}.0.mlp.gate.weight" not in quantised
@@ -124,12 +132,15 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     """The images' outputs lie in cells; those that no token takes are NaN."""
     grids = [(4, 6), (8, 8), (2, 10)]
     items, spec, oracle = random_items(name, grids, seed=2), vl_spec(name), vl_oracle(name)
+    assert spec.vision is not None
+    if spec.vision.is_bidirectional and cuts:
+        cuts = [11, 12, 42]  # before an image, and behind one: a step computes all of its tokens
     token_ids, cells = prompt_with_images([item.num_tokens for item in items])
     ids, images = torch.tensor([token_ids]), image_inputs(name, items)
     types = (ids == IMAGE).int()
     expected = oracle(
         input_ids=ids,
-        mm_token_type_ids=types,
+        **types_of(name, ids),
         **images,
         use_cache=False,
     ).logits[0]
@@ -138,7 +149,6 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
         rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=images["image_grid_thw"])
         assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
     model = vl_model(name, ops_of(name, kind))
-    assert spec.vision is not None
     encoded = model.encode(encoder_inputs(items, spec.vision))
     memory = poisoned_memory(spec, len(token_ids) // BLOCK_SIZE + 2, encoded)
     parts, start = [], 0
@@ -239,7 +249,20 @@ def test_an_image_gives_the_same_bits_in_any_company() -> None:
 def test_random_weights_give_finite_outputs(name: str) -> None:
     model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), vl_spec(name))
     randomize_weights(model, seed=0)
-    assert isinstance(model, Qwen3VL | Lfm3VL)
+    assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
     items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision
     assert vision is not None
     assert model.encode(encoder_inputs(items, vision)).isfinite().all()
+
+
+def test_gemma3_has_the_same_weights_under_the_names_of_the_hub() -> None:
+    """Its checkpoints have the parts outside of `model.`, and those of SigLIP's pooling head beside them."""
+    model = vl_model("gemma3")
+    assert isinstance(model, Gemma3VL)
+    for name in vl_oracle("gemma3").state_dict():
+        hub = name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
+        hub = hub.replace("lm_head.", "language_model.lm_head.").replace(
+            "vision_tower.", "vision_tower.vision_model.", 1
+        )
+        assert model.checkpoint_name(hub) == model.checkpoint_name(name)
+    assert model.checkpoint_name("vision_tower.vision_model.head.probe") is None

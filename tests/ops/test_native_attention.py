@@ -45,8 +45,14 @@ class Context:
         seed: int,
         int8: bool = False,
         has_sinks: bool = False,
+        softcap: float | None = None,
+        image: tuple[int, int] | None = None,
     ) -> None:
-        self.int8 = int8
+        """`image` are the positions, from the first up to the second, that see each other in both directions."""
+        self.int8, self.softcap = int8, softcap
+        self.last_seen = torch.arange(length)
+        if image is not None:
+            self.last_seen[slice(*image)] = min(image[1], length) - 1
         self.sinks = torch.linspace(4.0, -3.0, heads) if has_sinks else None
         generator = torch.Generator().manual_seed(seed)
 
@@ -70,10 +76,12 @@ class Context:
             read = [integers.double() * scales[:, :, None].double() for integers, scales in self.kept()]
         k, v = (x[:end].repeat_interleave(heads // kv_heads, dim=1) for x in read)
         key, position = torch.arange(end), torch.arange(row.start, end)
-        unseen = (key > position[:, None]) | (key < first_key)
+        unseen = (key > self.last_seen[position][:, None]) | (key < first_key)
         if window is not None:
             unseen |= key <= position[:, None] - window
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         scores = scores.masked_fill(unseen, -torch.inf)
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks[:, None, None].expand(-1, row.new, 1).double()), dim=-1)
@@ -90,7 +98,10 @@ class Batch:
     ) -> None:
         self.rows, self.first_key, self.window = rows, first_key, window
         contexts = [context for context, _ in rows]
-        self.sinks = contexts[0].sinks
+        self.sinks, self.softcap = contexts[0].sinks, contexts[0].softcap
+        last = [torch.cat((c.last_seen[row.start : row.start + row.new], torch.zeros(row.padding))) for c, row in rows]
+        own = [torch.cat((torch.arange(row.start, row.start + row.new), torch.zeros(row.padding))) for _, row in rows]
+        self.last_seen = None if torch.equal(torch.cat(last), torch.cat(own)) else torch.cat(last).int()
         dtype, (_, kv_heads, head_dim) = contexts[0].k.dtype, contexts[0].k.shape
         needed = [-(-(row.start + row.new) // block_size) for _, row in rows]
         order = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(len(rows))) + 1).int()
@@ -128,7 +139,7 @@ class Batch:
     def arguments(self, scale: float) -> tuple[Any, ...]:
         described = (self.row_starts, self.start_positions, self.kv_lens, self.block_tables)
         scales = (self.k_scales, self.v_scales)
-        how = (scale, self.first_key, self.window, *scales, self.sinks)
+        how = (scale, self.first_key, self.window, *scales, self.sinks, self.softcap, self.last_seen)
         return (self.q, self.k_cache, self.v_cache, *described, *how)
 
     def run(self, isa: str, scale: float = 0.2, count: int = 1, *, deterministic: bool = False) -> torch.Tensor:
@@ -161,6 +172,8 @@ ROWS = st.builds(
     deterministic=st.booleans(),
     int8=st.booleans(),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from((None, None, 0.7, 5.0, 50.0)),
+    image=st.none() | st.tuples(st.integers(-5, 130), st.integers(1, 140)),
 )
 @examples(300)
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
@@ -177,11 +190,15 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     deterministic: bool,
     int8: bool,
     has_sinks: bool,
+    softcap: float | None,
+    image: tuple[int, int] | None,
 ) -> None:
-    contexts = [
-        Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, dtype, i, int8, has_sinks)
-        for i, r in enumerate(rows)
-    ]
+    """`image` is the first of the tokens that see each other, from the row's first one on, and their number."""
+    contexts = []
+    for i, r in enumerate(rows):
+        own = None if image is None or first_key else (max(0, r.start + image[0]), r.start + image[0] + image[1])
+        how = (dtype, i, int8, has_sinks, softcap, own if own and own[0] < own[1] else None)
+        contexts.append(Context(r.start + r.new, kv_heads * group, kv_heads, head_dim, *how))
     batch = Batch(list(zip(contexts, rows, strict=True)), block_size, first_key, window)
     out = batch.run(isa, scale, deterministic=deterministic)
     assert torch.equal(out, batch.run(isa, scale, 2, deterministic=deterministic))
@@ -197,12 +214,13 @@ def test_every_token_gets_what_its_formula_says_and_padding_zeros(
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window", "int8", "has_sinks"),
+    ("heads", "kv_heads", "head_dim", "window", "int8", "has_sinks", "softcap"),
     [
-        (8, 2, 128, None, False, False), (3, 3, 20, None, False, False), (8, 4, 32, 1, False, False),
-        (10, 2, 64, None, False, False), (10, 2, 64, 150, False, False), (8, 2, 40, 128, False, False),
-        (8, 2, 40, 128, True, False), (8, 2, 128, None, True, False), (16, 2, 64, 128, False, True),
-        (6, 2, 40, None, True, True),
+        (8, 2, 128, None, False, False, None), (3, 3, 20, None, False, False, None),
+        (8, 4, 32, 1, False, False, None), (10, 2, 64, None, False, False, None), (10, 2, 64, 150, False, False, None),
+        (8, 2, 40, 128, False, False, None), (8, 2, 40, 128, True, False, None), (8, 2, 128, None, True, False, None),
+        (16, 2, 64, 128, False, True, None), (6, 2, 40, None, True, True, None), (8, 4, 64, 150, False, False, 2.0),
+        (6, 2, 40, None, True, True, 1.0),
     ],
 )  # fmt: skip
 def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
@@ -213,12 +231,13 @@ def test_the_bits_of_a_token_do_not_depend_on_how_it_is_computed(
     window: int | None,
     int8: bool,
     has_sinks: bool,
+    softcap: float | None,
     dtype: torch.dtype,
     deterministic: bool,
 ) -> None:
     """Unless deterministic, among rows of MIN_AMX_QUERIES queries or more for each key head."""
     least = 0 if deterministic else MIN_AMX_QUERIES - 1
-    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8, has_sinks) for seed in (1, 2))
+    context, other = (Context(450, heads, kv_heads, head_dim, dtype, seed, int8, has_sinks, softcap) for seed in (1, 2))
     for position in (0, 15, 127, 128, 290, 449):
 
         def bits(before: int, after: int, *others: Row, count: int = 1, at: int = position) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -64,7 +65,13 @@ class PagedCase:
     """Each row's keys and values in order of position, those of the step included."""
 
     def run(
-        self, scale: float, first_key: int = 0, window: int | None = None, sinks: torch.Tensor | None = None
+        self,
+        scale: float,
+        first_key: int = 0,
+        window: int | None = None,
+        sinks: torch.Tensor | None = None,
+        softcap: float | None = None,
+        last_seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return attention.attention(
             self.q,
@@ -78,6 +85,8 @@ class PagedCase:
             first_key,
             window,
             sinks=sinks,
+            softcap=softcap,
+            last_seen=last_seen,
         )
 
     def hide(self, window: int) -> None:
@@ -132,6 +141,8 @@ def attend(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    until: Sequence[int] = (),
 ) -> torch.Tensor:
     """`q` [new, heads, head_dim], the last of the positions of `keys`, `values` [length, kv_heads, head_dim]."""
     q, keys, values = q.double(), keys.double(), values.double()
@@ -140,8 +151,11 @@ def attend(
     for t in range(len(q)):
         visible = len(keys) - len(q) + t + 1
         first = 0 if window is None else max(0, visible - window)
+        visible = until[t] + 1 if until else visible
         for head in range(q.shape[1]):
             scores = [float(q[t, head] @ keys[s, head // group]) * scale for s in range(first, visible)]
+            if softcap is not None:
+                scores = [softcap * math.tanh(score / softcap) for score in scores]
             weights = [math.exp(score - max(scores)) for score in scores]
             if sinks is not None:
                 weights.append(math.exp(float(sinks[head]) - max(scores)))
@@ -213,6 +227,43 @@ def test_a_sink_joins_the_sum_of_weights_and_has_no_value(
         context = case.contexts[row]
         expected = attend(case.q[span], *context, 0.3, window, sinks) if before >= 0 else torch.zeros_like(out[span])
         torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
+
+
+@few
+@given(ROWS, st.sampled_from([None, 3]), st.sampled_from([0.1, 2.0]), st.integers(1, 3), st.booleans(), seeds)
+def test_a_softcap_bounds_the_scores_and_no_sink(
+    rows: list[tuple[int, int]], window: int | None, softcap: float, group: int, has_sinks: bool, seed: int
+) -> None:
+    case = paged_case(rows, 2, group, 6, 4, seed)
+    sinks = 2 * normal(torch.Generator().manual_seed(seed), 2 * group) if has_sinks else None
+    out = case.run(scale=0.9, window=window, sinks=sinks, softcap=softcap)
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        how = (0.9, window, sinks, softcap)
+        expected = attend(case.q[span], *case.contexts[row], *how) if before >= 0 else torch.zeros_like(out[span])
+        torch.testing.assert_close(out[span], expected.float(), **FLOAT32)
+
+
+@few
+@given(ROWS, st.sampled_from([None, 3, 9]), st.integers(0, 8), st.integers(1, 9), seeds)
+def test_tokens_of_an_image_see_those_behind_them(
+    rows: list[tuple[int, int]], window: int | None, first: int, count: int, seed: int
+) -> None:
+    case = paged_case(rows, 2, 2, 6, 4, seed)
+    # In each row the tokens from number `first` on, up to `count` of them.
+    until = [
+        [before + (t if not first <= t < first + count else min(first + count, new) - 1) for t in range(new)]
+        for before, new in rows
+    ]
+    out = case.run(
+        scale=0.9, window=window, last_seen=torch.tensor([p for row in until for p in row], dtype=torch.int32)
+    )
+    for row, (before, _) in enumerate(rows):
+        span = slice(*case.row_starts[row : row + 2].tolist())
+        expected = torch.zeros_like(out[span])
+        if before >= 0:
+            expected = attend(case.q[span], *case.contexts[row], 0.9, window, until=until[row]).float()
+        torch.testing.assert_close(out[span], expected, **FLOAT32)
 
 
 @few

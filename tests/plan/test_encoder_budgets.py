@@ -204,7 +204,7 @@ def test_images_have_defaults_that_leave_all_to_the_plan() -> None:
 
 
 def test_an_encoder_s_plan_is_read_back_as_it_was_written() -> None:
-    plan = EncoderPlan((64, 1024), 16, 1024, "auto", "asked for", "tape", 4097, 4096, 4097 * 4096, 10, 20, 0.5)
+    plan = EncoderPlan((64, 1024), 16, 1024, "auto", "asked for", "tape", 4097, 4096, 4097 * 4096, 10, 20, 0.5, True)
     data = to_json_data(plan)
     assert data["token_budgets"] == [64, 1024]
     assert from_plain(EncoderPlan, data) == plan

@@ -50,6 +50,18 @@ def shown(plan: Plan) -> str:
     return " ".join(console.export_text().split())
 
 
+def test_an_image_whose_tokens_see_each_other_has_room_in_a_step_beside_all_that_decode() -> None:
+    assert IMAGES.vision is not None
+    spec = replace(IMAGES, vision=replace(IMAGES.vision, is_bidirectional=True))
+    limits: dict[str, Any] = {"max_num_seqs": 10, "max_num_batched_tokens": 300, "max_model_len": 512}
+    plan = encoder(spec=spec, **limits)
+    assert (plan.max_item_tokens, plan.whole_images) == (290, True)
+    assert encoder(spec=spec, **limits, speculative="ngram:3").max_item_tokens == 260
+    assert (encoder(**limits).max_item_tokens, encoder(**limits).whole_images) == (300, False)
+    shown_limit = "max_num_batched_tokens, less the tokens of max_num_seqs"
+    assert f"more: refused ({shown_limit})" in shown(planned(spec=spec, **limits))
+
+
 def test_a_model_of_text_alone_has_no_encoder_and_gives_it_no_memory() -> None:
     plan = planned(spec=TEXT)
     assert plan.encoder is None

@@ -73,6 +73,24 @@ def test_an_image_that_a_chunk_cuts_is_encoded_once_and_held_until_its_last_toke
     assert seen == [((0, 3), [("0", 6)], 6), ((3, 3), [], 6), ((6, 3), [], 0)]
 
 
+def test_a_chunk_cuts_no_image_whose_tokens_see_each_other_and_waits_for_room_for_it() -> None:
+    scheduler = make_scheduler(20, caching=True, max_num_batched_tokens=9, whole_images=True)
+    prompt = [1, 2, 3, 4, 5, *image(CAT, 5), 6, *image(DOG, 8), 7]
+    scheduler.add(request_of("r", prompt))
+    assert [shape(step(scheduler)) for _ in range(3)] == [[("r", 0, 5)], [("r", 5, 6)], [("r", 11, 9)]]
+    # Another request leaves room for 7 tokens of the 8 until it ends. The first blocks are hits, within an image too.
+    scheduler.add(request_of("other", [8] * 9, max_tokens=3))
+    step(scheduler)
+    scheduler.add(request_of("again", [*prompt[:-1], 9]))
+    shapes = []
+    while scheduler.has_unfinished:
+        shapes.append(shape(step(scheduler)))
+    again = [each for row in shapes for each in row if each[0] == "again"]
+    assert [(start, count) for _, start, count in again] == [(16, 4)]
+    assert scheduler.encoder_cache is not None
+    assert scheduler.encoder_cache.num_pinned == 0
+
+
 def test_a_chunk_ends_before_an_image_that_finds_no_room() -> None:
     scheduler = make_scheduler(5)
     scheduler.add(request_of("r", [1, *image(CAT, 3), 2, *image(DOG, 4), 3]))

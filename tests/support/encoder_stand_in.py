@@ -100,7 +100,7 @@ def plan_of(budgets: Sequence[int] = (4, 8, 16), max_items: int = 4, mode: str =
     return EncoderPlan(
         token_budgets=tuple(budgets), max_items_per_batch=max_items, max_item_tokens=64, graph_mode=mode,
         reason="", backend="tape", num_cells=65, cell_bytes=64, cache_bytes=4160, graph_bytes=1 << 20,
-        activation_bytes=0, video_pruning_rate=0.0,
+        activation_bytes=0, video_pruning_rate=0.0, whole_images=False,
     )  # fmt: skip
 
 

@@ -35,6 +35,11 @@ CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**CONFIG),
     "qwen2": lambda: transformers.Qwen2Config(**CONFIG, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**CONFIG, head_dim=32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **CONFIG
+        | {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12, "num_hidden_layers": 3}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+    ),
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **CONFIG
         | {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12}
@@ -64,6 +69,20 @@ CONFIGS: dict[str, Any] = {
             }
         }
     ),
+}
+CONFIGS["gemma4 of experts"] = lambda: transformers.Gemma4TextConfig(
+    **CONFIGS["gemma4"]().to_dict()
+    | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "num_experts": 6}
+    | {"enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 64}
+)
+CONFIGS["gemma4 of experts apart"] = lambda: transformers.Gemma4TextConfig(
+    **CONFIGS["gemma4 of experts"]().to_dict() | {"gates_apart": True}
+)
+OF_GEMMA4_EXPERTS = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 SCALINGS = {
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
@@ -95,6 +114,10 @@ GEMMA_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GEMMA4 = {
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
@@ -123,7 +146,7 @@ def write_gguf(
     **metadata: Any,
 ) -> Path:
     """A model of random weights, linears and embedding in blocks of `kind`, but for those whose names in the file hold
-    one of `kinds`, which have that one's; `metadata` more names and values. What
+    one of `kinds`, which have that one's; `metadata` more names and values, None for none. What
     transformers makes of the same weights is saved in a folder of the file's name without its suffix."""
     torch.manual_seed(7)
     plain = (architecture.split()[0], CONFIGS.get(architecture))
@@ -136,10 +159,13 @@ def write_gguf(
     if architecture in HYBRIDS:
         add_metadata(writer, architecture, config)
     else:
-        _add_metadata(writer, architecture, config)
+        _add_metadata(writer, stated, config)
     _add_tokenizer(writer, config.vocab_size, pre)
     for name, value in metadata.items():
-        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+        if value is None:
+            writer.kv_data[0].pop(name)
+        else:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     for name, tensor in (model.state_dict() | tensors_of(config, head)).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -148,7 +174,7 @@ def write_gguf(
         own = [each for part, each in (kinds or {}).items() if part in called]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
         is_quantised = tensor.dim() > 1 and not name.endswith(
-            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight")
+            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight", "router.proj.weight")
         )
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":
@@ -182,12 +208,19 @@ def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.n
     """A tensor under the name that the file has for it."""
     stem, _, part = name.rpartition(".")
     names = NAMES
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma2", "gemma3_text"):
         names, values = NAMES | GEMMA_NORMS, values + 1 if name.endswith("norm.weight") else values
     if config.model_type == "gemma4_text":
         names = NAMES | GEMMA_NORMS | GEMMA4
     if part == "layer_scalar":
         return [(f"blk.{stem.rpartition('.')[2]}.layer_output_scale.weight", values)]
+    for inner, in_file in OF_GEMMA4_EXPERTS.items():
+        if name.endswith(f".{inner}"):
+            layer = name.split(".")[2]
+            if inner == "experts.gate_up_proj" and getattr(config, "gates_apart", False):
+                halves = zip(("gate", "up"), np.split(values, 2, axis=1), strict=True)
+                return [(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(half)) for part, half in halves]
+            return [(f"blk.{layer}.{in_file}", values)]
     if not stem.startswith("model.layers."):
         return [(f"{names[stem]}.{part}", values)]
     layer, _, inner = stem.removeprefix("model.layers.").partition(".")
@@ -207,11 +240,14 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(20000.0)
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in ("qwen3", "gemma2", "gemma3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if architecture == "gemma3":
+    if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma4":
         _add_gemma4(writer, config)
     scaling = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -241,6 +277,10 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_sliding_window_pattern(slides)
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_tensor("rope_freqs.weight", np.array([1.0] * 8 + [1e30] * 8, dtype=np.float32))
 

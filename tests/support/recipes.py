@@ -549,6 +549,50 @@ def mixtral() -> PretrainedConfig:
     )
 
 
+def youtu() -> PretrainedConfig:
+    """Queries out of a latent of their own; pairs that positions rotate are neighbours."""
+    return transformers.YoutuConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=28,
+        kv_lora_rank=24,
+        qk_rope_head_dim=6,
+        qk_nope_head_dim=10,
+        v_head_dim=14,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
+def youtu_plain() -> PretrainedConfig:
+    """Queries without a latent, and untied embeddings; pairs that positions rotate are half a head apart."""
+    config = youtu()
+    config.q_lora_rank, config.rope_interleave, config.tie_word_embeddings = None, False, False
+    return config
+
+
+def gemma2() -> PretrainedConfig:
+    """Capped scores and logits, both reached; a window shorter than the prompts in every other layer."""
+    return transformers.Gemma2Config(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        sliding_window=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        query_pre_attn_scalar=3,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=5.0,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 def gemma3_text() -> PretrainedConfig:
     """Layers with a window shorter than the prompts, and one that sees all, each kind with its rotary embedding."""
     return transformers.Gemma3TextConfig(
@@ -722,21 +766,6 @@ def cohere2() -> PretrainedConfig:
         layer_norm_eps=1e-3,
         logit_scale=0.3,
         rope_parameters={"rope_type": "default", "rope_theta": 700.0},
-    )
-
-
-def gemma3() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too, with untied embeddings."""
-    text = gemma3_text().to_dict() | {"attention_bias": False, "num_key_value_heads": 4, "tie_word_embeddings": False}
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.Gemma3Config(
-        text_config=text,
-        vision_config=sizes | {"image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=1,
-        tie_word_embeddings=False,
-        image_token_index=3,
-        boi_token_index=4,
-        eoi_token_index=5,
     )
 
 
@@ -1028,7 +1057,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         falcon_h1,
         falcon_h1_normed,
         falcon_mamba,
-        gemma3,
+        gemma2,
         gemma3_text,
         gemma4,
         gemma4_text,
@@ -1066,6 +1095,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_next,
         seed_oss,
         smollm3,
+        youtu,
+        youtu_plain,
         zamba2,
     )
 }

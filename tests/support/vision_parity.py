@@ -26,6 +26,7 @@ from tests.support.vl_models import (
     VL_RECIPES,
     image_inputs,
     random_items,
+    types_of,
     vl_checkpoint,
     vl_oracle,
     vl_spec,
@@ -139,8 +140,7 @@ def oracle_inputs(name: str, prompt: MediaPrompt, tokens: list[int]) -> dict[str
         own = [span.item for span in prompt.spans if prompt.token_ids[span.start] == token]
         if own:
             inputs |= {names.get(key, key): value for key, value in image_inputs(name, own).items()}
-    types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    return {"input_ids": ids, "mm_token_type_ids": types, **inputs}
+    return {"input_ids": ids, **types_of(name, ids), **inputs}
 
 
 def make_engine(name: str, **settings: Any) -> EngineCore:

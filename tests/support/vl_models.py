@@ -20,6 +20,7 @@ from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.gemma3.model import Gemma3VL
 from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
@@ -161,10 +162,34 @@ def lfm2_vl() -> PretrainedConfig:
     )
 
 
+def gemma3() -> PretrainedConfig:
+    """SigLIP with images of one size, whose 9 tokens see each other; windows shorter than the prompts."""
+    text = recipes.gemma3_text().to_dict() | {"attention_bias": False, "tie_word_embeddings": False}
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 24,
+        "patch_size": 4,
+        "layer_norm_eps": 1e-3,
+        "vision_use_head": False,
+    }
+    return transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=9,
+        tie_word_embeddings=False,
+        image_token_index=IMAGE,
+        boi_token_index=START,
+        eoi_token_index=END,
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl)
+    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3)
 }
-IN_A_LINE = ("lfm3_vl", "lfm2_vl")
+IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3")
 """Recipes whose tokens of images have positions in a line."""
 
 
@@ -202,10 +227,10 @@ def vl_spec(name: str) -> ModelSpec:
     return model_spec(read_config(vl_checkpoint(name)))
 
 
-def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL | Lfm3VL:
+def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL | Lfm3VL | Gemma3VL:
     model = build_model(WeightAllocator(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
-    assert isinstance(model, Qwen3VL | Lfm3VL)
+    assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
     return model
 
 
@@ -220,9 +245,11 @@ def ops_of(name: str, kind: str) -> Ops:
 
 
 def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:
-    """Images of these sizes in patches."""
+    """Images of these sizes in patches, or of the model's only size."""
     vision = vl_spec(name).vision
     assert vision is not None
+    if vision.image_side:
+        grids = [(vision.image_side // vision.patch_size,) * 2] * len(grids)
     generator = np.random.default_rng(seed)
     return [
         MediaItem(
@@ -235,11 +262,24 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
     ]
 
 
+def types_of(name: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What tells transformers' model of a recipe which of the tokens [1, tokens] are those of images and videos."""
+    types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    return {"token_type_ids" if name == "gemma3" else "mm_token_type_ids": types}
+
+
 def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
     """What transformers' model of a recipe takes for images."""
     patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
     vision = vl_spec(name).vision
     assert vision is not None
+    if vision.image_side:
+        whole = torch.zeros(len(items), vision.in_channels, vision.image_side, vision.image_side)
+        for own, item, values in zip(whole, items, patches, strict=True):
+            tiles = own.unfold(1, vision.patch_size, vision.patch_size).unfold(2, vision.patch_size, vision.patch_size)
+            for (row, column), patch in zip(patch_positions(item.grid, vision.merge_size), values, strict=True):
+                tiles[:, row, column] = patch.view(vision.in_channels, vision.patch_size, vision.patch_size)
+        return {"pixel_values": whole}
     if not vision.is_naflex:
         grids = torch.tensor([(1, *item.grid) for item in items])
         return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
@@ -260,7 +300,8 @@ def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     """[output tokens, rows, hidden]"""
     model, inputs = vl_oracle(name).model, image_inputs(name, items)
     if not hasattr(model, "visual"):
-        return torch.cat(model.get_image_features(**inputs).pooler_output).unsqueeze(1)
+        encoded = model.get_image_features(**inputs).pooler_output
+        return torch.cat(list(encoded)).unsqueeze(1)
     out = model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
     return torch.stack((out.pooler_output, *(getattr(out, "deepstack_features", None) or ())), dim=1)
 
@@ -282,7 +323,13 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
 
 
 def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor) -> StepInputs:
-    return replace(step, rope_positions=rope_positions.contiguous(), media_cells=media_cells)
+    """A step with images, each of which the step has whole if its tokens see each other."""
+    last_seen = step.positions.clone()
+    for i in reversed(range(len(media_cells) - 1)):
+        if media_cells[i] and media_cells[i + 1]:
+            last_seen[i] = last_seen[i + 1]
+    of_images = {"rope_positions": rope_positions.contiguous(), "media_cells": media_cells}
+    return replace(step, **of_images, last_seen=last_seen.int())
 
 
 def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:

@@ -136,6 +136,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         enable_chunked_prefill=settings.enable_chunked_prefill,
         policy=settings.scheduling_policy,
         max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
+        whole_images=plan.encoder is not None and plan.encoder.whole_images,
         graph_tokens=_graph_tokens(plan),
         scored_tokens=scored_tokens(plan.model.vocab_size),
     )

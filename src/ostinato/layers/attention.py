@@ -76,7 +76,7 @@ class Attention(Module):
         parts = parts[: 1 if spec.keys_of is not None else 2 if values_are_keys else 3]
         facts: dict[str, Any] = {}
         if has_neighbours:
-            facts["neighbours"] = (self.q_size + self.kv_size, spec.head_dim)
+            facts["neighbours"] = (0, self.q_size + self.kv_size, spec.head_dim, spec.head_dim)
         if is_one_tensor:
             sizes = tuple(size for _, size in parts)
             parts, facts["segments"] = (("qkv_proj", sum(sizes)),), sizes
@@ -220,6 +220,8 @@ class Attention(Module):
             memory.k_scales,
             memory.v_scales,
             self.sinks,
+            self.spec.softcap,
+            step.last_seen if self.spec.sees_images else None,
         )
 
 

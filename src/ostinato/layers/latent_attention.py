@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), without positions.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with or without positions.
 
 The cache keeps one latent vector per token; the keys and values of all heads are projections of it. If a head's key is
 K c for the latent c, the score q (K c) is (K^T q) c. So queries are multiplied by K^T instead of all keys by K, and
@@ -7,7 +7,7 @@ heads attend to latents; a head's output is then multiplied by V.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
@@ -45,37 +45,70 @@ class HeadProjections(Module):
 class LatentAttention(Module):
     """Projections to queries and to the latent, its norm, attention, the values' and the output's projection, residual.
 
-    A token's entry in the cache is its normed latent, followed by `shared` elements of a key that all heads share.
+    A token's entry in the cache is `shared` elements of a key that all heads share, followed by its normed latent. If
+    the spec `rotates`, positions rotate the shared elements, and as many of each query. Queries may come out of a
+    latent of their own, of `query_rank` elements. If it `has_neighbours`, a checkpoint has the rows that positions
+    rotate together side by side.
     """
 
     def __init__(
-        self, build: ModelBuilder, hidden_size: int, spec: AttentionSpec, sizes: LatentSizes, *, latent_norm_eps: float
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        spec: AttentionSpec,
+        sizes: LatentSizes,
+        *,
+        latent_norm_eps: float,
+        query_rank: int | None = None,
+        has_neighbours: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
         self.spec, self.sizes = spec, sizes
         self.q_size = spec.num_heads * (sizes.key + sizes.shared)
-        parts = (("q_proj", self.q_size), ("kv_a_proj_with_mqa", sizes.rank + sizes.shared))
-        self.in_proj = PackedLinear(build, hidden_size, parts)
+        of_queries = ("q_proj", self.q_size) if query_rank is None else ("q_a_proj", query_rank)
+        parts: tuple[tuple[str, int], ...] = (of_queries, ("kv_a_proj_with_mqa", sizes.rank + sizes.shared))
+        # With neighbours, the rows of queries and of the shared key are not in one matrix.
+        self.q_proj: Linear | None = None
+        head = sizes.key + sizes.shared
+        of_heads: dict[str, Any] = {"neighbours": (0, self.q_size, head, sizes.shared)} if has_neighbours else {}
+        if query_rank is None and has_neighbours:
+            parts, self.q_proj = parts[1:], Linear(build, hidden_size, self.q_size, **of_heads)
+        self.first = sum(size for _, size in parts[:-1])
+        end = self.first + sizes.rank + sizes.shared
+        of_key: dict[str, Any] = {}
+        if has_neighbours:
+            of_key["neighbours"] = (end - sizes.shared, end, sizes.shared, sizes.shared)
+        self.in_proj = PackedLinear(build, hidden_size, parts, **of_key)
+        self.q_a_layernorm: RMSNorm | None = None
+        self.q_b_proj: Linear | None = None
+        if query_rank is not None:
+            self.q_a_layernorm = RMSNorm(build, query_rank, latent_norm_eps)
+            self.q_b_proj = Linear(build, query_rank, self.q_size, **of_heads)
         self.kv_a_layernorm = RMSNorm(build, sizes.rank, latent_norm_eps)
         self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
         self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
         self.scale = (sizes.key + sizes.shared) ** -0.5
 
-    def forward(self, x: Array, _: None, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        sizes, tokens, end = self.sizes, x.shape[0], self.q_size + self.sizes.rank
+        sizes, tokens, end = self.sizes, x.shape[0], self.first + self.sizes.rank
         whole = self.in_proj(x)
-        q, latent, shared = whole[:, : self.q_size], whole[:, self.q_size : end], whole[:, end:]
-        key = self.ops.concat(self.kv_a_layernorm(latent), shared).reshape(tokens, 1, -1)
+        q, latent, shared = whole[:, : self.first], whole[:, self.first : end], whole[:, end:]
+        if self.q_proj is not None:
+            q = self.q_proj(x)
+        if self.q_a_layernorm is not None and self.q_b_proj is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
         q = q.reshape(tokens, self.spec.num_heads, -1)
-        queries = self.ops.concat(self.kv_b_proj.to_latents(q[:, :, : sizes.key]), q[:, :, sizes.key :])
-        queries = self.ops.rotary(queries, key, None, None, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
+        key = self.ops.concat(shared, self.kv_a_layernorm(latent)).reshape(tokens, 1, -1)
+        queries = self.ops.concat(q[:, :, sizes.key :], self.kv_b_proj.to_latents(q[:, :, : sizes.key]))
+        angles = angles if self.spec.rotates else None
+        queries = self.ops.rotary(queries, key, None, angles, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
-        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, : sizes.rank]).reshape(tokens, -1), residual)
+        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1), residual)
 
     def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
-        """Attend with `q` [tokens, heads, rank + shared] -> like `q`, each head's attended latents first."""
+        """Attend with `q` [tokens, heads, shared + rank] -> like `q`, each head's attended latents last."""
         return self.ops.attention(
             q,
             memory.k_cache,

@@ -65,10 +65,17 @@ class Placeholders:
     video: str | None
     start: str
     end: str
+    token: str | None = None
+    """Text of the token of images, if the template writes another one for an image: the one before it (Gemma 3)."""
+
+    @property
+    def of_image(self) -> str:
+        """Text in place of an image's placeholder, with one placeholder of its tokens."""
+        return self.image if self.token is None else f"\n\n{self.start}{self.token}{self.end}\n\n"
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
-        for placeholder in (self.image, self.video):
+        for placeholder in (self.image, self.video, self.token):
             if placeholder is not None and placeholder in text:
                 raise RequestError(
                     f"a message holds the text {placeholder}, which stands for an image in this model's prompts; leave "
@@ -88,11 +95,13 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
             )
         texts[token_id] = text
     video, start, end = vision.video_token_id, vision.start_token_id, vision.end_token_id
+    image, before = texts[vision.image_token_id], START if start is None else texts[start]
     return Placeholders(
-        texts[vision.image_token_id],
+        before if vision.is_bidirectional else image,
         None if video is None else texts[video],
-        START if start is None else texts[start],
+        before,
         END if end is None else texts[end],
+        image if vision.is_bidirectional else None,
     )
 
 
@@ -138,7 +147,7 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
         if match.group() == own.image:
             image = next(of_image)
             items.extend((image,) if isinstance(image, MediaItem) else image.items)
-            return own.image if isinstance(image, MediaItem) else "".join(_tile_texts(image, own))
+            return own.of_image if isinstance(image, MediaItem) else "".join(_tile_texts(image, own))
         video = next(of_video)
         items.extend(video.items)
         return "".join(_patch_texts(video, own))

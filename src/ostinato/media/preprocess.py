@@ -77,7 +77,10 @@ def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
     """Convert an image of mode RGB to patches. RequestError for proportions that no model sees."""
     height, width = image_size(image.height, image.width, settings)
-    pixels = np.asarray(image.resize((width, height), resample=settings.resample))
+    if settings.side:
+        pixels = resize(np.asarray(image), height, width, settings.resample)
+    else:
+        pixels = np.asarray(image.resize((width, height), resample=settings.resample))
     # An image is a video of one frame, which fills all places of a temporal patch.
     return _item(pixels[None], None, settings)
 

@@ -66,6 +66,8 @@ class PixelSettings:
     """Tiles of large images; None if they are not cut."""
     is_naflex: bool = False
     """True if patches have their channels last, and pixels are resized and normalised by torch."""
+    side: int = 0
+    """Pixels along both sides of every image, which torch resizes and normalises; 0 if images keep proportions."""
 
     @property
     def factor(self) -> int:
@@ -86,8 +88,8 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles:
-        return _tiled_settings(directory, vision)
+    if vision.cuts_tiles or vision.image_side:
+        return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
     nested, image, video = read_json(nested_path), read_json(image_path), read_json(video_path)
@@ -103,8 +105,8 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     )
 
 
-def _tiled_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of a model whose images are cut into tiles."""
+def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
+    """Read the settings of a model of images alone, which are cut into tiles or resized to one size."""
     path = directory / "processor_config.json"
     nested = read_json(path)
     values = nested.get("image_processor")
@@ -115,7 +117,8 @@ def _tiled_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     if not isinstance(values, dict):
         path = directory / "preprocessor_config.json"
         values = read_json(path)
-    image = _Reader(values, path, vision).tiled()
+    reader = _Reader(values, path, vision)
+    image = reader.square() if vision.image_side else reader.tiled()
     return MediaSettings(image=image, video=replace(image, kind="video"))
 
 
@@ -191,6 +194,28 @@ class _Reader:
             merge_size=merge,
             tiles=tiles if is_cut else None,
             is_naflex=True,
+        )
+
+    def square(self) -> PixelSettings:
+        """Read the settings of images that are resized to one size (Gemma 3)."""
+        self._check_steps()
+        side = self.vision.image_side
+        if self._of("size", dict, {"height": side, "width": side}) != {"height": side, "width": side}:
+            raise self._error("size", f"height and width {side}, as the encoder has them in config.json")
+        if self._of("do_pan_and_scan", bool, False):
+            raise self._error("do_pan_and_scan", "false; crops of long images are not made")
+        return PixelSettings(
+            "image",
+            side**2,
+            side**2,
+            resample=self._resample("video", 2),
+            scale=self._scale(),
+            mean=self._channels("image_mean", _HALVES),
+            std=self._channels("image_std", _HALVES),
+            patch_size=self.vision.patch_size,
+            temporal_patch_size=1,
+            merge_size=self.vision.merge_size,
+            side=side,
         )
 
     def _check_steps(self) -> None:

@@ -142,6 +142,8 @@ MAX_ASPECT_RATIO = 200
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
     """Return the height and width that an image is resized to. RequestError if one side is too long for the other."""
     check_proportions(height, width)
+    if settings.side:
+        return settings.side, settings.side
     least = settings.factor if settings.is_naflex else 0
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels, least)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Rotary
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, QuantizableMatrix
-from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.norm import LayerNorm, RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
@@ -132,11 +132,20 @@ class CausalLM(Module, ABC):
     This holds for safetensors.
     """
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0) -> None:
+    def __init__(
+        self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0, logits_cap: float | None = None
+    ) -> None:
+        """Make the LM head. With a `logits_cap` c, logits x are c tanh(x / c)."""
         super().__init__()
         self.build = build
         self.spec = spec
         rows = vocabulary_part(spec.vocab_size, build.rank).rows
+        self.logits_cap = logits_cap
+        if logits_cap is not None:
+            logits_multiplier *= 2 / logits_cap
+            self.cap_gate = sigmoid_gate(build, spec.vocab_size)
+            self.caps = build.constant([2 * logits_cap] * spec.vocab_size, build.float32)
+            self.shift = build.constant([-logits_cap] * spec.vocab_size, build.float32).reshape(1, spec.vocab_size)
         self.logits_scale = build.scale(logits_multiplier, rows, 1.0)
         if not spec.tied_embeddings:
             self.lm_head = Linear(build, spec.hidden_size, rows, is_lm_head=True)
@@ -179,9 +188,15 @@ class CausalLM(Module, ABC):
         head: QuantizableMatrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         scale, out_dtype = self.logits_scale, self.build.float32
         logits = self.build.ops.linear(hidden, head.weight, None, None, None, scale, out_dtype, *head.quantization)
-        if self.build.rank.of == 1:
-            return logits
-        return self.build.ops.gather_columns(logits, self.starts, self.spec.vocab_size)
+        if self.build.rank.of > 1:
+            logits = self.build.ops.gather_columns(logits, self.starts, self.spec.vocab_size)
+        return logits if self.logits_cap is None else self._capped(logits)
+
+    def _capped(self, logits: Array) -> Array:
+        """Return c tanh(x / c) of logits that are 2 x / c, as 2 c sigmoid(2 x / c) - c."""
+        tokens, size = logits.shape
+        caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
+        return self.cap_gate(caps, logits) + self.shift[:, :size]
 
     def checkpoint_name(self, name: str) -> str | None:
         """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""

@@ -431,6 +431,20 @@ def sliding_layers(config: JsonMapping, pattern: int) -> list[bool]:
     return [(i + 1) % pattern != 0 for i in range(num_layers)]
 
 
+def soft_cap(config: JsonMapping, name: str, default: float | None = None) -> float | None:
+    """Return the cap of scores or logits, `name` in config.json: x becomes cap * tanh(x / cap). None if it is null.
+
+    ModelError unless it is above 0.
+    """
+    cap = config.get(name, default)
+    if cap is None:
+        return None
+    value = number({name: cap}, name)
+    if not value > 0:
+        raise ModelError(f"config.json has {name} = {value}; it should be above 0, or null for no cap")
+    return value
+
+
 def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
 

@@ -150,11 +150,12 @@ class Decoder(CausalLM):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         logits_multiplier: float = 1.0,
+        logits_cap: float | None = None,
         norm_plus_one: bool = False,
         final_norm: LayerNorm | None = None,
         is_wide: bool = False,
     ) -> None:
-        super().__init__(build, spec, logits_multiplier)
+        super().__init__(build, spec, logits_multiplier, logits_cap)
         how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None

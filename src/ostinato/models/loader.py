@@ -40,9 +40,10 @@ def deinterleave(model: Module, parts_neighbours: bool = True) -> None:
         if row.row_interleave:
             order = deinterleaved_index(row.shape[0], row.row_interleave)
         elif row.neighbours is not None and parts_neighbours:
-            rows, size = row.neighbours
+            begin, end, size, rotated = row.neighbours
             order = torch.arange(row.shape[0])
-            order[:rows] = order[:rows].view(-1, size // 2, 2).transpose(1, 2).flatten()
+            heads = order[begin:end].view(-1, size)
+            heads[:, size - rotated :] = heads[:, size - rotated :].view(-1, rotated // 2, 2).mT.flatten(1)
         else:
             continue
         for each in (attribute, "weight_scale") if attribute == "weight" else (attribute,):

@@ -16,7 +16,8 @@ MODELS = {
     "exaone4": "llama.model:Llama",
     "falcon_h1": "falcon_h1.model:FalconH1",
     "falcon_mamba": "mamba.model:Mamba",
-    "gemma3": "gemma3_text.model:Gemma3",
+    "gemma2": "gemma3_text.model:Gemma3",
+    "gemma3": "gemma3.model:Gemma3VL",
     "gemma3_text": "gemma3_text.model:Gemma3",
     "gemma4": "gemma4_text.model:Gemma4",
     "gemma4_text": "gemma4_text.model:Gemma4",
@@ -56,6 +57,7 @@ MODELS = {
     "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
     "seed_oss": "llama.model:Llama",
     "smollm3": "llama.model:Llama",
+    "youtu": "youtu.model:Youtu",
     "zamba2": "zamba2.model:Zamba2",
 }
 """Module and class of each architecture's model, by the `model_type` of config.json.

@@ -240,16 +240,25 @@ def native_sample(*, positions: int, vocab_size: int) -> Scratch:
 
 
 def reference_attention(
-    *, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int, num_heads: int = 1, has_sinks: bool = False
+    *,
+    tokens: int,
+    kv_elements: int,
+    kv_bytes: int,
+    max_model_len: int,
+    num_heads: int = 1,
+    has_sinks: bool = False,
+    softcap: float | None = None,
 ) -> Scratch:
     """Return the memory of one row: its gathered keys and values, and the causal mask of a slab.
 
     A token has `kv_elements` elements of `kv_bytes` each. The mask exists as bool and as float32. With sinks, keys and
     values exist twice, and every head has a mask of its own, twice while a column is added to it. torch then computes
-    all scores of a slab at once, and their softmax.
+    all scores of a slab at once, and their softmax. With a `softcap` it does so too, from keys and values in float32.
     """
     copies, masks = (2, 4 * num_heads) if has_sinks else (1, 1)
     gathered = copies * max_model_len * kv_elements * kv_bytes
+    if softcap is not None:
+        masks, gathered = 4 * num_heads, gathered + max_model_len * kv_elements * FLOAT_BYTES
     masked = min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len
     return Scratch(gathered + masked * (1 + masks * FLOAT_BYTES))
 

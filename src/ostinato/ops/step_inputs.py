@@ -93,6 +93,8 @@ class StepInputs:
     """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
     window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", for_windows=True))
     """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
+    last_seen: torch.Tensor | None = field(default=None, metadata=_of("token", "int32", of_images=True))
+    """Last position [tokens] that each token sees, its own or its image's last one; for models with images."""
     row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
     """First token of each row, and the end of the last one, [rows + 1]."""
     start_positions: torch.Tensor = field(metadata=_of("row", "int32"))

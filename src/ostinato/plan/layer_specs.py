@@ -31,13 +31,19 @@ class AttentionSpec:
     """Number of positions that a token attends to, its own included; None: all up to its own."""
 
     values_in_keys: bool = False
-    """True if a token's values are the first elements of its keys, as in multi-head latent attention.
+    """True if a token's values are elements of its keys, as in multi-head latent attention.
 
     Then the cache stores keys alone.
     """
 
     has_sinks: bool = False
     """True if each head has a learned score without a value in its softmax."""
+
+    softcap: float | None = None
+    """A score s becomes softcap * tanh(s / softcap)."""
+
+    sees_images: bool = False
+    """True if the tokens of an image see each other in both directions."""
 
     keys_of: int | None = None
     """Number of an earlier layer whose keys and values it reads; None: it stores its own."""
@@ -214,6 +220,10 @@ class VisionSpec:
     """
     cuts_tiles: bool = False
     """True if large images are cut into tiles, which are items of their own."""
+    image_side: int = 0
+    """Pixels along both sides of every image, which is resized to them; 0 if images keep their proportions."""
+    is_bidirectional: bool = False
+    """True if the tokens of an image see each other in both directions, so that one step computes all of them."""
 
     @property
     def taps(self) -> int:

@@ -58,10 +58,10 @@ class Weight:
     """
     first_part_transposed: bool = False
     """True if the first of these parts is a stack of matrices, one per repetition, that are transposed here."""
-    neighbours: tuple[int, int] | None = None
-    """(rows, size): the first `rows` are heads of this size, whose rows that positions rotate together are neighbours.
+    neighbours: tuple[int, int, int, int] | None = None
+    """(begin, end, size, rotated): these rows are heads of `size`, whose last `rotated` rows turn with positions.
 
-    That is in the checkpoint; in this tensor they are half a head apart.
+    In the checkpoint two rows that are rotated together are neighbours; in this tensor they are `rotated / 2` apart.
     """
     segments: tuple[int, ...] = ()
     """Sizes of the parts that are sharded separately among ranks. Without segments a tensor is sharded as one.

@@ -50,6 +50,7 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
             deltas = [0 if row.rope is None else row.rope.delta for row in rows]
             arrays["rope_positions"][:count] = np.add(starts, deltas)[:, None]
             arrays["media_cells"][:count] = 0
+            arrays["last_seen"][:count] = starts
         return buffers.view(count, count, 1, count)
     if batch.num_decode_rows == count and not buffers.takes_images and all(len(e) == batch.num_drafts for e in drafts):
         return _write_drafts(buffers, batch, starts, block_size, drafts)
@@ -84,7 +85,8 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
         positions[is_padding] = 0
     if buffers.takes_images:
         _write_rope_positions(arrays["rope_positions"][:tokens], rows, row_starts, row_of_token, positions)
-        _write_media_cells(arrays["media_cells"][:tokens], rows, row_starts)
+        arrays["last_seen"][:tokens] = positions
+        _write_media_cells(arrays["media_cells"][:tokens], arrays["last_seen"], rows, row_starts)
     checkpoints = tuple(
         (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
     )
@@ -110,6 +112,7 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
         ]
     if buffers.takes_images:
         arrays["rope_positions"][:count] += 1
+        arrays["last_seen"][:count] += 1
 
 
 def make_step_inputs(
@@ -158,14 +161,20 @@ def _write_rope_positions(
     np.maximum(out, 0, out=out)
 
 
-def _write_media_cells(out: np.ndarray, rows: Sequence[BatchRow], row_starts: np.ndarray) -> None:
-    """Write the encoder cache cell of each token of an image, [tokens], and the null cell for all others."""
+def _write_media_cells(
+    out: np.ndarray, last_seen: np.ndarray, rows: Sequence[BatchRow], row_starts: np.ndarray
+) -> None:
+    """Write the encoder cache cell of each token of an image, [tokens], and the null cell for all others.
+
+    `last_seen` [tokens] gets the last position of each token's image.
+    """
     out[:] = 0
     for row, first in zip(rows, row_starts[:-1], strict=True):
         for use in row.media:
             start, end = max(use.start, row.start), min(use.end, row.end)
             place = first + start - row.start
             out[place : place + end - start] = use.cells[start - use.start : end - use.start]
+            last_seen[place : place + end - start] = use.end - 1
 
 
 def _padded(slots: tuple[int, ...], width: int) -> tuple[int, ...]:

@@ -107,6 +107,15 @@ def spans_in(media: Sequence[MediaSpan], start: int, end: int) -> Sequence[Media
     return media[first:last]
 
 
+def whole_images_end(media: Sequence[MediaSpan], start: int, end: int) -> int:
+    """Return where a chunk from `start` to at most `end` must stop so that it ends in no image.
+
+    That is `start` if it begins with an image, or in one, that does not fit.
+    """
+    last = spans_in(media, end - 1, end)
+    return max(start, last[0].start) if last and last[0].end > end else end
+
+
 def image_in_progress(request: Request) -> set[str]:
     """Return the digest of the image that is partly computed, if there is one."""
     position = request.num_computed_tokens

@@ -27,6 +27,8 @@ class SchedulerLimits:
     policy: SchedulingPolicy = "fcfs"
     max_item_tokens: int = 0
     """Most tokens of an image, for models that have an encoder: activations were planned for this many at once."""
+    whole_images: bool = False
+    """True if a step computes all tokens of an image, since they see each other in both directions."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
     scored_tokens: int = 2**63

@@ -17,7 +17,7 @@ from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.kv_cache.store import Match
 from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts
 from ostinato.scheduler.batch import BatchRow, MediaUse
-from ostinato.scheduler.encoder_scheduler import EncoderScheduler
+from ostinato.scheduler.encoder_scheduler import EncoderScheduler, whole_images_end
 from ostinato.scheduler.limits import SchedulerLimits
 from ostinato.scheduler.request import Request, is_decoding, make_row, num_prompt_logprobs_due
 from ostinato.scheduler.request_queues import RequestQueues
@@ -333,6 +333,8 @@ class PrefillScheduler:
         media: tuple[MediaUse, ...] = ()
         if self._media is not None and request.media:
             reach = self._media.max_chunk_end(request, start, end)
+            if self._limits.whole_images:
+                reach = whole_images_end(request.media, start, reach)
             if reach == start:
                 return None
             end = request.checkpoint_positions.chunk_end(start, reach)
@@ -365,7 +367,8 @@ class PrefillScheduler:
         one, and no other request has a prompt that could fill the step.
         """
         limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
-        if not limits.graph_tokens or remaining <= budget:
+        is_whole = limits.whole_images and len(request.media) > 0
+        if not limits.graph_tokens or remaining <= budget or is_whole:
             return min(budget, remaining)
         room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)
         num_later = self._tokens_of_others(request, num_drafts)

@@ -45,6 +45,8 @@ def attend(
     spare_blocks: int = 1,
     int8: bool = False,
     has_sinks: bool = False,
+    softcap: float | None = None,
+    image: int = 0,
 ) -> torch.Tensor:
     """Compares with the reference; `behind` tokens follow the last row. All that no token may read is NaN: the null
     block, other blocks, cells behind a row's context, before `first_key` and before its tokens' windows, and the
@@ -73,13 +75,22 @@ def attend(
         for each in (starts, [row.start for row in rows], [row.kv_len for row in rows])
     )
     described = (row_starts, start_positions, kv_lens, tables, 0.3, first_key, window)
-    sinks = {"sinks": torch.linspace(4.0, -3.0, heads)} if has_sinks else {}
+    # The first tokens of each row, from its start on, see each other.
+    own = [torch.arange(row.start, row.start + row.new) for row in rows]
+    last = [each.clamp(min=int(each[0]) + min(image, len(each)) - 1) if len(each) else each for each in own]
+    padded = [torch.cat((each, torch.zeros(row.padding))) for each, row in zip(last, rows, strict=True)]
+    last_seen = torch.cat((*padded, torch.zeros(behind))).int() if image else None
+    others = {
+        "last_seen": last_seen,
+        "sinks": torch.linspace(4.0, -3.0, heads) if has_sinks else None,
+        "softcap": softcap,
+    }
     if int8:
         whole, scales = quantize_int8(cache.nan_to_num(50.0).flatten(0, -2), None)
         scales = scales.view(cache.shape[:-1]).masked_fill(cache.isnan().any(-1), torch.nan)
-        out = check("attention", q, *whole.view(cache.shape), *described, *scales, **sinks)
+        out = check("attention", q, *whole.view(cache.shape), *described, *scales, **others)
     else:
-        out = check("attention", q, *cache, *described, **sinks)
+        out = check("attention", q, *cache, *described, **others)
     assert out.isfinite().all()
     return out
 
@@ -99,10 +110,12 @@ ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=
     behind=st.integers(0, 3),
     int8=st.booleans(),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 0.8]),
+    image=st.sampled_from([0, 3, 12]),
 )
 @example(
     rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2,
-    int8=False, has_sinks=True,
+    int8=False, has_sinks=True, softcap=None, image=0,
 )  # fmt: skip
 def test_prompts_and_decode_rows_side_by_side(
     rows: list[Row],
@@ -115,9 +128,11 @@ def test_prompts_and_decode_rows_side_by_side(
     behind: int,
     int8: bool,
     has_sinks: bool,
+    softcap: float | None,
+    image: int,
 ) -> None:
     sizes = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "window": window, "int8": int8}
-    attend(rows, dtype, first_key=first_key, behind=behind, has_sinks=has_sinks, **sizes)
+    attend(rows, dtype, first_key=first_key, behind=behind, has_sinks=has_sinks, softcap=softcap, image=image, **sizes)
 
 
 @settings(max_examples=10)
@@ -130,6 +145,7 @@ def test_prompts_and_decode_rows_side_by_side(
     window=st.sampled_from([None, 1, 16, 40, 256, 300]),
     int8=st.booleans(),
     has_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 0.8]),
 )
 def test_decode_rows_with_drafts_whose_keys_are_cut_into_segments(
     starts: list[int],
@@ -140,11 +156,12 @@ def test_decode_rows_with_drafts_whose_keys_are_cut_into_segments(
     window: int | None,
     int8: bool,
     has_sinks: bool,
+    softcap: float | None,
 ) -> None:
     new = 1 + min(drafts, given_drafts)
     rows = [Row(start, new, 1 + drafts - new) for start in starts]
     attend(rows, dtype, group=2, first_key=first_key, window=window, spare_blocks=24, int8=int8,
-           has_sinks=has_sinks)  # fmt: skip
+           has_sinks=has_sinks, softcap=softcap)  # fmt: skip
 
 
 def test_a_row_without_a_context_gives_zeros_beside_others() -> None:

@@ -22,6 +22,7 @@ from ostinato.formats.gguf.model_configs import (
     ernie,
     exaone4,
     falcon_h1,
+    gemma2,
     gemma3,
     gemma4,
     gpt_oss,
@@ -165,6 +166,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
     "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
+    "gemma2": GgufArchitecture({"gemma2": gemma2}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma4_text": GgufArchitecture(
         {"gemma4": gemma4}, tensor_names.GEMMA4, tensor_names.GEMMA4_WHOLE, outer=tensor_names.GEMMA4_OUTER

@@ -41,6 +41,26 @@ def attention(metadata: Metadata, *, heads_of_layers: bool = False, rotates_part
     }
 
 
+def gemma2(metadata: Metadata) -> JsonObject:
+    """Return the config of Gemma 2.
+
+    Which layers have a window and the scale of scores are in llama.cpp's code: only the model of 27B, with 46 layers,
+    is scaled by another size than that of a head.
+    """
+    heads = attention(metadata)
+    is_27b = metadata.num_layers == _GEMMA2_27B
+    scaled_by = metadata.integer("embedding_length") // max(heads["num_attention_heads"], 1)
+    return {
+        "model_type": "gemma2",
+        **heads,
+        "query_pre_attn_scalar": scaled_by if is_27b else heads["head_dim"],
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+    }
+
+
 def gemma3(metadata: Metadata) -> JsonObject:
     """Return the config of Gemma 3's text model.
 
@@ -72,8 +92,7 @@ def gemma4(metadata: Metadata) -> JsonObject:
     Its numbers of key heads and widths of MLPs may differ between layers, which files then list.
     """
     path = metadata.header.path
-    if metadata.integer("expert_count", 0):
-        raise ModelError(f"{path} has a gemma4 model of experts; GGUF files are read of models without")
+    num_experts = metadata.integer("expert_count", 0)
     slides = [bool(slid) for slid in metadata.of_layers("attention.sliding_window_pattern")]
     key_heads, widths = metadata.of_layers("attention.head_count_kv"), metadata.of_layers("feed_forward_length")
     shared, first_full = metadata.integer("attention.shared_kv_layers", 0), slides.index(False)
@@ -120,12 +139,16 @@ def gemma4(metadata: Metadata) -> JsonObject:
         "use_double_wide_mlp": is_wide,
         "intermediate_size": widths[0],
         "hidden_size_per_layer_input": metadata.integer("embedding_length_per_layer_input", 0),
+        "enable_moe_block": num_experts > 0,
+        "num_experts": num_experts,
+        "top_k_experts": metadata.integer("expert_used_count", 0),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length", 0),
         "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
     }
 
 
-_GEMMA3_27B = 62
-"""Layers of Gemma 3 27B."""
+_GEMMA2_27B, _GEMMA3_27B = 46, 62
+"""Layers of the models of 27B."""
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func` (gguf-py, gguf/constants.py)."""

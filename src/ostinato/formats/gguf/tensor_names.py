@@ -63,8 +63,20 @@ GEMMA4 = GEMMA3 | {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
-GEMMA4_WHOLE = {"layer_output_scale.weight": "layer_scalar"}
+GEMMA4_WHOLE = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps.weight": f"experts.gate_up_proj{GATE}",
+    "ffn_up_exps.weight": f"experts.gate_up_proj{UP}",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 GEMMA4_OUTER = {
     "per_layer_token_embd": "embed_tokens_per_layer",
     "per_layer_model_proj": "per_layer_model_projection",

@@ -1,35 +1,105 @@
-"""Gemma 3 of 4B and more (model_type `gemma3`): the text model of a checkpoint that has an encoder of images too.
+"""Gemma 3 of 4B and more (model_type `gemma3`): the text model, and SigLIP with images of one size.
 
-The encoder is not run: a token of an image sees those after it in the image, and attention here sees only those before.
+Every image becomes as many tokens, which see each other in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from math import isqrt
 
+from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import checkpoint_dtype, flag
+from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
 from ostinato.models.gemma3_text.spec import SHARDED_DIMS as SHARDED_DIMS
+from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
-VOCABULARY = 262_208
-"""Default of a config.json without `vocab_size`."""
-LEFT_OUT = "the encoder of images is not run, since its images need attention in both directions; requests are text"
+VOCABULARY, IMAGE_TOKENS, IMAGE, START, END = 262_208, 256, 262_144, 255_999, 256_000
+"""Defaults of a config.json without these values."""
+
+
+@dataclass(frozen=True)
+class Gemma3VLHyperparameters(Gemma3Hyperparameters):
+    """Hyperparameters of models/gemma3/model.py, besides the VisionSpec: those of the text, and the encoder's."""
+
+    encoder_norm_eps: float
+    encoder_activation: str
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
-    """Return the spec of the text part of a `gemma3` config.json. ModelError as for `gemma3_text`."""
-    return spec_of_text(config, text_spec, "gemma3", LEFT_OUT, {"vocab_size": VOCABULARY})
+    """Return the spec of a `gemma3` config.json. ModelError as for `gemma3_text`, and for windows below an image."""
+    text = spec_of_text(config, text_spec, "gemma3", None, {"vocab_size": VOCABULARY})
+    vision = part(config, "vision_config")
+    encoder = _vision(config, vision, text.hidden_size)
+    windows = [layer.attention.window for layer in text.layers if layer.attention and layer.attention.window]
+    if min(windows, default=encoder.smallest_item) < encoder.smallest_item:
+        raise ModelError(
+            f"config.json has sliding_window = {min(windows)}, and images of {encoder.smallest_item} tokens "
+            "(mm_tokens_per_image), which see each other; supported: windows of no fewer tokens"
+        )
+    of_text = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma3Hyperparameters)}
+    return replace(
+        text,
+        vision=encoder,
+        layers=tuple(map(_sees_images, text.layers)),
+        hyperparameters=Gemma3VLHyperparameters(
+            **of_text,
+            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
+            encoder_activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+        ),
+    )
+
+
+def _sees_images(layer: LayerSpec) -> LayerSpec:
+    assert layer.attention is not None, "every layer has attention"
+    return replace(layer, attention=replace(layer.attention, sees_images=True))
+
+
+def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
+    side, patch = integer(vision, "image_size", 224), integer(vision, "patch_size", 16)
+    count = integer(config, "mm_tokens_per_image", IMAGE_TOKENS)
+    patches = side // max(patch, 1)
+    merge = patches // max(isqrt(max(count, 0)), 1)
+    if min(side, patch, count) < 1 or (merge * isqrt(count)) ** 2 != patches**2 or isqrt(count) ** 2 != count:
+        raise ModelError(
+            f"config.json has images of {side} pixels, patches of {patch} and mm_tokens_per_image = {count}; "
+            "supported: a square number of tokens, whose side divides that of the patches"
+        )
+    size, heads = integer(vision, "hidden_size", 768), integer(vision, "num_attention_heads", 12)
+    if min(size, heads) < 1 or size % heads:
+        raise ModelError(f"config.json has {heads} heads in an encoder of hidden_size {size}; they should divide it")
+    return VisionSpec(
+        hidden_size=size,
+        num_layers=integer(vision, "num_hidden_layers", 12),
+        num_heads=heads,
+        intermediate_size=integer(vision, "intermediate_size", 3072),
+        patch_size=patch,
+        temporal_patch_size=1,
+        merge_size=merge,
+        in_channels=integer(vision, "num_channels", 3),
+        out_hidden_size=text_size,
+        num_positions=patches**2,
+        deepstack_layers=(),
+        image_token_id=integer(config, "image_token_index", IMAGE),
+        video_token_id=None,
+        start_token_id=integer(config, "boi_token_index", START),
+        end_token_id=integer(config, "eoi_token_index", END),
+        smallest_item=count,
+        image_side=patches * patch,
+        is_bidirectional=True,
+    )
 
 
 def spec_of_text(
     config: JsonObject,
     text_spec: Callable[[JsonObject], ModelSpec],
     architecture: str,
-    left_out: str,
+    left_out: str | None,
     defaults: JsonMapping,
 ) -> ModelSpec:
     """Return what `text_spec` makes of a config's text part, whose dtype and ties the whole config may give.

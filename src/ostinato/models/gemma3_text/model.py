@@ -1,4 +1,4 @@
-"""Gemma 3, its text model (model_type `gemma3_text`), also inside `gemma3`.
+"""Gemma 3, its text model (model_type `gemma3_text`), also inside `gemma3`, and Gemma 2.
 
 Attention and MLP each have a norm before and after them, and layers are local or global. All norms are stored less 1.
 """
@@ -13,9 +13,6 @@ from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Prefixes of the tensors of a `gemma3` checkpoint that are not its text model's."""
-
 
 class Gemma3(Decoder):
     """The language model."""
@@ -26,6 +23,7 @@ class Gemma3(Decoder):
             spec,
             norm_eps=spec.hyperparameters.norm_eps,
             embedding_multiplier=build.rounded(spec.hidden_size**0.5),
+            logits_cap=spec.hyperparameters.logits_cap,
             norm_plus_one=True,
         )
 
@@ -38,17 +36,9 @@ class Gemma3(Decoder):
             size,
             layer.attention,
             bias=hyper.attention_bias,
-            qk_norm_eps=hyper.norm_eps,
+            qk_norm_eps=hyper.norm_eps if hyper.has_qk_norms else None,
             qk_norm_plus_one=True,
             scale=hyper.scale,
         )
         mlp = GatedMLP(build, size, hyper.intermediate_size, activation="geglu")
         return SandwichBlock(build, size, hyper.norm_eps, attention=attention, mlp=mlp, norm_plus_one=True)
-
-    def checkpoint_name(self, name: str) -> str | None:
-        if self.spec.architecture == "gemma3":
-            if name.startswith(_BESIDE_TEXT):
-                return None
-            # transformers 5 writes the second spelling; the hub's checkpoints have the first.
-            name = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
-        return super().checkpoint_name(name)

@@ -1,10 +1,11 @@
 """Gemma 3, its text model (arXiv 2503.19786): layers with a window, and between them some that see all positions.
 
-Layers with a window have a separate rotary embedding.
+Layers with a window have a separate rotary embedding. Gemma 2 has the same blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
@@ -19,9 +20,11 @@ from ostinato.models.config_json import (
     rope_pair,
     shared_fields,
     sliding_layers,
+    soft_cap,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 SHARDED_DIMS = ("intermediate_size",)
 """Hyperparameters that ranks share, as widths of MLPs and experts."""
@@ -42,39 +45,54 @@ class Gemma3Hyperparameters:
     attention_bias: bool
     norm_eps: float
     scale: float
+    has_qk_norms: bool
+    """True if each query and key has a norm of its own."""
+    logits_cap: float | None
+    """Logits x become cap * tanh(x / cap)."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma3_text` config.json.
 
-    ModelError for soft-capping and for attention in both directions.
+    ModelError for attention in both directions.
+    """
+    slides = sliding_layers(config, PATTERN)
+    head_dim = integer(config, "head_dim", HEAD_DIM)
+    ropes = rope_pair(config, head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
+    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    return gemma_spec(config, "gemma3_text", slides, ropes, has_qk_norms=True)
+
+
+def gemma_spec(
+    config: JsonObject, architecture: str, slides: Sequence[bool], ropes: Sequence[RopeSpec], *, has_qk_norms: bool
+) -> ModelSpec:
+    """Return the spec of a config.json of Gemma 2 or 3, whose layers have a window if they slide.
+
+    `ropes` are the rotary embeddings: that of all layers, or that of layers without a window and that of the others.
     """
     activation(config, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
-    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if config.get(name) is not None:
-            raise ModelError(f"config.json has {name} = {config[name]!r}; supported: null, no soft-capping")
     if flag(config, "use_bidirectional_attention", False):
         raise ModelError("config.json has use_bidirectional_attention = true; supported: false")
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
     attention = attention_spec({**config, **{name: integer(config, name, heads[name]) for name in heads}}, HEAD_DIM)
-    slides = sliding_layers(config, PATTERN)
+    attention = replace(attention, softcap=soft_cap(config, "attn_logit_softcapping"))
     windows = layer_windows(config, slides, WINDOW)
-    of_all, local = rope_pair(config, attention.head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
     return ModelSpec(
-        architecture="gemma3_text",
+        architecture=architecture,
         **shared_fields(config, default_tied=True),
         layers=tuple(
-            LayerSpec(LOCAL if slides else GLOBAL, replace(attention, rope=int(slides), window=window))
-            for slides, window in zip(slides, windows, strict=True)
+            LayerSpec(LOCAL if slid else GLOBAL, replace(attention, rope=int(slid and len(ropes) > 1), window=window))
+            for slid, window in zip(slides, windows, strict=True)
         ),
-        rope=of_all,
-        other_ropes=(local,),
+        rope=ropes[0],
+        other_ropes=tuple(ropes[1:]),
         sharded_dims=SHARDED_DIMS,
         hyperparameters=Gemma3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
             scale=number(config, "query_pre_attn_scalar", SCALAR) ** -0.5,
+            has_qk_norms=has_qk_norms,
+            logits_cap=soft_cap(config, "final_logit_softcapping"),
         ),
     )

@@ -1,6 +1,6 @@
 """Gemma 4 (model_type `gemma4`): the text model of a checkpoint that has encoders of images and sounds too.
 
-The encoders are not run: tokens of an image see those after them in the image, and attention here those before alone.
+The encoders are not run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from ostinato.models.gemma4_text.spec import SHARDED_DIMS as SHARDED_DIMS
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
 from ostinato.plan.model import ModelSpec
 
-LEFT_OUT = (
-    "encoders of images and sounds are not run, since images need attention in both directions; requests are text"
-)
+LEFT_OUT = "the encoders of images and sounds are not run; requests are text"
 
 
 def model_spec(config: JsonObject) -> ModelSpec:

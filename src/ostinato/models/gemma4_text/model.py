@@ -13,7 +13,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm, sigmoid_gate
+from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder, SandwichBlock
 from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
@@ -159,19 +159,13 @@ class Gemma4(Decoder):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: Gemma4Hyperparameters = spec.hyperparameters
-        cap = hyper.logits_cap
         super().__init__(
             build,
             spec,
             norm_eps=hyper.norm_eps,
             embedding_multiplier=build.rounded(spec.hidden_size**0.5),
-            logits_multiplier=1.0 if cap is None else 2 / cap,
+            logits_cap=hyper.logits_cap,
         )
-        self.cap = cap
-        if cap is not None:
-            self.cap_gate = sigmoid_gate(build, spec.vocab_size)
-            self.caps = build.constant([2 * cap] * spec.vocab_size, build.float32)
-            self.shift = build.constant([-cap] * spec.vocab_size, build.float32).reshape(1, spec.vocab_size)
 
     def make_block(self, layer: LayerSpec) -> Gemma4Block:
         build, size = self.build, self.spec.hidden_size
@@ -190,15 +184,6 @@ class Gemma4(Decoder):
         widens = hyper.widens_shared and layer.attention.keys_of is not None
         mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
         return Gemma4Block(build, size, hyper, attention, mlp, layer.experts)
-
-    def compute_logits(self, hidden: Array) -> Array:
-        """Return capped logits: cap * tanh(x / cap), which is 2 cap * sigmoid(2 x / cap) - cap."""
-        logits = super().compute_logits(hidden)
-        if self.cap is None:
-            return logits
-        tokens, size = logits.shape
-        caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
-        return self.cap_gate(caps, logits) + self.shift[:, :size]
 
     def checkpoint_name(self, name: str) -> str | None:
         if self.spec.architecture == "gemma4":

@@ -21,6 +21,7 @@ from ostinato.models.config_json import (
     number,
     shared_fields,
     sliding_layers,
+    soft_cap,
     top_k,
 )
 from ostinato.models.lfm3.spec import rope_of_kind
@@ -88,7 +89,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"config.json has vocab_size_per_layer_input = {config['vocab_size_per_layer_input']}; supported: "
             f"vocab_size, which is {vocab_size}"
         )
-    cap, experts = config.get("final_logit_softcapping"), _experts(config)
+    experts = _experts(config)
     layers = tuple(
         LayerSpec(
             (LOCAL if slid else GLOBAL) + ("" if keys_of is None else ", shared keys"),
@@ -112,16 +113,9 @@ def model_spec(config: JsonObject) -> ModelSpec:
             norm_eps=number(config, "rms_norm_eps", 1e-6),
             widens_shared=flag(config, "use_double_wide_mlp", False),
             values_are_keys=values_are_keys,
-            logits_cap=None if cap is None else _positive(config, "final_logit_softcapping"),
+            logits_cap=soft_cap(config, "final_logit_softcapping"),
         ),
     )
-
-
-def _positive(config: JsonMapping, name: str) -> float:
-    value = number(config, name)
-    if not value > 0:
-        raise ModelError(f"config.json has {name} = {value}; it should be above 0")
-    return value
 
 
 def _heads(config: JsonMapping, slides: list[bool], values_are_keys: bool) -> dict[bool, AttentionSpec]:

@@ -75,19 +75,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     config = _spelled(config)
     _check(config)
     kinds = zip(_kinds(config), _has_experts(config), strict=True)
-    latent = LatentSizes(
-        rank=_size(config, "kv_lora_rank"),
-        shared=_size(config, "qk_rope_head_dim"),
-        key=_size(config, "qk_nope_head_dim"),
-        value=_size(config, "v_head_dim"),
-    )
-    attention = AttentionSpec(
-        num_heads=_size(config, "num_attention_heads"),
-        num_kv_heads=1,
-        head_dim=latent.rank + latent.shared,
-        rotates=False,
-        values_in_keys=True,
-    )
+    latent, attention = latent_attention(config, rotates=False)
     dense = {
         "attention": LayerSpec("attention", attention),
         "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
@@ -129,12 +117,33 @@ def _check(config: JsonMapping) -> None:
             raise ModelError(f"config.json has {name} = {config[name]}; supported: {only}")
     if config.get("q_lora_rank") is not None:
         raise ModelError(f"config.json has q_lora_rank = {config['q_lora_rank']!r}; supported: null")
+
+
+def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes, AttentionSpec]:
+    """Return the sizes of multi-head latent attention, and its heads as the cache sees them.
+
+    ModelError for fewer key heads than heads.
+    """
     heads = integer(config, "num_attention_heads")
     if integer(config, "num_key_value_heads", heads) != heads:
         raise ModelError(
             f"config.json has num_key_value_heads = {config['num_key_value_heads']}; supported: as many as "
             f"num_attention_heads, {heads}, since all heads share one latent"
         )
+    latent = LatentSizes(
+        rank=_size(config, "kv_lora_rank"),
+        shared=_size(config, "qk_rope_head_dim"),
+        key=_size(config, "qk_nope_head_dim"),
+        value=_size(config, "v_head_dim"),
+    )
+    attention = AttentionSpec(
+        num_heads=_size(config, "num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.rank + latent.shared,
+        rotates=rotates,
+        values_in_keys=True,
+    )
+    return latent, attention
 
 
 def _size(config: JsonMapping, name: str) -> int:

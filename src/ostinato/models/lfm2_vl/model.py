@@ -24,7 +24,10 @@ class PatchEmbeddings(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
         super().__init__()
-        self.patch_embedding = linear(build, vision.patch_elements, vision.hidden_size)
+        # SigLIP 1 has a convolution.
+        kernel = (vision.hidden_size, vision.in_channels, vision.patch_size, vision.patch_size)
+        stored = () if vision.is_naflex else kernel
+        self.patch_embedding = linear(build, vision.patch_elements, vision.hidden_size, stored)
         self.position_embedding = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
 
     def forward(self, patches: Array, inputs: EncoderInputs) -> Array:
@@ -35,21 +38,21 @@ class PatchEmbeddings(Module):
 class Blocks(Module):
     """Layers of the encoder, under the checkpoint's name."""
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm2VLHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
         super().__init__()
-        how = (hyper.activation, hyper.norm_eps, True)
+        how = (activation, norm_eps, True)
         self.layers = ModuleList(EncoderBlock(build, vision, *how) for _ in range(vision.num_layers))
 
 
 class VisionTower(Module):
-    """SigLIP 2 without its pooling head."""
+    """SigLIP, 1 or 2, without its pooling head."""
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm2VLHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
         super().__init__()
         self.cast = build.cast
         self.embeddings = PatchEmbeddings(build, vision)
-        self.encoder = Blocks(build, vision, hyper)
-        self.post_layernorm = LayerNorm(build, vision.hidden_size, hyper.norm_eps)
+        self.encoder = Blocks(build, vision, activation, norm_eps)
+        self.post_layernorm = LayerNorm(build, vision.hidden_size, norm_eps)
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches, hidden]."""
@@ -82,7 +85,7 @@ class Lfm2VL(Lfm3VL):
 
     def make_encoder(self, vision: VisionSpec) -> Encoder:
         hyper: Lfm2VLHyperparameters = self.spec.hyperparameters
-        tower = VisionTower(self.build, vision, hyper)
+        tower = VisionTower(self.build, vision, hyper.activation, hyper.norm_eps)
         return Encoder(self.build, tower, Projector(self.build, vision, hyper))
 
     def make_block(self, layer: LayerSpec) -> Block:

@@ -29,6 +29,8 @@ def attention(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    last_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each token to its row's whole context, whose keys and values are all in the cache.
 
@@ -41,7 +43,9 @@ def attention(
     position `first_key` are left out. With `k_scales`, `v_scales` [blocks, block_size, kv_heads] float32 the caches are
     int8: a token's head times its scale is a key or a value, and the arithmetic after that is in float32. `sinks`
     [heads] float32 are one more score of each head's softmax, without a value (gpt-oss): weights then add up to less
-    than 1. -> [tokens, heads, head_dim].
+    than 1. With a `softcap` c a score s is c tanh(s / c) before the softmax (Gemma 2, arXiv 2408.00118); sinks are not
+    capped. `last_seen` [tokens] int32 is the last position that each token sees, if that is not its own: the end of
+    its image, whose tokens are all in the step. It never falls within a row. -> [tokens, heads, head_dim].
 
     Only the positions that a token of the row sees are read. The contents of other positions do not matter, nor do the
     entries of `block_tables` for blocks that no token sees.
@@ -61,7 +65,8 @@ def attention(
         keys, values = (
             _read(cache, scales, blocks, here) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
         )
-        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window, sinks)
+        until = None if last_seen is None else last_seen[start:end].long() - seen
+        out[start:end] = _attend(q[start:end].to(keys.dtype), keys, values, scale, window, sinks, softcap, until)
     return out
 
 
@@ -80,32 +85,39 @@ def _attend(
     scale: float,
     window: int | None,
     sinks: torch.Tensor | None,
+    softcap: float | None,
+    until: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend from `q` [new, heads, head_dim], the last tokens of `keys`, `values` [kv_heads, length, head_dim].
 
-    The keys begin with the first one that the first token sees. -> like `q`.
+    The keys begin with the first one that the first token sees. A token sees those up to its own, or to `until` [new]
+    int64, the index of a key, if that is later. -> like `q`.
     """
     new, heads, head_dim = q.shape
     kv_heads, length, _ = keys.shape
-    if new == 1 and sinks is None:
+    is_plain = sinks is None and softcap is None and until is None
+    if new == 1 and is_plain:
         # One token sees every key: the query heads of a group are just more queries of their key head.
         grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0), scale=scale)
         return out.view(1, heads, head_dim)
-    if new == length and (window is None or window >= length) and sinks is None:
+    if new == length and (window is None or window >= length) and is_plain:
         return _masked(q, keys, values, None, scale)
     position = torch.arange(length, device=q.device)
+    last = position[length - new :] if until is None else torch.maximum(position[length - new :], until)
     out = torch.empty_like(q)
     for begin in range(0, new, ATTENTION_SLAB):
         end = min(begin + ATTENTION_SLAB, new)
-        first, seen = length - new + begin, length - new + end
+        first, seen = length - new + begin, length - new + end if until is None else int(last[end - 1]) + 1
         here = slice(0 if window is None else max(0, first - window + 1), seen)
-        own = position[first:seen, None]
-        mask = position[here] <= own
+        mask = position[here] <= last[begin:end, None]
         if window is not None:
-            mask &= position[here] > own - window
+            mask &= position[here] > position[first : first + end - begin, None] - window
         part = q[begin:end], keys[:, here], values[:, here]
-        out[begin:end] = _masked(*part, mask, scale) if sinks is None else _with_sinks(*part, mask, scale, sinks)
+        if softcap is not None:
+            out[begin:end] = _capped(*part, mask, scale, sinks, softcap)
+        else:
+            out[begin:end] = _masked(*part, mask, scale) if sinks is None else _with_sinks(*part, mask, scale, sinks)
     return out
 
 
@@ -136,6 +148,29 @@ def _with_sinks(
     scores = torch.zeros((len(sinks), *mask.shape), device=q.device).masked_fill_(~mask, -torch.inf)
     of_sinks = sinks[:, None, None].expand(-1, len(q), 1)
     return _masked(q, keys, values, torch.cat((scores, of_sinks), dim=-1), scale)
+
+
+def _capped(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+    softcap: float,
+) -> torch.Tensor:
+    """Attend like `_masked` with capped scores, in float32."""
+    new, heads, head_dim = q.shape
+    kv_heads, length, _ = keys.shape
+    # The query heads of a group are more queries of their key head.
+    grouped = q.transpose(0, 1).reshape(kv_heads, -1, head_dim).float()
+    scores = (grouped @ keys.float().transpose(1, 2)).mul_(scale / softcap).tanh_().mul_(softcap)
+    scores = scores.view(heads, new, length).masked_fill_(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, new, 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[:, :, :length]
+    out = weights.reshape(kv_heads, -1, length) @ values.float()
+    return out.view(heads, new, head_dim).transpose(0, 1).to(q.dtype)
 
 
 def encoder_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

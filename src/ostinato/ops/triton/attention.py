@@ -44,6 +44,15 @@ def kept_operand(kept, dtype: tl.constexpr):
     return dot_operand(kept)
 
 
+@triton.jit
+def tanh(y):
+    """Return 1 - 2 / (1 + e^(2 y)), or the series of tanh near 0, where that loses digits."""
+    square = y * y
+    series = -1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))
+    large = 1.0 - 2.0 / (1.0 + tl.exp2(y * 2.0 * IN_KERNEL_LOG2_E))
+    return tl.where(square < 0.0625, y + y * square * series, large)
+
+
 @triton.jit(do_not_specialize=["window", "tokens", "rows"])
 def attend(
     q,
@@ -56,10 +65,12 @@ def attend(
     k_scales,
     v_scales,
     sinks,
+    last_seen,
     out,
     maxima,
     sums,
     scale,
+    softcap,
     first_key,
     window,
     tokens,
@@ -90,7 +101,8 @@ def attend(
 
     `out` [tokens, heads, head_dim], or with segments [tokens, heads, SEGMENTS, head_dim] float32, not yet divided by
     `sums` and scaled as if 2 to the power of `maxima` were 1; both [tokens, heads, SEGMENTS]. Integer keys and values
-    are multiplied as integers: a key's scale multiplies its score, a value's scale its weight.
+    are multiplied as integers: a key's scale multiplies its score, a value's scale its weight. Scores are exponents of
+    2. With a `softcap`, scores times `scale` are the argument of tanh.
 
     A head's first `WIDTH` elements, a power of two, are one operand; the elements after them, if any, are another of
     `REST` elements. With `PART`, keys are multiplied `PART` elements at a time, by queries that are read again, in
@@ -129,6 +141,10 @@ def attend(
         begin = earliest // KEYS * KEYS
         length = tl.cdiv(tl.cdiv(tl.maximum(kv_len - begin, 0), KEYS), SEGMENTS) * KEYS
         last = tl.minimum(kv_len, position + end - start)
+        until = at
+        if last_seen is not None:
+            until = tl.maximum(at, tl.load(last_seen + token, mask=attends, other=0))
+            last = tl.minimum(kv_len, tl.maximum(last, tl.max(tl.where(attends, until, 0), 0) + 1))
         begin += segment * length
         last = tl.minimum(last, begin + length)
         best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -167,7 +183,9 @@ def attend(
             if k_scales is not None:
                 of_head = (block * BLOCK_SIZE + cell) * kv_heads + kv_head
                 score *= tl.load(k_scales + of_head, mask=is_key, other=0.0)[None, :]
-            seen = attends[:, None] & is_key[None, :] & (key[None, :] <= at[:, None])
+            if softcap is not None:
+                score = softcap * tanh(score)
+            seen = attends[:, None] & is_key[None, :] & (key[None, :] <= until[:, None])
             seen = seen & (key[None, :] > at[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
             better = tl.maximum(best, tl.max(score, 1))
@@ -251,6 +269,8 @@ def attention(
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    last_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `ops.attention`; its reference documents arguments and result."""
     tokens, heads, head_dim = q.shape
@@ -291,10 +311,12 @@ def attention(
         k_scales=k_scales,
         v_scales=v_scales,
         sinks=sinks,
+        last_seen=last_seen,
         out=parts,
         maxima=maxima,
         sums=sums,
-        scale=scale * LOG2_E,
+        scale=scale * LOG2_E if softcap is None else scale / softcap,
+        softcap=None if softcap is None else softcap * LOG2_E,
         first_key=first_key,
         window=NO_WINDOW if window is None else window,
         tokens=tokens,

@@ -53,6 +53,8 @@ class EncoderPlan:
     graph_bytes: int
     activation_bytes: int
     video_pruning_rate: float
+    whole_images: bool
+    """True if a step computes all tokens of an image, since they see each other in both directions."""
 
     @property
     def most_tokens(self) -> int:
@@ -79,6 +81,8 @@ class EncoderChoice:
     max_items_per_batch: int | None
     cache_tokens: int | None
     video_pruning_rate: float
+    row_tokens: int
+    """Tokens of each decoding request that may share a step with a whole image; 0 if a step may cut images."""
 
     @property
     def sees_all(self) -> bool:
@@ -114,25 +118,31 @@ def choose_encoder(
         max_items_per_batch=config.encoder_max_items_per_batch,
         cache_tokens=config.encoder_cache_tokens,
         video_pruning_rate=config.video_pruning_rate,
+        row_tokens=1 + config.num_speculative_tokens if model.vision.is_bidirectional else 0,
     )
 
 
-def max_item_tokens(limits: Limits) -> int:
-    """Return the output tokens of the largest image that is served: a step encodes it whole, and a request holds it."""
-    return min(limits.max_num_batched_tokens, limits.max_model_len)
+def max_item_tokens(choice: EncoderChoice, limits: Limits) -> int:
+    """Return the output tokens of the largest image that is served: a step encodes it whole, and a request holds it.
+
+    If a step computes it whole too, it has room beside all requests that decode.
+    """
+    room = limits.max_num_batched_tokens - limits.max_num_seqs * choice.row_tokens
+    return max(1, min(room, limits.max_model_len))
 
 
-def what_limits_items(limits: Limits) -> str:
-    """Return the names of the settings that determine `max_item_tokens`."""
+def what_limits_items(limits: Limits, served: int) -> str:
+    """Return the names of the settings that determine `max_item_tokens`, which is `served`."""
     values = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_model_len": limits.max_model_len}
-    return " and ".join(name for name, value in values.items() if value == max_item_tokens(limits))
+    names = [name for name, value in values.items() if value == served]
+    return " and ".join(names) or "max_num_batched_tokens, less the tokens of max_num_seqs"
 
 
 def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
     """Return the budgets for these limits, whether or not there are graphs. ConfigError as `encoder_budgets`."""
     return encoder_budgets(
         min_budget=choice.vision.smallest_item,
-        max_budget=max_item_tokens(limits),
+        max_budget=max_item_tokens(choice, limits),
         token_budgets=choice.token_budgets,
         max_items_per_batch=choice.max_items_per_batch,
     )
@@ -140,7 +150,7 @@ def choose_budgets(choice: EncoderChoice, limits: Limits) -> EncoderBudgets:
 
 def encoder_activations(choice: EncoderChoice, limits: Limits) -> int:
     """Return the peak bytes of the largest pack when it runs eagerly: the largest image, or a full budget."""
-    tokens = max((max_item_tokens(limits), *_graph_budgets(choice, limits)))
+    tokens = max((max_item_tokens(choice, limits), *_graph_budgets(choice, limits)))
     return encoding_bytes(
         choice.vision,
         choice.dtype,
@@ -175,7 +185,7 @@ def encoder_memory(choice: EncoderChoice, limits: Limits, cache_tokens: int | No
 
 def min_cache_tokens(choice: EncoderChoice, limits: Limits) -> int:
     """Return the given cache tokens; else those of the largest image, which is the minimum of a cache."""
-    return choice.cache_tokens or max_item_tokens(limits)
+    return choice.cache_tokens or max_item_tokens(choice, limits)
 
 
 def max_cache_tokens(choice: EncoderChoice, limits: Limits, room: int) -> int:
@@ -194,7 +204,7 @@ def plan_encoder(choice: EncoderChoice, limits: Limits, cache_tokens: int) -> En
     return EncoderPlan(
         token_budgets=budgets.token_budgets if choice.mode != "none" else (),
         max_items_per_batch=budgets.max_items_per_batch,
-        max_item_tokens=max_item_tokens(limits),
+        max_item_tokens=max_item_tokens(choice, limits),
         graph_mode=choice.mode,
         reason=choice.reason,
         backend=choice.backend,
@@ -204,6 +214,7 @@ def plan_encoder(choice: EncoderChoice, limits: Limits, cache_tokens: int) -> En
         graph_bytes=memory.graphs,
         activation_bytes=encoder_activations(choice, limits),
         video_pruning_rate=choice.video_pruning_rate,
+        whole_images=choice.vision.is_bidirectional,
     )
 
 
@@ -224,14 +235,14 @@ def encoder_decisions(
     above = [budget for budget in plan.token_budgets if budget > largest]
     if above:
         reason = (
-            f"kept as given, though no image of more than {largest} tokens is served ({what_limits_items(limits)}): "
-            "larger graphs are for several images at once"
+            f"kept as given, though no image of more than {largest} tokens is served "
+            f"({what_limits_items(limits, largest)}): larger graphs are for several images at once"
         )
         decisions.append(Decision(BUDGETS, list(plan.token_budgets), list(plan.token_budgets), reason))
     cached = plan.num_cells - 1
     if config.encoder_cache_tokens is None:
         decisions.append(Decision("encoder_cache_tokens", None, cached, _why_so_many(cached, largest)))
-    served, what = min((largest, what_limits_items(limits)), (cached, "encoder_cache_tokens"))
+    served, what = min((largest, what_limits_items(limits, largest)), (cached, "encoder_cache_tokens"))
     if model.vision.smallest_item > served:
         reason = f"no image is served: the model's smallest has {model.vision.smallest_item} tokens; raise {what}"
         decisions.append(Decision("max_item_tokens", model.vision.smallest_item, served, reason))
@@ -273,7 +284,7 @@ def _graph_budgets(choice: EncoderChoice, limits: Limits) -> tuple[int, ...]:
         return ()
     if choice.token_budgets is not None:
         return choice.token_budgets
-    largest = max_item_tokens(limits)
+    largest = max_item_tokens(choice, limits)
     return doubling(max(min(choice.vision.smallest_item, largest), choice.max_items_per_batch or 1), largest)
 
 

@@ -72,7 +72,11 @@ def _served(plan: Plan, encoder: EncoderPlan, served: int, side: int) -> Iterato
         yield f"{_size(served, side)}: eager, alone{covers}"
     settings = plan.settings
     limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.max_model_len)
-    limit = "encoder_cache_tokens" if served < encoder.max_item_tokens else what_limits_items(limits)
+    limit = (
+        "encoder_cache_tokens"
+        if served < encoder.max_item_tokens
+        else what_limits_items(limits, encoder.max_item_tokens)
+    )
     yield f"more: refused ({limit})"
 
 

@@ -1,0 +1,36 @@
+"""Youtu-LLM (model_type `youtu`): latent attention with positions, then a gated MLP."""
+
+from __future__ import annotations
+
+from ostinato.layers.latent_attention import LatentAttention
+from ostinato.layers.mlp import GatedMLP
+from ostinato.layers.module import ModelBuilder
+from ostinato.models.decoder import Block, Decoder
+from ostinato.models.kimi_linear.model import LATENT_NORM_EPS
+from ostinato.models.youtu.spec import YoutuHyperparameters
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.model import ModelSpec
+
+
+class Youtu(Decoder):
+    """The language model."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        hyper: YoutuHyperparameters = self.spec.hyperparameters
+        build, size = self.build, self.spec.hidden_size
+        assert layer.attention is not None, "every layer has attention"
+        attention = LatentAttention(
+            build,
+            size,
+            layer.attention,
+            hyper.latent,
+            latent_norm_eps=LATENT_NORM_EPS,
+            query_rank=hyper.query_rank,
+            has_neighbours=hyper.has_neighbours,
+        )
+        return Block(
+            build, size, hyper.norm_eps, mlp=GatedMLP(build, size, hyper.intermediate_size), attention=attention
+        )

@@ -1,0 +1,63 @@
+"""Youtu-LLM: multi-head latent attention with positions in every layer, then a gated MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
+from ostinato.models.config_json import activation, flag, flag_is, integer, number, parse_rope, shared_fields
+from ostinato.models.kimi_linear.spec import latent_attention
+from ostinato.plan.layer_specs import LatentSizes, LayerSpec
+from ostinato.plan.model import ModelSpec
+
+SHARDED_DIMS = ("intermediate_size",)
+"""Hyperparameters that ranks share, as widths of MLPs and experts."""
+
+QUERY_RANK, LONGEST = 1536, 131072
+"""Defaults of a config.json without these values."""
+
+
+@dataclass(frozen=True)
+class YoutuHyperparameters:
+    """Hyperparameters of models/youtu/model.py, besides the layers."""
+
+    latent: LatentSizes
+    query_rank: int | None
+    """Size of the queries' latent; None if they are projected without one."""
+    has_neighbours: bool
+    """True if the rows that positions rotate together are neighbours in the checkpoint."""
+    intermediate_size: int
+    norm_eps: float
+
+
+def model_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `youtu` config.json.
+
+    ModelError for biases, and for a rotary embedding that scales the scores too.
+    """
+    activation(config, "hidden_act", "silu", ("silu",))
+    flag_is(config, "attention_bias", False)
+    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    latent, attention = latent_attention(config, rotates=True)
+    rope = parse_rope(config, latent.shared)
+    if rope.parameters.get("mscale_all_dim"):
+        raise ModelError(
+            f"config.json has mscale_all_dim = {rope.parameters['mscale_all_dim']}, which scales scores; supported: 0"
+        )
+    given = config.get("q_lora_rank", QUERY_RANK)
+    layer = LayerSpec("attention", attention)
+    return ModelSpec(
+        architecture="youtu",
+        **shared_fields(config, default_tied=True),
+        layers=(layer,) * integer(config, "num_hidden_layers"),
+        rope=rope,
+        sharded_dims=SHARDED_DIMS,
+        hyperparameters=YoutuHyperparameters(
+            latent=latent,
+            query_rank=None if given is None else integer({"q_lora_rank": given}, "q_lora_rank"),
+            has_neighbours=flag(config, "rope_interleave", True),
+            intermediate_size=integer(config, "intermediate_size"),
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+        ),
+    )
