@@ -92,9 +92,9 @@ _SETTINGS = {
     "ostinato plan MODEL, which says what fits": "--list-devices -fitt --fit-target -fitc --fit-ctx",
     "ostinato doctor MODEL": "--check-tensors",
     "ostinato fetch OWNER/NAME": "-dr --docker-repo -cl --cache-list",
-    "ostinato eval MODEL --num-problems": "--limit",
+    "--num-problems": "--limit",
     "--tokenizer, a directory with that revision": "tokenizer_revision",
-    "--show-completion": "--completion-bash",
+    "an option of ostinato itself, which its help shows": "--completion-bash",
 }
 """Flag or setting here -> names of it."""
 _PARAMETERS = {
@@ -171,7 +171,7 @@ _NOT_NEEDED = {
     " --single-turn -st -mli --multiline-input --simple-io --no-perf --props --skip-mm-profiling --log-prefix"
     " --no-log-prefix --log-timestamps --no-log-timestamps --no-log-jsonl --no-show-timings --display-prompt"
     " --no-display-prompt -kvu --kv-unified -no-kvu --no-kv-unified --kv-unified-per-slot --no-cache-idle-slots"
-    " --cache-idle-slots --help --usage --enable-tokenizer-info-endpoint --fail-on-environ-validation",
+    " --cache-idle-slots --usage --enable-tokenizer-info-endpoint --fail-on-environ-validation",
     "usage and timings are in each answer": "--enable-prompt-tokens-details --enable-force-include-usage"
     " --enable-request-id-headers --response-role",
     "files are mapped, and read as they lie": "safetensors_load_strategy safetensors_prefetch_block_size"
