@@ -35,7 +35,7 @@ def version() -> str:
 
 def changelog_section(text: str, released: str) -> tuple[str, str]:
     """What the heading of a version says behind its name, and the text under it."""
-    pattern = rf"^## \[{re.escape(released)}\](?: - (.+))?\n(.*?)(?=^## \[|\Z)"
+    pattern = rf"^## \[{re.escape(released)}\](?: - ([^\n]+))?\n(.*?)(?=^## \[|\Z)"
     found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
     return ("", "") if found is None else (found[1] or "", found[2].strip() + "\n")
 
