@@ -14,8 +14,10 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 from importlib.metadata import distribution, version
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import ostinato
@@ -98,6 +100,7 @@ def check_server() -> None:
         expect(any(name.endswith(".js") for name in named), f"the page names {named}")
         for name in named:
             expect(bool(urlopen(f"{url}/{name.lstrip('/')}", timeout=60).read()), f"{name} is empty")
+        wait_until_loaded(url)
         asked = json.dumps({"messages": [{"role": "user", "content": QUESTION}]}).encode()
         request = Request(f"{url}/v1/chat/completions", asked, {"Content-Type": "application/json"})
         answer = json.load(urlopen(request, timeout=60))["choices"][0]["message"]["content"]
@@ -105,6 +108,18 @@ def check_server() -> None:
     finally:
         server.terminate()
         server.communicate(timeout=60)
+
+
+def wait_until_loaded(url: str) -> None:
+    """A server listens before it has loaded, and answers 503 until then."""
+    for _ in range(600):
+        try:
+            urlopen(f"{url}/health", timeout=60)
+            return
+        except HTTPError as error:
+            expect(error.code == 503, f"/health answered {error.code}")
+            time.sleep(0.5)
+    expect(False, "the server did not load within five minutes")
 
 
 def expect(holds: bool, otherwise: str) -> None:
