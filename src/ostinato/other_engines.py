@@ -117,7 +117,7 @@ _FIELDS = {
     "instructions system messages": "system_prompt instruction",
     "messages input prompt": "inputs query content",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
-    "guided_json guided_regex": "regex grammar ebnf guided_grammar",
+    "guided_regex guided_json": "regex grammar ebnf guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
