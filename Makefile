@@ -7,7 +7,7 @@ PY ?= $(BIN)/python
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
 .PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check soak ranks docs-check lint style types docstrings site proofs \
-  package-check wheel-test format kernels native native-sanitize clean
+  package-check wheels wheel-test release-check format kernels native native-sanitize clean
 
 # Packages are downloaded while kernels are compiled.
 BOTH := $(MAKE) --no-print-directory --jobs=2
@@ -112,16 +112,36 @@ site: .venv/.installed-package
 	$(BIN)/python tools/site_pages.py build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The workflows and the forms of issues by their schemas, and which wheels the recipe would build.
+# The workflows and the forms of issues by their schemas, the image by hadolint, and which wheels the recipe would build.
 package-check: .venv/.installed-package
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms \
 	  $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	test ! -e $(BIN)/hadolint || $(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/cibuildwheel --platform linux --print-build-identifiers > build/wheels.txt
 
+# A wheel with every instruction set of this architecture, in dist/: where there are containers, by cibuildwheel, for every
+# Python; else for the Python of .venv and systems as new as this one. Compiling takes a quarter of an hour on four cores;
+# what is compiled stays in build/wheel.
+wheels: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-package)
+	$(if $(shell docker info >/dev/null 2>&1 && echo yes),$(PY) -m cibuildwheel --platform linux --output-dir dist,$(PY) -m build \
+	  --wheel --no-isolation --outdir dist --config-setting=build-dir=build/wheel \
+	  --config-setting=cmake.define.OSTINATO_ISA=all)
+
 # Minutes: both archives from a clean copy of the tree, and the wheel in an environment of its own, outside the tree.
-wheel-test: .venv/.installed-test .venv/.installed-package
-	$(BIN)/python -m pytest -m long tests/packaging
+# WHEEL=dist/NAME.whl tries that wheel, of all instruction sets, in place of one made here.
+wheel-test: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-test .venv/.installed-package)
+	WHEEL=$(abspath $(WHEEL)) $(PY) -m pytest -m long tests/packaging
+
+# What the workflow does for a release with the archives in dist/, as far as one machine can: notes, bill of materials and
+# checksums beside them. TAG=v1.2.3 checks also what only a release needs.
+release-check: $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-package)
+	$(PY) -m venv --clear build/release
+	build/release/bin/pip install --quiet --constraint constraints.txt --find-links dist --no-index --no-deps ostinato
+	build/release/bin/pip install --quiet --constraint constraints.txt --find-links dist ostinato
+	$(PY) tools/release.py dist --environment build/release/bin/python $(if $(TAG),--tag $(TAG))
+	$(PY) -m twine check --strict $(wildcard dist/*.whl dist/*.tar.gz)
+	cd dist && sha256sum --check SHA256SUMS
 
 format: .venv/.installed-test
 	$(BIN)/ruff check --fix .

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pydoc
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -30,7 +32,7 @@ from tests.support.docs_pages import LANGUAGES, PAGES, ROOT, assert_printed, blo
 
 MOST_BYTES = 8192
 COMING_FROM = ROOT / "docs/coming-from-vllm-or-llama-cpp.md"
-BESIDE_OTHERS = (COMING_FROM, ROOT / "docs/flags-of-other-engines.md")
+BESIDE_OTHERS = (COMING_FROM, *ROOT.glob("docs/flags-of-*.md"), *ROOT.glob("docs/coming-from-*.md"))
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.*-]+\.\w+|(?:[\w.-]+/)+)`")
@@ -154,9 +156,58 @@ def test_the_pages_of_settings_are_those_that_the_code_gives() -> None:
     assert sorted(rows) == sorted(EngineConfig.model_fields), "each setting of the engine once"
 
 
-def test_the_page_of_other_engines_flags_is_the_one_that_the_code_gives() -> None:
+def test_the_pages_of_other_engines_are_those_that_the_code_gives() -> None:
     tool = runpy.run_path(str(ROOT / "tools/other_engines_page.py"))
-    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"](), "run tools/other_engines_page.py"
+    for name, text in tool["pages"]().items():
+        assert (tool["DOCS"] / name).read_text(encoding="utf-8") == text, "run tools/other_engines_page.py"
+    assert "not known" not in tool["_fields"](tool["PROGRAMS"]["vllm"]["fields"])
+    assert "not known" not in tool["_fields"](tool["PROGRAMS"]["llama.cpp"]["fields"])
+
+
+@pytest.mark.parametrize("program", ["vllm", "llama.cpp", "mlx_lm"])
+def test_every_flag_of_another_program_is_one_here_or_is_answered(program: str) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/other_engines_page.py"))
+    ours = set().union({"-h", "--help"}, *flags().values())
+    assert not [flag for flag in tool["_flags"](program) - ours if other_engines.advice(flag) is None]
+
+
+def test_command_lines_of_ours_beside_those_of_others_are_understood() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/coming-from-*.md"))]
+    lines = [shlex.split(line) for page in pages for line in re.findall(r"^\$ (ostinato .*)", page, re.MULTILINE)]
+    for _, name, *words in lines:
+        if "--enforce-eager" not in words:  # a mistake that is shown
+            assert get_command(app).commands[name].make_context(name, words).params, words
+    assert len(lines) >= 9
+
+
+def test_the_page_of_machines_has_each_model_on_each_machine_and_its_plans_are_todays() -> None:
+    """One plan of the page is made anew; all of them take minutes."""
+    tool = runpy.run_path(str(ROOT / "tools/machines_page.py"))
+    lines = tool["PAGE"].read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    fits, speed = rows[: len(tool["MODELS"]) + 2], rows[len(tool["MODELS"]) + 2 :]
+    assert fits[0] == ["", *tool["MACHINES"]]
+    assert [re.findall(r"\((?:.*?)co/(.*)\)", linked) for linked, *_ in fits[2:]] == [[name] for name in tool["MODELS"]]
+    assert [name for name, *_ in speed[2:]] == [name.partition("/")[2] for name in tool["MODELS"]]
+    name, machine = "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "h100-80gb"
+    place = 2 + list(tool["MODELS"]).index(name)
+    for row, made in ((fits[place], tool["cell"](name, machine)), (speed[place], tool["slow"](name, machine))):
+        assert made in row, "run tools/machines_page.py"
+
+
+@pytest.mark.parametrize("name", json.loads((ROOT / "tools/published_models.json").read_text(encoding="utf-8")))
+def test_a_published_model_has_about_the_parameters_that_its_name_says(name: str) -> None:
+    spec = runpy.run_path(str(ROOT / "tools/machines_page.py"))["model"](name, "none")[1]
+    said = re.search(r"-(\d+(?:\.\d+)?)b\b", name.lower())
+    billions = float(said[1]) if said is not None else {"micro": 3.2, "tiny": 7, "small": 32}[name.rpartition("-")[2]]
+    assert spec.num_parameters / 1e9 == pytest.approx(billions, rel=0.09)
+
+
+def test_the_page_of_errors_is_the_one_that_the_classes_give() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/troubleshooting_page.py"))
+    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"](), "run tools/troubleshooting_page.py"
+    for flag in _FLAG.findall(" ".join(tool["ADVICE"].values())):
+        assert flag in flags()["serve"]
 
 
 def test_every_proof_names_a_test_that_is_there_and_its_page_is_that_of_the_last_run() -> None:

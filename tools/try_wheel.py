@@ -2,19 +2,23 @@
 
 To be run with the Python of an environment that has nothing but the wheel and what it asks for, outside the tree.
 It holds what the package's sources are (the page, the embedded models, py.typed), kernels for the instruction sets that
-it should have, and nothing else; and it answers, plans and serves. `make wheel-test` and the wheels' workflow run it.
+it should have, and nothing else; and it answers, chats, plans, verifies and serves. `make wheel-test` and the wheels'
+workflow run it.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import subprocess
 import sys
 import sysconfig
+import time
 from importlib.metadata import distribution, version
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import ostinato
 from ostinato.plan.device.isa_table import TABLE
@@ -72,18 +76,20 @@ def check_commands() -> None:
     expect(version("ostinato") in run("--version"), "--version")
     expect(run("generate", QUESTION) == "17 + 25 = 42. 42 - 9 = 33. #### 33\n", "generate")
     expect(" native " in run("plan", "demo"), "the plan of the embedded model has no native kernels")
+    expect("42 - 9 = 33" in run("chat", "demo", typed=QUESTION), "chat")
+    expect(re.search(r"\d+ cells: \d+ equal; ", run("verify", "demo", "--quick")) is not None, "verify")
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, typed: str = "") -> str:
     command = [str(PROGRAM), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=600)
     print("$ ostinato", *arguments, result.stdout, result.stderr, sep="\n")
     expect(result.returncode == 0, f"{command} ended with {result.returncode}")
     return result.stdout
 
 
 def check_server() -> None:
-    """It serves the page, and every file that the page names."""
+    """It serves the page, every file that the page names, and an answer."""
     command = [str(PROGRAM), "serve", "demo", "--port", "0", "--max-num-seqs", "2"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -94,9 +100,26 @@ def check_server() -> None:
         expect(any(name.endswith(".js") for name in named), f"the page names {named}")
         for name in named:
             expect(bool(urlopen(f"{url}/{name.lstrip('/')}", timeout=60).read()), f"{name} is empty")
+        wait_until_loaded(url)
+        asked = json.dumps({"messages": [{"role": "user", "content": QUESTION}]}).encode()
+        request = Request(f"{url}/v1/chat/completions", asked, {"Content-Type": "application/json"})
+        answer = json.load(urlopen(request, timeout=60))["choices"][0]["message"]["content"]
+        expect("42 - 9 = 33" in answer, f"the server answered {answer}")
     finally:
         server.terminate()
         server.communicate(timeout=60)
+
+
+def wait_until_loaded(url: str) -> None:
+    """A server listens before it has loaded, and answers 503 until then."""
+    for _ in range(600):
+        try:
+            urlopen(f"{url}/health", timeout=60)
+            return
+        except HTTPError as error:
+            expect(error.code == 503, f"/health answered {error.code}")
+            time.sleep(0.5)
+    expect(False, "the server did not load within five minutes")
 
 
 def expect(holds: bool, otherwise: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -94,3 +95,50 @@ def metadata(source_archive: Path) -> Message:
         member = archive.extractfile(name)
         assert member is not None
         return message_from_bytes(member.read())
+
+
+def test_a_release_needs_its_tag_its_day_and_a_wheel_of_each_architecture(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/release.py"))
+    version = ostinato.__version__
+    assert tool["problems"](tmp_path, None) == [f"{tmp_path} has no wheel; `make wheels` builds one"]
+    (tmp_path / f"ostinato-{version}-cp311-cp311-manylinux_2_28_x86_64.whl").write_bytes(b"")
+    assert tool["problems"](tmp_path, None) == []
+    wanted = "\n".join(tool["problems"](tmp_path, "v0.0.1"))
+    for problem in (f"it should be v{version}", "no wheel for aarch64", "no source archive"):
+        assert problem in wanted
+    assert "no wheel for x86_64" not in wanted
+    (tmp_path / "ostinato-0.0.1-cp311-cp311-linux_x86_64.whl").write_bytes(b"")
+    (tmp_path / f"ostinato-{version}-cp312-cp312-linux_x86_64.whl").write_bytes(bytes(25 * 10**6 + 1))
+    assert [" ".join(problem.split()[1:4]) for problem in tool["problems"](tmp_path, None)] == [
+        "is not of",
+        "has 25.0 MB,",
+    ]
+
+
+def test_a_releases_notes_are_its_section_of_the_changelog_without_the_next() -> None:
+    section = runpy.run_path(str(ROOT / "tools/release.py"))["changelog_section"]
+    text = "# Changelog\n\n## [2.0.0] - unreleased\n\n- b\n\n## [1.9.0] - 2026-01-02\n\n- a\n"
+    assert section(text, "2.0.0") == ("unreleased", "- b\n")
+    assert section(text, "1.9.0") == ("2026-01-02", "- a\n")
+    assert section(text, "3.0.0") == ("", "")
+
+
+def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/release.py"))
+    (tmp_path / "ostinato-1.tar.gz").write_bytes(b"a")
+    (tmp_path / "notes.md").write_bytes(b"b")
+    (tmp_path / "SHA256SUMS").write_text(tool["checksums"](tmp_path), encoding="utf-8")
+    told = subprocess.run(
+        ["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "ostinato-1.tar.gz: OK\n"
+
+
+def test_the_bill_of_materials_has_what_lies_in_the_wheel_itself() -> None:
+    components = runpy.run_path(str(ROOT / "tools/release.py"))["bundled_components"]()
+    named = {component["purl"].partition("/")[2].rpartition("@")[0] for component in components}
+    assert {"markdown-it", "%40highlightjs/cdn-assets", "katex", "nanobind"} <= named
+    assert len(named) == len(components)
+    assert {component["licenses"][0]["license"]["id"] for component in components} <= set(
+        PROJECT["license"].split(" AND ")
+    )

@@ -107,6 +107,8 @@ class HelpCommand(TyperCommand):
                     hint = "generate takes prompts, chat asks for them; " if ctx.info_name == "chat" else ""
                     raise UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx) from None
                 raise
+            if any(flag in param.opts for param in self.params):
+                raise UsageError(f"{flag} needs a value behind it", ctx) from None
             typed = _with_advice(given, flag)
             others = "" if typed else " and ".join(_commands_with(flag, ctx))
             if not typed and not others:

@@ -25,7 +25,7 @@ Message = JsonMapping
 
 
 class MediaError(RequestError):
-    """Raised for an image of a conversation that cannot be taken. `setting` is the place of what is wrong."""
+    """Error for an image of a conversation that cannot be taken. `setting` is the place of what is wrong."""
 
     def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = (), path: str | None = None) -> None:
         super().__init__(f"{where}: {reason}", remedies, path or where)

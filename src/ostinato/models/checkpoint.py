@@ -150,6 +150,10 @@ _HUB_ADDRESS = re.compile(
 )
 
 
+_OF_OLLAMA = re.compile(r"(?:registry\.ollama\.ai|(?:www\.)?ollama\.com)/\S+|(?:library/)?[\w.-]+:[\w.-]+(?<!\.gguf)")
+"""Names and addresses of Ollama's library, such as llama3.2:1b."""
+
+
 def _no_such_model(model: str, path: Path) -> str:
     """Return the message for a name of a model that is neither here nor a hub id, with what was probably meant."""
     of_hub = _HUB_ADDRESS.match(model)
@@ -167,7 +171,9 @@ def _no_such_model(model: str, path: Path) -> str:
     near = near or [named[name] for name in get_close_matches(word, named, 1)]
     beside = {entry.name: str(path.parent / entry.name) for entry in matches(path.parent, "*") if exists(entry)}
     near = near or [beside[name] for name in get_close_matches(path.name, beside, 1)]
-    if _HUB_ID.fullmatch(model.partition(":")[0]) and ":" in model:
+    if _OF_OLLAMA.fullmatch(model):
+        message += "; names of Ollama's library are not known here: give a hub id, or OWNER/NAME:FILE.gguf"
+    elif _HUB_ID.fullmatch(model.partition(":")[0]) and ":" in model:
         message += f"; a GGUF file of a hub id is {model.partition(':')[0]}:FILE.gguf"
     elif "/" not in model and what == "directory":
         embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)

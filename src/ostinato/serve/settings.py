@@ -275,7 +275,7 @@ class ServeSettings(BaseModel):
     def _is_a_form(cls, value: str | None) -> str | None:
         if value is not None and value not in PARSERS:
             nearest = get_close_matches(value.replace("_", "-"), PARSERS, n=1, cutoff=0.4)
-            message = f"tool_call_parser {value!r} is no known form of tool calls; known are {', '.join(PARSERS)}"
+            message = f"{value!r} is no known form of tool calls; known are {', '.join(PARSERS)}"
             raise _wrong("tool_call_parser", message, [Remedy("tool_call_parser", name) for name in nearest])
         return value
 

@@ -18,6 +18,7 @@ The first has the metadata, the others those of the split alone (llama.cpp, tool
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import struct
 from array import array
@@ -206,9 +207,12 @@ class Header:
 def read_header(path: Path) -> Header:
     """Return the header of the file. Raises ModelError if it is not a GGUF file, or is damaged or truncated."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).header()
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise ModelError(f"{path} is empty")  # it could not be mapped
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data).header()
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 

@@ -109,7 +109,7 @@ class Options(EchoedBody):
             return self.num_ctx
         message = (
             f"options.num_ctx is {self.num_ctx}, and this server plans {max_model_len} tokens for a request; give at "
-            f"most {max_model_len}, or start the server with --max-model-len {self.num_ctx}"
+            f"most {max_model_len}, or, if the model can, start the server with --max-model-len {self.num_ctx}"
         )
         raise ApiError(400, message, param="options.num_ctx")
 
