@@ -391,6 +391,8 @@ def _values(given: JsonObject) -> JsonObject:
     try:
         SamplingParams(**{"max_tokens": None} | values)  # raises its errors before a model is loaded
     except RequestError as error:
+        from ostinato.sampling.guide import Guide
+
         names = {name: flag_name(name) for name in SamplingParams.model_fields}
         raise error.renamed(
             names | {f"guide.{kind}": flag_name(_GUIDE + kind) for kind in Guide.model_fields}

@@ -23,7 +23,7 @@ from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.chat.answer_formats import AnswerFormats
 from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
-from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, HERMES, form_problem
+from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, form_problem
 from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.settings import ServeSettings
