@@ -73,12 +73,14 @@ class CacheMemory(Protocol):
     """The memory of blocks, window blocks and slots, whose ids the pools allocate.
 
     Reading returns a copy, or fills `into`, as many bytes as there are. A block or window block is read whole, or its
-    first `num_tokens` tokens with zeros behind them.
+    first `num_tokens` tokens with zeros behind them. A checkpoint is the state of a slot at a block boundary, packed if
+    the plan packs states, else as it is.
     """
 
     block_bytes: int
     window_block_bytes: int
     slot_bytes: int
+    checkpoint_bytes: int
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
     def write_block(self, block: int, contents: memoryview) -> None: ...
@@ -88,6 +90,8 @@ class CacheMemory(Protocol):
     def write_window_block(self, window_block: int, contents: memoryview) -> None: ...
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
     def write_slot(self, slot: int, contents: memoryview) -> None: ...
+    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview: ...
+    def write_checkpoint(self, slot: int, contents: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
