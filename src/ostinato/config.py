@@ -73,8 +73,8 @@ class EngineConfig(BaseModel):
     )
     ssm_checkpoint_dtype: Literal["auto", "int8"] = Field(
         "auto",
-        description="Of these states in cached checkpoints: that of the slots (auto), or 8 bits with one scale for each "
-        "32 neighbours (int8), which take about a quarter of float32's memory.",
+        description="Of these states in cached checkpoints: as in slots (auto), or 8 bits with one scale for each 32 "
+        "neighbours (int8), which take about a quarter of float32's memory.",
     )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto",

@@ -147,7 +147,7 @@ class CacheManager:
 
     @property
     def memory(self) -> CacheMemory | None:
-        """The memory of the blocks, window blocks and slots, for exported, imported and packed KV; None without such KV."""
+        """The memory of the blocks, window blocks and slots, for KV that is exported, imported or packed; else None."""
         return self.store.memory
 
     @memory.setter

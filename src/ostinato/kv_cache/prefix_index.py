@@ -113,7 +113,7 @@ class Checkpoint:
 
     entry: IndexEntry
     slot: int
-    """The slot; the negative id of its place if it is packed (`kv_cache/packed_states.py`)."""
+    """The slot; the negative id of its place if it is packed (`PackedStates`)."""
     is_interior: bool
     """True if it is here only as a multiple of `state_block_size`.
 

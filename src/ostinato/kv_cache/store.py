@@ -21,9 +21,8 @@ from ostinato.kv_cache.eviction import (
 )
 from ostinato.kv_cache.marks import PinRegistry
 from ostinato.kv_cache.offload.file_tier import FileTier
-from ostinato.kv_cache.packed_states import PackedStates
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, RecentKeys, WindowBlock
-from ostinato.kv_cache.request_cache import CacheMemory
+from ostinato.kv_cache.request_cache import CacheMemory, PackedStates
 from ostinato.observe.counts import StoreCounts
 
 log = logging.getLogger("ostinato.cache")

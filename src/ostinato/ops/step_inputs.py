@@ -156,7 +156,7 @@ class LayerCache:
     noise: int | None = None
     """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
     packed_states: tuple[str, ...] = ()
-    """Arrays of `states` that are rounded to 8 bits at block boundaries, so that checkpoints are packed without loss."""
+    """Arrays of `states` that are rounded to 8 bits at block boundaries, so that packing checkpoints loses nothing."""
     media: torch.Tensor | None = None
     """Outputs of the vision encoder for each token of an image, [cells, rows, hidden].
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ostinato.ops.sizes import INT8_STATE_BLOCK, MAX_INT8
+from ostinato.ops.sizes import DTYPE_BYTES, INT8_STATE_BLOCK, MAX_INT8
 
-SCALE = np.dtype(np.float32)
+SCALE_BYTES = DTYPE_BYTES["float32"]
 
 
 class StatePart(NamedTuple):
@@ -23,10 +23,10 @@ class StatePart(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes of a packed checkpoint's part."""
-        elements = self.slots.shape[1]
+        elements = int(self.slots.shape[1])
         if not self.row_size:
             return elements
-        return elements + elements // self.row_size * num_blocks(self.row_size) * SCALE.itemsize
+        return elements + elements // self.row_size * num_blocks(self.row_size) * SCALE_BYTES
 
 
 class PackedRows:
@@ -98,5 +98,5 @@ def _blocks(state: np.ndarray) -> list[np.ndarray]:
 def _scales_and_integers(packed: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return views of the bytes `packed`: scales [rows, blocks] and integers [rows, size]."""
     rows, size = shape
-    end = rows * num_blocks(size) * SCALE.itemsize
-    return packed[:end].view(SCALE).reshape(rows, -1), packed[end:].view(np.int8).reshape(rows, size)
+    end = rows * num_blocks(size) * SCALE_BYTES
+    return packed[:end].view(np.float32).reshape(rows, -1), packed[end:].view(np.int8).reshape(rows, size)

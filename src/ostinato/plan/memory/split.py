@@ -323,9 +323,9 @@ def prefixes_that_fit(
 ) -> int:
     """Return how many distinct prefixes fit in `room` bytes, each with its blocks and one checkpoint.
 
-    Running requests are subtracted first: the working slots of `max_num_seqs` rows, those of unpacked checkpoints, and the blocks of as many requests
-    of a prefix's length. These are no more than half of the possible blocks, but always those of one request of
-    `max_model_len`. With window blocks, see `prefixes_in`.
+    Running requests are subtracted first: the working slots of `max_num_seqs` rows, those of unpacked checkpoints, and
+    the blocks of as many requests of a prefix's length. These are no more than half of the possible blocks, but always
+    those of one request of `max_model_len`. With window blocks, see `prefixes_in`.
     """
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     unpacked = _unpacked(budget, room, max_num_seqs, max_model_len, step_tokens)
