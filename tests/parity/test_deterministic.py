@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,6 +279,24 @@ def test_checkpoints_in_8_bits_change_no_bit_though_states_are_rounded(name: str
     drafted = ask(engine)
     run(engine)
     assert scores(drafted) == expected
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "jamba"])
+def test_nor_do_checkpoints_in_8_bits_that_come_back_from_files_after_a_restart(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", 1.0)  # computing takes longer than reading
+    files = {"cache_dir": str(tmp_path), "cache_offload": "64MiB", "ssm_checkpoint_dtype": "int8"}
+    found = []
+    for _ in range(2):
+        engine = deterministic_engine(name, **files)
+        output = ask(engine)
+        run(engine)
+        found.append((scores(output), engine.stats()["prefix_cache"]["file_tokens"]))
+        engine.close()
+    (cold, nothing), (restarted, from_files) = found
+    assert restarted == cold
+    assert nothing == 0 < from_files
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_g128"])
