@@ -26,6 +26,49 @@ def mutation(what: str, path: str, *edits: tuple[str, str], verify: tuple[str, .
 
 
 MUTATIONS = (
+    # Packed checkpoints.
+    mutation(
+        "a packed checkpoint is not kept while a request that hits it takes its slots",
+        "kv_cache/store.py",
+        ("        self.packed.retain((id,))\n", "        pass\n"),
+        ("        self.counters.unpacked_checkpoints += 1\n        self.packed.release((id,))\n", ""),
+    ),
+    mutation(
+        "a request whose checkpoint is packed continues without its state",
+        "kv_cache/state_slots.py",
+        (
+            "            self._store.unpack(-request_cache.read_slot, request_cache.write_slots[0])\n",
+            "            self._store.packed.release((-request_cache.read_slot,))\n",
+        ),
+    ),
+    mutation(
+        "a request that finds no memory keeps its reference to a packed checkpoint",
+        "kv_cache/state_slots.py",
+        ("            self._store.packed.release((-request_cache.read_slot,))\n", ""),
+    ),
+    mutation(
+        "a slot is given away before its checkpoint is packed",
+        "kv_cache/store.py",
+        (
+            "        self.packed_states.pack(self.memory, checkpoint.slot, id)\n",
+            "        self.packed_states.pack(self.memory, 1, id)\n",
+        ),
+    ),
+    mutation(
+        "a packed checkpoint that is evicted keeps its place",
+        "kv_cache/store.py",
+        ("            self.packed.unmark_cached(-checkpoint.slot)\n", "            pass\n"),
+    ),
+    mutation(
+        "a checkpoint that no request has hit inside a prompt displaces a packed one",
+        "kv_cache/store.py",
+        ("            if utility_tier(checkpoint) < utility_tier(other):\n", "            if False:\n"),
+    ),
+    mutation(
+        "a packed checkpoint goes to a file as what lies in another slot",
+        "kv_cache/store.py",
+        ("        packed = self._contents(checkpoint) if checkpoint.slot < 0 else None\n", "        packed = None\n"),
+    ),
     # Marks: checkpoints where the application wants them, pinned.
     mutation(
         "no checkpoint is written out at a mark inside a chunk",

@@ -8,6 +8,7 @@
 #include "bind/kernel_binding.h"
 #include "core/denormals.h"
 #include "state/delta_rule.h"
+#include "state/packable.h"
 #include "state/step_rows.h"
 
 namespace ostinato {
@@ -15,11 +16,14 @@ namespace {
 
 struct DeltaScan : DeltaInputs {
     FIELD(RowStarts, row_starts);  // [rows + 1]
-    FIELD(Array<INT32>, start_positions);  // [rows]; no order of sums depends on them
+    FIELD(Array<INT32>, start_positions);  // [rows]; no order of sums depends on them, only rounding
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
+    FIELD(bool, packable);  // round states at block boundaries
 };
+
+static_assert(INT8_STATE_BLOCK == DELTA_COLUMNS, "a block's columns belong to one thread");
 
 constexpr int V = DELTA_COLUMNS / LANES;
 
@@ -95,10 +99,11 @@ void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::in
     const std::int64_t heads = in.heads(), head = columns.head;
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
+    const std::int64_t position = in.start_positions.at<const std::int32_t>()[row];
     columns.load_from(read ? in.head_state(read, head) : nullptr);
     DeltaToken tokens[DELTA_SPAN];
     for (std::int64_t token = begin, stop; token < end; token = stop) {
-        stop = std::min<std::int64_t>(end, token + DELTA_SPAN);
+        stop = in.packable ? next_packed(token, position + token - begin, end) : std::min<std::int64_t>(end, token + DELTA_SPAN);
         for (const Checkpoint& taken : in.checkpoints) {
             const std::int64_t at = begin + taken.offset;
             if (taken.row == row && at > token) stop = std::min(stop, at);
@@ -110,6 +115,9 @@ void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::in
         columns.each_block([&](float* state, std::int64_t column, std::int64_t width) {
             scan_columns<PER_CHANNEL>(tokens, count, columns.key_dim, column, state, out + column, stride, width);
         });
+        if (in.packable && is_packed_at(position + stop - begin)) {
+            columns.each_row([](float* at, std::int64_t, std::int64_t width) { round_block(at, width); });
+        }
         for (const Checkpoint& taken : in.checkpoints) {
             if (taken.row == row && begin + taken.offset == stop) columns.store_to(in.head_state(taken.slot, head));
         }

@@ -6,6 +6,7 @@
 #include "bind/kernel_binding.h"
 #include "core/denormals.h"
 #include "state/delta_rule.h"
+#include "state/packable.h"
 
 namespace ostinato {
 namespace {
@@ -13,6 +14,12 @@ namespace {
 struct DeltaUpdate : DeltaInputs {
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with packable
+    FIELD(bool, packable);  // round states at block boundaries
+
+    void check(const Reader& given) const {
+        given.expect(start_positions || !packable, "packable needs start_positions");
+    }
 };
 
 // Vectors of columns updated together: a whole row of common heads if there are registers for its sums, so that memory
@@ -108,6 +115,9 @@ void delta_update(const ThreadGroup& threads, std::int64_t tokens, const DeltaUp
                     update_head<true>(token, key_dim, value_dim, from, to, streams, next, sums);
                 } else {
                     update_head<false>(token, key_dim, value_dim, from, to, streams, next, sums);
+                }
+                if (in.packable && to && is_packed_at(in.start_positions.at<const std::int32_t>()[row] + i + 1)) {
+                    round_rows(to, key_dim, value_dim);
                 }
                 for (std::int64_t at = 0; at < value_dim; at += LANES) {
                     store_partial(out + at, load(sums + at), value_dim - at);

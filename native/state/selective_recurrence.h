@@ -48,6 +48,17 @@ class SelectiveTokens {
     std::uint32_t *column_noise, *channel_noise;
     bool is_noisy = false;
 
+    // Return tokens `begin` to `end - 1`.
+    SelectiveTokens part(std::int64_t begin, std::int64_t end) const {
+        SelectiveTokens tokens = *this;
+        tokens.count = end - begin;
+        for (float** each : {&tokens.steps, &tokens.added, &tokens.y}) *each += begin * CHANNEL_BLOCK;
+        for (float** each : {&tokens.B, &tokens.C}) *each += begin * padded(size_);
+        tokens.column_noise += begin * padded(size_);
+        tokens.channel_noise += begin * CHANNEL_BLOCK;
+        return tokens;
+    }
+
     // Return the floats for up to `most` tokens.
     static std::int64_t floats(std::int64_t most, std::int64_t size) {
         return most * (4 * CHANNEL_BLOCK + 3 * padded(size));

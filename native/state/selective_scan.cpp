@@ -9,6 +9,7 @@
 
 #include "bind/kernel_binding.h"
 #include "core/denormals.h"
+#include "state/packable.h"
 #include "state/selective_recurrence.h"
 #include "state/step_rows.h"
 
@@ -30,10 +31,11 @@ struct SelectiveScan : Arguments {
     FIELD(Strided<INT32>, write_slots);  // [rows]
     FIELD(Checkpoints, checkpoints);
     FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
+    FIELD(bool, packable);  // round states at block boundaries
     FIELD(Array<VALUES>, out);  // as x
 };
 
-constexpr std::int64_t SPAN = 16;  // tokens whose inputs are prepared at a time: with the states, they fill an L1 cache
+constexpr std::int64_t SPAN = 16;  // at least INT8_STATE_TOKENS: tokens whose inputs are prepared at a time: with the states, they fill an L1 cache
 
 // Scan channels `first` to `first + count - 1` along a row up to token `end`.
 template <typename T, typename S>
@@ -55,7 +57,7 @@ void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_
     const auto slot = [&](std::int64_t id) { return in.states.row<S>(id) + first * size; };
     const S* from = read ? slot(read) : nullptr;
     for (std::int64_t token = begin, stop; token < end; token = stop) {
-        stop = std::min(end, token + SPAN);
+        stop = in.packable ? next_packed(token, before + token, end) : std::min(end, token + SPAN);
         tokens.count = stop - token;
         for (std::int64_t t = token; t < stop; ++t) {
             tokens.load_token(t - token, in.x.row<const T>(t) + first, in.dt.row<const T>(t) + first,
@@ -74,6 +76,7 @@ void scan_block(const ThreadGroup& threads, const SelectiveScan& in, std::int64_
         targets[stop - token - 1] = after;
         const auto to = [&](std::int64_t i) { return targets[i]; };
         advance_block<S>(tokens, count, size, rates, from, nullptr, to, false, own);
+        if (in.packable && is_packed_at(before + stop)) round_rows(after, count, size);
         if (at_stop) std::copy_n(after, count * size, at_stop);
         from = between;
         for (std::int64_t t = token; t < stop; ++t) {

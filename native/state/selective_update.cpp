@@ -5,6 +5,7 @@
 
 #include "bind/kernel_binding.h"
 #include "core/denormals.h"
+#include "state/packable.h"
 #include "state/selective_recurrence.h"
 
 namespace ostinato {
@@ -21,11 +22,14 @@ struct SelectiveUpdate : Arguments {
     FIELD(Strided<FLOATS>, states);  // [slots, channels, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise or packable
     FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
+    FIELD(bool, packable);  // round states at block boundaries
     FIELD(Array<VALUES>, out);  // as x
 
-    void check(const Reader& given) const { given.expect(!noise || start_positions, "noise needs start_positions"); }
+    void check(const Reader& given) const {
+        given.expect(start_positions || (!noise && !packable), "rounding needs start_positions");
+    }
 };
 
 // Update all rows. Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share blocks of channels of
@@ -70,7 +74,7 @@ void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate
         const auto slot = [&](std::int64_t id, std::int64_t channel) {
             return in.states.row<S>(id) + channel * size;
         };
-        const S* const from = read ? slot(read, first) : nullptr;
+        const S* from = read ? slot(read, first) : nullptr;
         const S* ahead = nullptr;  // the next state, whose address the processor cannot predict
         if (unit + 1 < mine.end) {
             const std::int32_t next = read_slot((unit + 1) % rows);
@@ -78,7 +82,15 @@ void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate
             if (next && at + count <= channels) ahead = slot(next, at);
         }
         const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i], first) : nullptr; };
-        advance_block(tokens, count, size, rates, from, ahead, to, true, own);
+        const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
+        for (std::int64_t i = 0, stop; i < per_row; i = stop) {
+            stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
+            const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
+            advance_block(tokens.part(i, stop), count, size, rates, from, ahead, to_later, true, own);
+            S* const last = to(stop - 1);
+            if (in.packable && last && is_packed_at(position + stop)) round_rows(last, count, size);
+            from = last;
+        }
         for (std::int64_t i = 0; i < per_row; ++i) {
             tokens.store_token(i, block_of(in.x, i), in.D.at<const float>() + first, count, out(i));
         }

@@ -12,6 +12,7 @@
 #include "core/noise.h"
 #include "core/thread_group.h"
 #include "core/transpose.h"
+#include "state/packable.h"
 
 namespace ostinato {
 
@@ -260,6 +261,28 @@ class ChunkScan {
                 for (int v = 0; v < vectors; ++v, at += LANES) {
                     const UInt of_channels = bits_as<UInt>(load(channel_noise_ + column + v * LANES));
                     store(at, rounded_state<S>(load(at), noise ^ of_channels).value());
+                }
+            }
+        });
+    }
+
+    // Round the state to 8 bits: neighbours in a slot's rows are rows here.
+    void round_to_int8(int head) {
+        for_panels(sizes_.columns(), [&](auto vectors, std::int64_t column) {
+            constexpr std::int64_t STRIDE = vectors * LANES;
+            for (std::int64_t n = 0; n < sizes_.state; n += INT8_STATE_BLOCK) {
+                const std::int64_t count = std::min<std::int64_t>(INT8_STATE_BLOCK, sizes_.state - n);
+                for (int v = 0; v < vectors; ++v) {
+                    float* const block = state_of(head) + column * sizes_.state_rows() + n * STRIDE + v * LANES;
+                    Int most{};
+                    for (std::int64_t i = 0; i < count; ++i) {
+                        const Int bits = bits_as<Int>(load(block + i * STRIDE)) & 0x7FFFFFFF;
+                        most = bits > most ? bits : most;
+                    }
+                    const Float scale = packing_scale(bits_as<Float>(most));
+                    for (std::int64_t i = 0; i < count; ++i) {
+                        store(block + i * STRIDE, packable(load(block + i * STRIDE), scale));
+                    }
                 }
             }
         });

@@ -79,6 +79,20 @@ struct HeadTokens {
     float* y;
     std::int64_t per_channel;
     const std::uint32_t *column_noise = nullptr, *channel_noise = nullptr;
+
+    // Return tokens `begin` to `end - 1`.
+    HeadTokens part(std::int64_t begin, std::int64_t end) const {
+        HeadTokens tokens = *this;
+        tokens.count = end - begin;
+        tokens.decays += begin * per_head;
+        tokens.B += begin * per_state;
+        tokens.C += begin * per_state;
+        tokens.added += begin * per_channel;
+        tokens.y += begin * per_channel;
+        if (column_noise) tokens.column_noise += begin * per_state;
+        if (channel_noise) tokens.channel_noise += begin * per_channel;
+        return tokens;
+    }
 };
 
 // Bytes that a core prefetches ahead of the present state: the hardware's prefetch ends with each page.

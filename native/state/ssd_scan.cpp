@@ -34,6 +34,7 @@ struct SsdScan : Arguments {
     FIELD(Checkpoints, checkpoints);
     FIELD(bool, recurrent);  // token by token, not in chunks
     FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
+    FIELD(bool, packable);  // round states at block boundaries
     FIELD(Array<VALUES>, out);  // [tokens, heads, head_dim]
 };
 
@@ -89,6 +90,7 @@ void scan_row(Scan& scan, const SsdScan& in, const Sizes& sizes, std::int64_t ro
             const std::int64_t after = position + stop - begin;
             scan.template load_noise<S>(after - 1, in.noise, head);
             if (sizeof(S) == 2 && after % sizes.chunk == 0) scan.template round_state<S>(i);
+            if (in.packable && is_packed_at(after)) scan.round_to_int8(i);
             for (const Checkpoint& taken : in.checkpoints) {
                 if (taken.row != row || begin + taken.offset != stop) continue;
                 scan.store_state(i, slot(taken.slot, i));
@@ -105,6 +107,7 @@ template <typename T, typename S>
 void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes, std::int64_t row, std::int64_t end,
                std::int64_t first, int count) {
     constexpr std::int64_t SPAN = 16;  // tokens per load of a state's channel into registers
+    static_assert(INT8_STATE_TOKENS <= SPAN);
     const std::int64_t begin = in.row_starts[row];
     const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
     const std::int32_t write = *in.write_slots.row<const std::int32_t>(row);
@@ -123,7 +126,7 @@ void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes
     const bool is_noisy = in.noise && sizeof(S) == 2;
 
     for (std::int64_t token = begin, stop; token < end; token = stop) {
-        stop = std::min(end, token + SPAN);
+        stop = in.packable ? next_packed(token, position + token - begin, end) : std::min(end, token + SPAN);
         for (std::int64_t t = token; t < stop; ++t) {
             const std::int64_t i = t - token;
             step_sizes(in.dt.row<const T>(t) + first, in.dt_bias.at<const float>() + first,
@@ -160,6 +163,9 @@ void recur_row(const ThreadGroup& threads, const SsdScan& in, const Sizes& sizes
                                     C,            per_state,  added,       sums,
                                     per_channel,  is_noisy ? column_noise : nullptr, channel_noise};
             update_head(inputs, 0, sizes.head_dim, sizes.state, from, [&](std::int64_t i) { return targets[i]; }, h);
+            if (in.packable && is_packed_at(position + stop - begin)) {
+                round_rows(slot(write), sizes.head_dim, sizes.state);
+            }
             if (at_stop) std::copy_n(slot(write), elements, at_stop);
             for (std::int64_t t = token; t < stop; ++t) {
                 add_skip(sums + (t - token) * per_channel, in.D.at<const float>()[head], x(t),
@@ -196,6 +202,7 @@ void each_part(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& i
 
 void ssd_scan(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in) {
     Sizes sizes{in.x.shape[1], in.x.shape[2], in.B.shape[1], in.B.shape[2], chunk_length(in.chunk_size, SCAN_CHUNK)};
+    if (in.packable) sizes.chunk = INT8_STATE_TOKENS;
     const FlushDenormals flush;
     with_dtype(in.x.dtype, [&](auto type) {
         with_dtype(in.ssm_states.dtype, [&](auto state_type) {
@@ -216,7 +223,7 @@ void ssd_scan(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& in
             if constexpr (std::is_same_v<T, bf16>) {
                 sizes.on_matrix_units = true;
                 // States of 16 bits are rounded after each chunk, at the same tokens on every processor.
-                if (sizeof(S) == 4) sizes.chunk = chunk_length(in.chunk_size, TILED_SCAN_CHUNK);
+                if (sizeof(S) == 4 && !in.packable) sizes.chunk = chunk_length(in.chunk_size, TILED_SCAN_CHUNK);
                 const tiles::Scope scope;
                 run(TileScan(sizes, threads));
                 return;

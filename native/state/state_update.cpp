@@ -5,6 +5,7 @@
 
 #include "bind/kernel_binding.h"
 #include "core/denormals.h"
+#include "state/packable.h"
 #include "state/ssd_recurrence.h"
 
 namespace ostinato {
@@ -22,11 +23,14 @@ struct StateUpdate : Arguments {
     FIELD(Strided<FLOATS>, ssm_states);  // [slots, heads, head_dim, size]
     FIELD(Array<INT32>, read_slots);  // [rows]
     FIELD(Strided<INT32>, write_slots);  // [rows, per_row]
-    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise
+    FIELD(OptionalTensor<Array<INT32>>, start_positions);  // [rows]; required with noise or packable
     FIELD(std::optional<std::int64_t>, noise);  // index of the layer, for stochastic rounding
+    FIELD(bool, packable);  // round states at block boundaries
     FIELD(Array<VALUES>, out);  // as x
 
-    void check(const Reader& given) const { given.expect(!noise || start_positions, "noise needs start_positions"); }
+    void check(const Reader& given) const {
+        given.expect(start_positions || (!noise && !packable), "rounding needs start_positions");
+    }
 };
 
 // Update all rows. Row r has the tokens r * per_row to r * per_row + per_row - 1. Threads share the channels of all
@@ -94,7 +98,17 @@ void state_update(const ThreadGroup& threads, std::int64_t tokens, const StateUp
             const auto slot = [&](std::int64_t id) { return in.ssm_states.row<S>(id) + head * head_dim * size; };
             const S* from = read ? slot(read) : nullptr;
             const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i]) : nullptr; };
-            update_head(inputs, begin, end, size, from, to, h);
+            const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
+            for (std::int64_t i = 0, stop; i < per_row; i = stop) {
+                stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
+                const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
+                update_head(inputs.part(i, stop), begin, end, size, from, to_later, h);
+                S* const last = to(stop - 1);
+                if (in.packable && last && is_packed_at(position + stop)) {
+                    round_rows(last + begin * size, end - begin, size);
+                }
+                from = last;
+            }
         });
         last_row = row;
         last_group = group;

@@ -71,6 +71,11 @@ class EngineConfig(BaseModel):
         description="Of these states to 16 bits: to the nearest value, or to either neighbour with noise that leaves "
         "the mean as it is (stochastic).",
     )
+    ssm_checkpoint_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="Of these states in cached checkpoints: as in slots (auto), or 8 bits with one scale for each 32 "
+        "neighbours (int8), which take about a quarter of float32's memory.",
+    )
     kv_cache_dtype: Literal["auto", "int8"] = Field(
         "auto",
         description="Of keys and values in blocks: the model's dtype (auto), or 8 bits with one scale for each token's "
@@ -271,7 +276,7 @@ class EngineConfig(BaseModel):
     def _accept_a_path(cls, value: object) -> object:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
-    @field_validator("dtype", "ssm_state_dtype", "kv_cache_dtype", "device", mode="before")
+    @field_validator("dtype", "ssm_state_dtype", "ssm_checkpoint_dtype", "kv_cache_dtype", "device", mode="before")
     @classmethod
     def _accept_torch_objects(cls, value: object) -> object:
         """Accept torch.float32 and torch.device("cpu"), whose module need not be imported for that."""

@@ -26,6 +26,7 @@ class LLMSettings(TypedDict, total=False):
     quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"] | None
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] | torch.dtype
     ssm_state_rounding: Literal["nearest", "stochastic"]
+    ssm_checkpoint_dtype: Literal["auto", "int8"] | torch.dtype
     kv_cache_dtype: Literal["auto", "int8"] | torch.dtype
     device: Literal["auto", "cpu", "cuda"] | torch.device
     max_num_seqs: int | None

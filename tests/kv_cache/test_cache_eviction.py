@@ -10,6 +10,8 @@ from ostinato.kv_cache import store as store_module
 from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy, EvictionQueue, Utility
 from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry, RecentKeys
 from ostinato.kv_cache.store import CacheStore
+from tests.support.fake_files import FakeMemory
+from tests.support.fake_runner import FakeRunner
 from tests.support.scheduler_steps import BLOCK, make_caching_scheduler, report_of, runner_for, serve, text
 
 B = BLOCK
@@ -65,6 +67,30 @@ def evict_slots(store: CacheStore, count: int = 1) -> None:
 def checkpoints(store: CacheStore) -> set[int]:
     """Where checkpoints stand, whatever their text."""
     return {checkpoint.entry.end for checkpoint in store.index.checkpoints}
+
+
+# Packed checkpoints
+
+
+def test_a_checkpoint_whose_slot_is_needed_is_packed_unless_it_is_worth_less_than_all_packed_ones() -> None:
+    store, runner = CacheStore(51, 4, "lru", EvictionCosts(), num_packed=2), FakeRunner(B)
+    store.memory = FakeMemory(runner)
+    runner.states = dict.fromkeys(range(4), 7)
+    first, second = (enter(store, text(3 * B, seed), ends=[3 * B]) for seed in (1, 2))
+    evict_slots(store, 2)
+    assert [entry.checkpoint is not None and entry.checkpoint.slot < 0 for entry in (first, second)] == [True, True]
+    inside = enter(store, text(3 * B, 3), inside=[B])
+    evict_slots(store)
+    assert inside.parent is not None
+    assert checkpoints(store) == {3 * B}
+    assert (store.packed.num_idle, store.counters.evicted_checkpoints) == (2, 1)
+    third = enter(store, text(3 * B, 4), ends=[3 * B])
+    evict_slots(store)
+    assert [entry.checkpoint is not None for entry in (first, second, third)] == [False, True, True]
+    assert first.lost_checkpoint
+    assert (store.counters.packed_checkpoints, store.counters.evicted_checkpoints) == (3, 2)
+    evict_blocks(store, store.blocks.num_idle)
+    assert store.packed.num_free == 2
 
 
 # What it costs

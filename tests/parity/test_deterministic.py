@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from ostinato.models.registry import MODELS
 from ostinato.plan.device.detect import detect
 from ostinato.sampling.pooler import POOLING_PARAMS
 from tests.support.checkpoints import random_prompt
-from tests.support.parity import cached, has_state, make_engine, run, run_with_preemptions
+from tests.support.parity import cached, has_state, make_engine, run, run_with_preemptions, shrink
 from tests.support.recipes import HEADED, RECIPES
 from tests.support.turns import in_turns
 from tests.support.vision_parity import images, make_prompt, text
@@ -243,6 +244,59 @@ def test_states_that_are_rounded_stochastically_have_the_same_bits_by_any_way(na
     drafted = ask(engine)
     run(engine)
     assert scores(drafted) == expected
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "jamba", "qwen3_next", "kimi_linear"])
+def test_checkpoints_in_8_bits_change_no_bit_though_states_are_rounded(name: str) -> None:
+    """They are rounded at every block boundary, with or without a checkpoint; slots are so few that all are packed."""
+    packed = {"ssm_checkpoint_dtype": "int8"}
+    engine = deterministic_engine(name, enable_prefix_caching=False, **packed)
+    plain = ask(engine)
+    run(engine)
+    expected = scores(plain)
+    assert expected != alone(name, "bfloat16")
+
+    for mode, tokens in (("all", 33), ("align", 256)):
+        engine = deterministic_engine(
+            name, state_cache_mode=mode, state_block_size=32, max_num_batched_tokens=tokens, max_num_seqs=3, **packed
+        )
+        shrink(engine, num_blocks=200, num_slots=6, num_packed=24)
+        others = [ask(engine, 5 + 40 * i, seed=20 + i) for i in range(2)]
+        cold = ask(engine)
+        run_with_preemptions(engine, [cold], at=(3, 8, 13))
+        others += [ask(engine, 50, seed=30 + i) for i in range(3)]
+        run(engine)
+        warm = ask(engine)
+        run(engine)
+        counters = engine.stats()["prefix_cache"]
+        assert counters["packed_checkpoints"] > 4
+        assert counters["unpacked_checkpoints"] > 0
+        assert cached(warm) > 0
+        assert scores(cold) == scores(warm) == expected
+        assert all(each.error is None for each in others)
+
+    engine = deterministic_engine(name, speculative="ngram:3", speculative_adaptive="off", **packed)
+    drafted = ask(engine)
+    run(engine)
+    assert scores(drafted) == expected
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "jamba"])
+def test_nor_do_checkpoints_in_8_bits_that_come_back_from_files_after_a_restart(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.plan.cache_files.CORE_RATE", 1.0)  # computing takes longer than reading
+    files = {"cache_dir": str(tmp_path), "cache_offload": "64MiB", "ssm_checkpoint_dtype": "int8"}
+    found = []
+    for _ in range(2):
+        engine = deterministic_engine(name, **files)
+        output = ask(engine)
+        run(engine)
+        found.append((scores(output), engine.stats()["prefix_cache"]["file_tokens"]))
+        engine.close()
+    (cold, nothing), (restarted, from_files) = found
+    assert restarted == cold
+    assert nothing == 0 < from_files
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_g128"])

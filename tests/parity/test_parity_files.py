@@ -130,6 +130,7 @@ def test_with_drafts_too(name: str, speculative: str, tmp_path: Path) -> None:
         {"quantization": "int8"},
         {"dtype": "bfloat16"},
         {"ssm_state_dtype": "bfloat16"},
+        {"ssm_checkpoint_dtype": "int8"},
         {"kv_cache_dtype": "int8"},
     ],
 )

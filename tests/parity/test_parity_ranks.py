@@ -49,6 +49,7 @@ from tests.support.parity import (
     run,
     run_with_preemptions,
     sampled_case,
+    shrink,
     warm,
 )
 from tests.support.patience import PATIENCE
@@ -235,6 +236,24 @@ WAYS = pytest.mark.parametrize("shares_memory", [True, pytest.param(False, marks
 def connect(monkeypatch: pytest.MonkeyPatch, shares_memory: bool) -> None:
     if not shares_memory:
         monkeypatch.setattr("ostinato.distributed.shared_memory.has_shared_memory", lambda: False)
+
+
+def test_ranks_pack_their_parts_of_a_checkpoint_and_a_hit_has_the_bits_of_the_cold_prompt() -> None:
+    settings = {"ssm_checkpoint_dtype": "int8", "deterministic": True, "graph_mode": "none", "max_num_seqs": 3}
+    engine = make_engine("nemotron_h", tensor_parallel_size=2, state_block_size=32, **settings)
+    shrink(engine, num_blocks=200, num_slots=6, num_packed=24)
+    outputs = []
+    for seed in (0, 1, 2, 3, 0):
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+        outputs.append(engine.output(engine.add_request(random_prompt(90, seed), params)))
+        run(engine)
+    cold, *_, again = outputs
+    assert cold is not None
+    assert again is not None
+    assert cached(again) == 80
+    assert engine.stats()["prefix_cache"]["unpacked_checkpoints"] > 0
+    assert again.outputs[0].logprobs == cold.outputs[0].logprobs
+    engine.close()
 
 
 @pytest.mark.ranks

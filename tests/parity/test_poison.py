@@ -71,6 +71,17 @@ def test_what_nobody_has_written_never_reaches_a_logit(name: str, mode: str, num
     assert_written(poisoned)
 
 
+@pytest.mark.parametrize("name", ["nemotron_h", "qwen3_next"])
+def test_nor_does_a_slot_whose_checkpoint_was_packed(name: str) -> None:
+    plain, poisoned = (small_engine(name, "all", num_slots=5, ssm_checkpoint_dtype="int8") for _ in range(2))
+    watch_writes(poisoned)
+    expected_logits, logits = record_logits(plain), record_logits(poisoned)
+    assert run(poisoned, poison) == run(plain, lambda _: None)
+    assert_same_logits(logits, expected_logits)
+    prefix = poisoned.stats()["prefix_cache"]
+    assert min(prefix["packed_checkpoints"], prefix["unpacked_checkpoints"]) > 0
+
+
 @pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
 def test_nor_does_a_scale_of_integers_that_nobody_has_written(name: str) -> None:
     plain, poisoned = (small_engine(name, kv_cache_dtype="int8") for _ in range(2))

@@ -233,6 +233,43 @@ def test_the_dtype_of_states_is_the_users_else_the_checkpoints(asked, wished, ef
         assert "chunking" in reason
 
 
+def test_checkpoints_in_8_bits_are_more_than_twice_as_many_in_the_same_memory() -> None:
+    config = EngineConfig(cache_memory="2GiB", max_num_seqs=4, expected_prefix_tokens=64)
+    whole, packed = (
+        make_plan(config.with_settings(ssm_checkpoint_dtype=dtype), hybrid(), cpu(64 * GIB))
+        for dtype in ("auto", "int8")
+    )
+    assert packed.memory.num_checkpoints > 2.5 * whole.memory.num_checkpoints
+    assert max(packed.memory.cache, whole.memory.cache) <= 2 * GIB
+    conv, ssm = 3 * (1024 + 2 * 128), 16 * 64 * 128
+    assert packed.memory.packed_state == 4 * (conv * 2 + ssm + ssm // 32 * 4)
+    # Running requests have slots, and so have the checkpoints taken last.
+    assert packed.memory.num_slots == 1 + 4 + 4 + 4
+    assert packed.memory.num_packed == packed.memory.num_checkpoints - 8
+    [reason] = [d.reason for d in packed.decisions if d.topic == "ssm_checkpoint_dtype"]
+    assert "perplexity" in reason
+    assert whole.memory.packed_state == whole.memory.num_packed == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "device", "remedies"),
+    [
+        ({"ssm_state_dtype": "bfloat16"}, hybrid(), cpu(64 * GIB), {"ssm_state_dtype", "ssm_checkpoint_dtype"}),
+        ({}, hybrid(ssm_state_dtype="float16"), cpu(64 * GIB), {"ssm_state_dtype", "ssm_checkpoint_dtype"}),
+        ({}, hybrid(), gpu(80 * GIB), {"ssm_checkpoint_dtype"}),
+    ],
+)
+def test_checkpoints_in_8_bits_need_states_in_float32_on_a_cpu(settings, spec, device, remedies) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_plan(EngineConfig(ssm_checkpoint_dtype="int8", **settings), spec, device)
+    assert {remedy.setting for remedy in error.value.remedies} == remedies
+
+
+def test_checkpoints_in_8_bits_have_no_effect_without_a_recurrence() -> None:
+    plan = make_plan(EngineConfig(ssm_checkpoint_dtype="int8"), model(attention_layer()), gpu(80 * GIB))
+    assert "without effect" in next(d.reason for d in plan.decisions if d.topic == "ssm_checkpoint_dtype")
+
+
 def test_a_state_dtype_that_nothing_supports_is_refused() -> None:
     with pytest.raises(ModelError, match="float8"):
         make_plan(EngineConfig(), hybrid(ssm_state_dtype="float8"), gpu(80 * GIB))

@@ -212,7 +212,8 @@ def make_harness(
         choose([1, 10]) if num_window_blocks else 0,
     )
     num_hashes = choose([None, None, None, None, 20, 3])
-    sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_window_blocks, window)
+    num_packed = choose([0, 1, 3, 8]) if num_slots else 0
+    sizes = Sizes(num_blocks, num_slots, sizes.block_size, num_window_blocks, window, num_packed)
     pins = (choose([1, 2, 2, 3]), choose([2, 3, 5]))
     harness = make(limits, sizes, policy, eviction, costs, num_hashes, k, num_cells, *pins)
     if choose([False, True]):
@@ -297,7 +298,42 @@ def test_crowded_programs_preempt_and_evict_often_and_still_give_every_request_w
         assert all(verified[k, k, anchor] >= 5 for anchor in range(k + 1))
         assert all(verified[most, most, most] >= 3 for most in range(k))
         assert sum(count for (most, given, _), count in verified.items() if given < most) >= 20
-    assert all(sum(getattr(s, name) > 0 for s in stores) >= 5 for name in StoreCounts.__slots__)
+    names = [name for name in StoreCounts.__slots__ if "packed" not in name]
+    assert all(sum(getattr(s, name) > 0 for s in stores) >= 5 for name in names)
+
+
+@pytest.mark.parametrize("mode", ["all", "align"])
+def test_programs_whose_checkpoints_are_packed_hit_them_and_give_every_request_what_it_would_get_alone(
+    mode: StateCacheMode,
+) -> None:
+    counts = Counter[str]()
+    for seed in range(30):
+        rng = random.Random(seed)
+        k = rng.choice([0, 0, 2])
+        limits = SchedulerLimits(rng.randint(1, 3), rng.randint(6, 14) + 9 * (k > 0), 48, True, "fcfs")
+        sizes = Sizes(rng.choice([0, 30]), rng.randint(3, 6) + 2 * k, 2, num_packed=rng.choice([1, 4, 12]))
+        policy = PrefixCachePolicy(True, mode, rng.choice([2, 4, 8]))
+        harness = Harness(limits, sizes, policy, rng.choice(["marconi", "lru"]), k=k, max_pins=2, max_pinned_blocks=5)
+        if rng.random() < 0.5:
+            harness.cache.store.files = fake_tier(harness.runner, ForgetfulDirectory(seed))
+        for _ in range(60):
+            if harness.batch is not None:
+                crowd(harness, rng, rng.random())
+            elif rng.random() < 0.7:
+                harness.schedule()
+            elif rng.random() < 0.6 and harness.followers:
+                name = rng.choice(sorted(harness.followers))
+                harness.arrive(next_turn(harness, name, list(rng.choice(PIECES)), rng.randint(1, 6)))
+            else:
+                harness.arrive(random_wish(harness, rng))
+        harness.finish_all()
+        counters = harness.cache.store.counters
+        counts.update({name: getattr(counters, name) for name in ("packed_checkpoints", "unpacked_checkpoints")})
+        usage = harness.cache.usage()
+        assert usage.slots_total == sizes.num_slots - 1 + sizes.num_packed
+        harness.forget()
+    assert counts["packed_checkpoints"] >= 100
+    assert counts["unpacked_checkpoints"] >= 20
 
 
 def test_programs_of_requests_keep_the_cache_sound_and_give_every_request_what_it_would_get_alone() -> None:

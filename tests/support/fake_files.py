@@ -22,12 +22,13 @@ class FakeMemory:
     """Blocks, window blocks and slots of a fake runner; their bytes are the number of a copy."""
 
     def __init__(self, runner: FakeRunner, copies: list[Any] | None = None) -> None:
-        """`copies`: those of other runners too, whose bytes this one can read."""
+        """`copies`: those of other runners too, whose bytes this one can read; else those of this runner alone."""
         self._runner = runner
-        self._copies: list[Any] = [] if copies is None else copies
+        if copies is not None:
+            runner.copies = copies
         self.block_bytes = NUMBER if runner.has_attention else 0
         self.window_block_bytes = 0 if runner.window is None else NUMBER
-        self.slot_bytes = NUMBER if runner.has_state else 0
+        self.slot_bytes = self.checkpoint_bytes = NUMBER if runner.has_state else 0
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
         return self._read(self._runner.keys, block, num_tokens, into)
@@ -49,6 +50,12 @@ class FakeMemory:
     def write_slot(self, slot: int, contents: memoryview) -> None:
         self._runner.states[slot] = self._copy(contents)
 
+    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self.read_slot(slot, into)
+
+    def write_checkpoint(self, slot: int, contents: memoryview) -> None:
+        self.write_slot(slot, contents)
+
     def _read(self, keys: Keys, id: int, num_tokens: int | None, into: memoryview | None) -> memoryview:
         size = self._runner.block_size if num_tokens is None else num_tokens
         return self._kept([keys[id, offset] for offset in range(size)], into)
@@ -58,13 +65,13 @@ class FakeMemory:
             keys[id, offset] = key
 
     def _kept(self, copy: Any, into: memoryview | None) -> memoryview:
-        self._copies.append(copy)
+        self._runner.copies.append(copy)
         found = memoryview(bytearray(NUMBER)) if into is None else into
-        found[:] = (len(self._copies) - 1).to_bytes(NUMBER, "little")
+        found[:] = (len(self._runner.copies) - 1).to_bytes(NUMBER, "little")
         return found
 
     def _copy(self, contents: memoryview) -> Any:
-        return self._copies[int.from_bytes(contents, "little")]
+        return self._runner.copies[int.from_bytes(contents, "little")]
 
 
 class ForgetfulDirectory:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.kv_cache.prefix_index import IndexEntry, PrefixIndex
 from ostinato.scheduler.batch import Batch, BatchRow, RowResult, StepResult, TokenLogprobs
@@ -71,6 +72,10 @@ class FakeRunner:
     """Cell of the encoder cache -> part of an image."""
     states: dict[int, int] = field(default_factory=dict)
     """Slot -> checksum of the tokens so far."""
+    copies: list[Any] = field(default_factory=list)
+    """Contents of blocks and slots that were copied out of this memory."""
+    packed_contents: Callable[[int], memoryview] | None = None
+    """Place of a packed checkpoint -> its bytes."""
 
     def run(self, batch: Batch, broken: Collection[str] = ()) -> StepResult:
         """The results; rows of the requests in `broken` leave rubbish and an error."""
@@ -178,7 +183,13 @@ class FakeRunner:
                     assert found == (start + offset, token_id, seed), "a window block of the index holds another text"
             sums[entry] = seed
             if entry.checkpoint is not None:
-                assert self.states.get(entry.checkpoint.slot) == seed, "a checkpoint holds the state of another text"
+                slot = entry.checkpoint.slot
+                if slot < 0:
+                    assert self.packed_contents is not None, "a checkpoint is packed without memory"
+                    state = self.copies[int.from_bytes(self.packed_contents(-slot), "little")]
+                else:
+                    state = self.states.get(slot)
+                assert state == seed, "a checkpoint holds the state of another text"
 
     def _place(self, row: BatchRow, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size

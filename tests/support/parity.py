@@ -128,9 +128,9 @@ def make_engine(name: str, **settings: Any) -> EngineCore:
     return EngineCore(EngineConfig(model=str(checkpoint(name)), **({"dtype": "float32"} | defaults | settings)))
 
 
-def shrink(engine: EngineCore, num_blocks: int, num_slots: int) -> None:
-    """Let an engine that has not begun use so few blocks and slots, the null ones not counted, and no more window
-    blocks than blocks.
+def shrink(engine: EngineCore, num_blocks: int, num_slots: int, num_packed: int | None = None) -> None:
+    """Let an engine that has not begun use so few blocks and slots, the null ones not counted, no more window blocks
+    than blocks, and so many packed checkpoints; None: as planned.
     """
     memory = engine.plan.memory
     memory = replace(
@@ -138,10 +138,12 @@ def shrink(engine: EngineCore, num_blocks: int, num_slots: int) -> None:
         num_blocks=min(num_blocks + 1, memory.num_blocks),
         num_slots=min(num_slots + 1, memory.num_slots),
         num_window_blocks=min(num_blocks + 1, memory.num_window_blocks),
+        num_packed=memory.num_packed if num_packed is None else num_packed,
     )
     engine.plan = replace(engine.plan, memory=memory)
     speculation = engine.speculation
     scheduler = make_scheduler(engine.plan, None if speculation is None else speculation.controller.choose_num_drafts)
+    scheduler.cache.memory = engine.scheduler.cache.memory
     engine.scheduler = engine.output_processor._scheduler = scheduler
 
 

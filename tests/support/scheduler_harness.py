@@ -18,6 +18,7 @@ from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.scheduler.limits import SchedulerLimits
 from ostinato.scheduler.request import FinishReason, Request, RequestUpdate, StopConditions
 from ostinato.scheduler.scheduler import Scheduler
+from tests.support.fake_files import FakeMemory
 from tests.support.fake_runner import FIRST_PART, IMAGE, FakeRunner, continuation
 
 
@@ -75,6 +76,8 @@ class Sizes:
     num_window_blocks: int = 0
     window: int = 1
     """Of layers whose keys are in window blocks, if there are any."""
+    num_packed: int = 0
+    """Places of packed checkpoints."""
 
 
 def expected_output(prompt: Sequence[int], stop: StopConditions, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -140,6 +143,7 @@ class Harness:
             self.rules,
             max_pins,
             max_pinned_blocks,
+            sizes.num_packed,
         )
         self.capacity = (sizes.num_blocks - 1) * block_size if self.has_attention else 1000
         if (
@@ -151,6 +155,9 @@ class Harness:
         self.scheduler = Scheduler(limits, self.cache, policy, lambda num_decoding: self.num_drafts, self.encoder_cache)
         window = None if self.rules is None else sizes.window
         self.runner = FakeRunner(block_size, self.has_attention, has_state, window=window)
+        if sizes.num_packed:
+            memory = self.cache.memory = FakeMemory(self.runner)
+            self.runner.packed_contents = lambda id: self.cache.store.packed_states.contents(memory, id)
         self.followers: dict[str, Follower] = {}
         self.batch: Batch | None = None
         self.num_arrived = 0
@@ -230,7 +237,8 @@ class Harness:
         """Only what requests hold stays in the index."""
         is_empty = self.cache.store.clear()
         assert is_empty == (len(self.cache.store.index) == 0)
-        assert self.cache.blocks.num_idle == self.cache.slots.num_idle == self.cache.store.window_blocks.num_idle == 0
+        store = self.cache.store
+        assert [pool.num_idle for pool in (store.blocks, store.slots, store.window_blocks, store.packed)] == [0] * 4
         assert is_empty or self.cache.request_ids()
         self.check()
 
@@ -267,7 +275,7 @@ class Harness:
         assert (usage.blocks_used, usage.slots_used, usage.window_blocks_used) == (0, 0, 0)
         assert self.cache.store.window_blocks.num_free + usage.window_blocks_cached == usage.window_blocks_total
         assert self.cache.blocks.num_free + usage.blocks_cached == usage.blocks_total
-        assert self.cache.slots.num_free + usage.slots_cached == usage.slots_total
+        assert self.cache.slots.num_free + self.cache.store.packed.num_free + usage.slots_cached == usage.slots_total
         assert self.encoder_cache is None or not self.encoder_cache.request_ids()
 
     def _hash(self, before: int, content: bytes) -> int:

@@ -24,7 +24,7 @@ ENGINE_GROUPS = {
     ),
     "memory": (
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "memory_utilization", "cache_memory", "block_size",
-        "kv_cache_dtype", "ssm_state_dtype", "ssm_state_rounding",
+        "kv_cache_dtype", "ssm_state_dtype", "ssm_state_rounding", "ssm_checkpoint_dtype",
     ),
     "cache": (
         "enable_prefix_caching", "state_cache_mode", "state_block_size", "checkpoint_policy", "eviction_policy",

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from ostinato.kv_cache.request_cache import CacheMemory
 
-MemoryKind = Literal["block", "pane", "slot"]
+MemoryKind = Literal["block", "pane", "slot", "checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class ReadMemory:
                 return memory.read_window_block(self.number, self.num_tokens)
             case "slot":
                 return memory.read_slot(self.number)
+            case "checkpoint":
+                return memory.read_checkpoint(self.number)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,12 @@ class WriteMemory:
     contents: bytes
 
     def to(self, memory: CacheMemory) -> None:
-        write = {"block": memory.write_block, "pane": memory.write_window_block, "slot": memory.write_slot}[self.what]
+        write = {
+            "block": memory.write_block,
+            "pane": memory.write_window_block,
+            "slot": memory.write_slot,
+            "checkpoint": memory.write_checkpoint,
+        }[self.what]
         write(self.number, memoryview(self.contents))
 
 
@@ -65,8 +72,8 @@ class RankedCacheMemory:
 
     def __init__(self, own: CacheMemory, others: FollowerMemory, ranks: int) -> None:
         self._own, self._others = own, others
-        self.block_bytes, self.window_block_bytes, self.slot_bytes = (
-            ranks * each for each in (own.block_bytes, own.window_block_bytes, own.slot_bytes)
+        self.block_bytes, self.window_block_bytes, self.slot_bytes, self.checkpoint_bytes = (
+            ranks * each for each in (own.block_bytes, own.window_block_bytes, own.slot_bytes, own.checkpoint_bytes)
         )
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
@@ -88,6 +95,12 @@ class RankedCacheMemory:
 
     def write_slot(self, slot: int, contents: memoryview) -> None:
         self._write("slot", slot, contents, self._own.slot_bytes)
+
+    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self._read(ReadMemory("checkpoint", slot), into)
+
+    def write_checkpoint(self, slot: int, contents: memoryview) -> None:
+        self._write("checkpoint", slot, contents, self._own.checkpoint_bytes)
 
     def _read(self, asked: ReadMemory, into: memoryview | None) -> memoryview:
         others = self._others.read(asked)

@@ -166,6 +166,7 @@ def cache_fingerprint(plan: Plan) -> JsonObject:
         "dtype": settings.dtype,
         "ssm_state_dtype": settings.ssm_state_dtype,
         "ssm_state_rounding": settings.ssm_state_rounding,
+        "ssm_checkpoint_dtype": settings.ssm_checkpoint_dtype,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "quantization": str(settings.quantization),
         "block_size": settings.block_size,

@@ -114,7 +114,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         flops_per_token=state.prefill_flops.per_token,
         flops_per_pair=state.prefill_flops.per_pair,
         block_bytes=memory.kv_block,
-        slot_bytes=memory.state_slot,
+        slot_bytes=memory.packed_state or memory.state_slot,
         window_block_bytes=memory.window_block,
     )
     cache = CacheManager(
@@ -128,6 +128,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         sliding_window_spec(memory, settings.block_size, settings.max_num_batched_tokens),
         plan.pins.max_pins,
         plan.pins.max_blocks,
+        memory.num_packed,
     )
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,

@@ -123,6 +123,7 @@ class CacheManager:
         window_block_rules: SlidingWindowSpec | None = None,
         max_pins: int = 0,
         max_pinned_blocks: int = 0,
+        num_packed: int = 0,
     ) -> None:
         assert block_size > 0, f"a block cannot hold {block_size} tokens"
         assert slots_per_request > 0, f"a request cannot have {slots_per_request} slots"
@@ -137,13 +138,21 @@ class CacheManager:
             blocks_per_window,
             max_pins,
             max_pinned_blocks,
+            num_packed,
         )
         self.blocks, self.slots = self.store.blocks, self.store.slots
         self.window_blocks = None if window_block_rules is None else WindowBlocks(window_block_rules, self.store)
         self.state_slots = StateSlots(self.store, slots_per_request if num_slots > 0 else 0)
-        self.memory: CacheMemory | None = None
-        """The memory of the blocks, window blocks and slots, for exported and imported KV; None without such KV."""
         self._request_caches: dict[str, RequestCache] = {}
+
+    @property
+    def memory(self) -> CacheMemory | None:
+        """The memory of the blocks, window blocks and slots, for KV that is exported, imported or packed; else None."""
+        return self.store.memory
+
+    @memory.setter
+    def memory(self, memory: CacheMemory | None) -> None:
+        self.store.memory = memory
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Return how many blocks hold the keys and values of `num_tokens` tokens."""
@@ -197,8 +206,8 @@ class CacheManager:
         self.store.touch_window(request_cache.last_entry, is_hit=True)
         if request_cache.last_entry is not None:
             request_cache.last_entry.hits += 1
-        checkpoint = self.store.index.checkpoint_of(request_cache.read_slot)
-        if checkpoint is not None:
+        checkpoint = None if request_cache.last_entry is None else request_cache.last_entry.checkpoint
+        if checkpoint is not None and uses_checkpoint:
             checkpoint.hits += 1
             checkpoint.last_use = self.store.now
         if request_cache.last_entry is not None and request_cache.last_entry.pin is not None:
@@ -365,14 +374,14 @@ class CacheManager:
         return set(self._request_caches)
 
     def usage(self) -> CacheUsage:
-        blocks, slots, window_blocks = self.blocks, self.slots, self.store.window_blocks
+        blocks, slots, window_blocks, packed = self.blocks, self.slots, self.store.window_blocks, self.store.packed
         return CacheUsage(
             blocks_used=blocks.num_used,
             blocks_cached=blocks.num_idle,
             blocks_total=blocks.capacity,
             slots_used=slots.num_used,
-            slots_cached=slots.num_idle,
-            slots_total=slots.capacity,
+            slots_cached=slots.num_idle + packed.num_idle,
+            slots_total=slots.capacity + packed.capacity,
             window_blocks_used=window_blocks.num_used,
             window_blocks_cached=window_blocks.num_idle,
             window_blocks_total=window_blocks.capacity,

@@ -113,6 +113,7 @@ class Checkpoint:
 
     entry: IndexEntry
     slot: int
+    """The slot; the negative id of its place if it is packed (`PackedStates`)."""
     is_interior: bool
     """True if it is here only as a multiple of `state_block_size`.
 
@@ -319,6 +320,12 @@ class PrefixIndex:
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
         self._num_changes += 1
+
+    def move_checkpoint(self, checkpoint: Checkpoint, slot: int) -> None:
+        """Note that a checkpoint is in another slot or, with a negative one, packed."""
+        del self._checkpoints[checkpoint.slot]
+        checkpoint.slot = slot
+        self._checkpoints[slot] = checkpoint
 
     def add_window_block(self, entry: IndexEntry, id: int, now: int) -> None:
         """Add a window block to an entry."""

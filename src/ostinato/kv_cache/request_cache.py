@@ -1,10 +1,13 @@
 """Blocks and slots of one request, usage of the cache by all of them, and their memory as bytes.
 
-A KV snapshot is the memory of one request, on its way from one engine to another.
+A KV snapshot is the memory of one request, on its way from one engine to another. Packed states are checkpoints that
+left their slots: with `ssm_checkpoint_dtype="int8"` the kernels round a state at each block boundary to what 8 bits
+hold, so packing and unpacking change no bit of it. Slots are for running requests and for the checkpoints taken last.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,12 +76,14 @@ class CacheMemory(Protocol):
     """The memory of blocks, window blocks and slots, whose ids the pools allocate.
 
     Reading returns a copy, or fills `into`, as many bytes as there are. A block or window block is read whole, or its
-    first `num_tokens` tokens with zeros behind them.
+    first `num_tokens` tokens with zeros behind them. A checkpoint is the state of a slot at a block boundary, packed if
+    the plan packs states, else as it is.
     """
 
     block_bytes: int
     window_block_bytes: int
     slot_bytes: int
+    checkpoint_bytes: int
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
     def write_block(self, block: int, contents: memoryview) -> None: ...
@@ -88,6 +93,8 @@ class CacheMemory(Protocol):
     def write_window_block(self, window_block: int, contents: memoryview) -> None: ...
     def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
     def write_slot(self, slot: int, contents: memoryview) -> None: ...
+    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview: ...
+    def write_checkpoint(self, slot: int, contents: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,3 +114,27 @@ class KVSnapshot:
     @property
     def num_bytes(self) -> int:
         return sum(map(len, (*self.blocks, *self.window_blocks))) + (0 if self.state is None else len(self.state))
+
+
+class PackedStates:
+    """Memory of `count` packed checkpoints, by their ids, which the store's pool `packed` allocates."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._packed: memoryview | None = None
+
+    def pack(self, memory: CacheMemory, slot: int, id: int) -> None:
+        """Copy the state of `slot` to place `id`."""
+        if self._packed is None:
+            # The operating system backs a page when it is first used.
+            self._packed = memoryview(mmap.mmap(-1, self._count * memory.checkpoint_bytes))
+        memory.read_checkpoint(slot, into=self.contents(memory, id))
+
+    def unpack(self, memory: CacheMemory, id: int, slot: int) -> None:
+        """Copy the state of place `id` to `slot`, which no step reads or writes meanwhile."""
+        memory.write_checkpoint(slot, self.contents(memory, id))
+
+    def contents(self, memory: CacheMemory, id: int) -> memoryview:
+        """Return the bytes of place `id`, which are the checkpoint's as long as it is there."""
+        assert self._packed is not None, f"nothing was packed, so place {id} is empty"
+        return self._packed[id * memory.checkpoint_bytes : (id + 1) * memory.checkpoint_bytes]

@@ -26,9 +26,15 @@ class StateSlots:
         return self.slots_per_request <= self._slots.num_available + self._can_reuse_checkpoint(request_cache)
 
     def attach(self, request_cache: RequestCache, checkpoint: Checkpoint) -> None:
-        """Add a reference to the checkpoint of a hit, which the request's first step reads."""
+        """Add a reference to the checkpoint of a hit, which the request's first step reads.
+
+        A packed one is unpacked by `allocate_missing`: until then the request reads a negative slot.
+        """
         request_cache.read_slot = checkpoint.slot
-        self._slots.retain((request_cache.read_slot,))
+        if checkpoint.slot < 0:
+            self._store.retain_packed(-checkpoint.slot)
+        else:
+            self._slots.retain((request_cache.read_slot,))
 
     def allocate_missing(self, request_cache: RequestCache, spare_slots: int = 0, is_own: bool = False) -> None:
         """Allocate the slots that are missing, as far as there are any. See `allocate`.
@@ -37,7 +43,8 @@ class StateSlots:
         """
         missing = self.slots_per_request - len(request_cache.write_slots)
         available = self._slots.num_available
-        checkpoint = self._store.index.checkpoint_of(request_cache.read_slot)
+        is_packed = request_cache.read_slot < 0
+        checkpoint = None if is_packed else self._store.index.checkpoint_of(request_cache.read_slot)
         # A pinned checkpoint is not given up for spare slots, nor another one to keep this one.
         is_pinned = checkpoint is not None and checkpoint.entry.pin is not None
         is_short = missing > available if is_pinned else missing + spare_slots > self._store.num_unpinned_slots
@@ -47,6 +54,10 @@ class StateSlots:
             request_cache.write_slots += (request_cache.read_slot,)
             missing -= 1
         request_cache.write_slots += tuple(self._store.allocate_slots(min(missing, available)))
+        if is_packed:
+            # From now on the request reads its own slot, in place, and the checkpoint stays packed.
+            self._store.unpack(-request_cache.read_slot, request_cache.write_slots[0])
+            request_cache.read_slot = request_cache.write_slots[0]
 
     def allocate(self, request_cache: RequestCache, spare_slots: int = 0) -> bool:
         """Allocate the slots that the request's next step writes to; return False if it has none at all.
@@ -112,11 +123,16 @@ class StateSlots:
 
     def free(self, request_cache: RequestCache) -> None:
         """Release all slots of a request."""
+        if request_cache.read_slot < 0:
+            self._store.packed.release((-request_cache.read_slot,))
+            request_cache.read_slot = 0
         self._slots.release(referenced_slots(request_cache))
 
     def _can_reuse_checkpoint(self, request_cache: RequestCache) -> bool:
         """Return whether the request reads a checkpoint that no other request reads."""
         slot = request_cache.read_slot
+        if slot < 0:
+            return False
         return self._store.index.checkpoint_of(slot) is not None and self._slots.references(slot) == 1
 
 

@@ -22,6 +22,7 @@ from ostinato.kv_cache.eviction import (
 from ostinato.kv_cache.marks import PinRegistry
 from ostinato.kv_cache.offload.file_tier import FileTier
 from ostinato.kv_cache.prefix_index import BlockHashes, Checkpoint, IndexEntry, PrefixIndex, RecentKeys, WindowBlock
+from ostinato.kv_cache.request_cache import CacheMemory, PackedStates
 from ostinato.observe.counts import StoreCounts
 
 log = logging.getLogger("ostinato.cache")
@@ -199,9 +200,12 @@ class CacheStore:
         blocks_per_window: int = 0,
         max_pins: int = 0,
         max_pinned_blocks: int = 0,
+        num_packed: int = 0,
     ) -> None:
         self.blocks = IdPool("block", num_blocks)
         self.slots = IdPool("slot", num_slots)
+        self.packed = IdPool("packed checkpoint", num_packed + 1 if num_packed else 0)
+        self.packed_states = PackedStates(self.packed.count)
         self.window_blocks = IdPool("window block", num_window_blocks)
         self.blocks_per_window = blocks_per_window
         """Window blocks that a request needs to continue at a block's first token."""
@@ -212,6 +216,8 @@ class CacheStore:
         self.pins = PinRegistry(self.counters, max_pins, max_pinned_blocks, blocks_per_window)
         self.files: FileTier | None = None
         """The file tier for what is evicted; None without one."""
+        self.memory: CacheMemory | None = None
+        """The memory of the blocks, window blocks and slots; None if nothing is imported, exported or packed."""
         self.costs = costs
         self._clock = 0
         index = self.index
@@ -223,10 +229,18 @@ class CacheStore:
         )
         self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
             policy,
-            lambda: (checkpoint for checkpoint in index.checkpoints if self.slots.is_idle(checkpoint.slot)),
+            lambda: (checkpoint for checkpoint in index.checkpoints if self._is_idle(checkpoint, packed=False)),
             lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
             lambda checkpoint: (
-                index.checkpoint_of(checkpoint.slot) is checkpoint and self.slots.is_idle(checkpoint.slot)
+                index.checkpoint_of(checkpoint.slot) is checkpoint and self._is_idle(checkpoint, packed=False)
+            ),
+        )
+        self._packed_checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
+            policy,
+            lambda: (checkpoint for checkpoint in index.checkpoints if self._is_idle(checkpoint, packed=True)),
+            lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
+            lambda checkpoint: (
+                index.checkpoint_of(checkpoint.slot) is checkpoint and self._is_idle(checkpoint, packed=True)
             ),
         )
         self._window_blocks: EvictionQueue[WindowBlock] = EvictionQueue(
@@ -247,11 +261,19 @@ class CacheStore:
 
     @property
     def num_unpinned_slots(self) -> int:
-        """Number of slots that are free, or would be after dropping idle checkpoints that are not pinned."""
-        if not self.pins.pinned:
+        """Number of slots that are free, or would be after dropping idle checkpoints that are not pinned.
+
+        A pinned checkpoint that can be packed does not keep its slot.
+        """
+        if not self.pins.pinned or self.packed.count:
             return self.slots.num_available
         pinned = (entry.checkpoint for entry in self.pins.pinned)
         return self.slots.num_available - sum(each is not None and self.slots.is_idle(each.slot) for each in pinned)
+
+    @property
+    def num_checkpoint_places(self) -> int:
+        """Number of slots and packed places that checkpoints can have."""
+        return self.num_unpinned_slots + self.packed.num_available
 
     def match(self, block_hashes: BlockHashes, limit: int) -> Match:
         """Return the indexed part of the first `limit` tokens. Changes nothing."""
@@ -289,7 +311,8 @@ class CacheStore:
         while self.slots.num_free < count:
             checkpoint = self._checkpoints.pop()
             assert checkpoint is not None, "no slot is free or evictable, though so many were counted"
-            self.evict_checkpoint(checkpoint)
+            if not self._pack(checkpoint):
+                self.evict_checkpoint(checkpoint)
         allocated_ids = self.slots.allocate(count)
         assert allocated_ids is not None, "free slots were counted above"
         return allocated_ids
@@ -377,7 +400,10 @@ class CacheStore:
         if checkpoint.entry.pin is not None:
             self.pins.lose(checkpoint.entry)
         self.index.remove_checkpoint(checkpoint)
-        self.slots.unmark_cached(checkpoint.slot)
+        if checkpoint.slot < 0:
+            self.packed.unmark_cached(-checkpoint.slot)
+        else:
+            self.slots.unmark_cached(checkpoint.slot)
 
     def evict_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint from the index because its slot is needed."""
@@ -385,8 +411,25 @@ class CacheStore:
         log.debug("evicted the checkpoint at %d in slot %d", checkpoint.entry.end, checkpoint.slot)
         checkpoint.entry.lost_checkpoint = True
         if self.files is not None and self.files.save_window(self.window_entries(checkpoint.entry)):
-            self.files.save_state(checkpoint.entry, checkpoint.slot)
+            self.save_state(checkpoint)
         self.drop_checkpoint(checkpoint)
+
+    def save_state(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint in files, whether it is packed or not."""
+        assert self.files is not None, "without a file tier nothing is kept there"
+        packed = self._contents(checkpoint) if checkpoint.slot < 0 else None
+        self.files.save_state(checkpoint.entry, checkpoint.slot, packed)
+
+    def retain_packed(self, id: int) -> None:
+        """Keep the packed checkpoint `id` where it is until `unpack`, or until it is released."""
+        self.packed.retain((id,))
+
+    def unpack(self, id: int, slot: int) -> None:
+        """Copy the packed checkpoint `id`, which is retained, to `slot`, and release it."""
+        assert self.memory is not None, "a packed checkpoint came from memory"
+        self.packed_states.unpack(self.memory, id, slot)
+        self.counters.unpacked_checkpoints += 1
+        self.packed.release((id,))
 
     def clear(self) -> bool:
         """Remove all that no request holds, as if it had never been seen; return whether nothing is left.
@@ -394,7 +437,7 @@ class CacheStore:
         O(entries).
         """
         self.pins.clear()
-        for checkpoint in [each for each in self.index.checkpoints if self.slots.is_idle(each.slot)]:
+        for checkpoint in [each for each in self.index.checkpoints if self._is_idle(each, packed=each.slot < 0)]:
             self.drop_checkpoint(checkpoint)
         for window_block in [each for each in self.index.window_blocks if self.window_blocks.is_idle(each.id)]:
             self._drop_window_block(window_block)
@@ -425,6 +468,7 @@ class CacheStore:
         """Raise AssertionError unless pools and index agree. O(blocks + slots + window blocks + entries)."""
         self.blocks.check_integrity()
         self.slots.check_integrity()
+        self.packed.check_integrity()
         self.window_blocks.check_integrity()
         self.index.check_integrity()
         self.pins.check_integrity()
@@ -432,13 +476,54 @@ class CacheStore:
             assert entry in self.index, "a pinned entry is not in the index"
             assert not self.slots.count or entry.checkpoint is not None, "a pinned entry has no checkpoint"
         blocks = {entry.block for entry in self.index if entry.block}
-        slots = {checkpoint.slot for checkpoint in self.index.checkpoints}
+        slots = {checkpoint.slot for checkpoint in self.index.checkpoints if checkpoint.slot > 0}
+        packed = {-checkpoint.slot for checkpoint in self.index.checkpoints if checkpoint.slot < 0}
         window_blocks = {window_block.id for window_block in self.index.window_blocks}
         assert self.blocks.count or not blocks, "a model without attention has blocks in the index"
         assert not self.blocks.count or len(blocks) == len(self.index), "two entries have one block, or one has none"
-        for pool, ids in ((self.blocks, blocks), (self.slots, slots), (self.window_blocks, window_blocks)):
+        pools = (self.blocks, self.slots, self.packed, self.window_blocks)
+        for pool, ids in zip(pools, (blocks, slots, packed, window_blocks), strict=True):
             cached_ids = {id for id in range(pool.count) if pool.is_cached(id)}
             assert cached_ids == ids, f"the index has other {pool.name}s than the pool keeps for it"
+
+    def _is_idle(self, checkpoint: Checkpoint, packed: bool) -> bool:
+        """Return whether a checkpoint, which is in a slot or `packed`, is not referenced."""
+        if (checkpoint.slot < 0) != packed:
+            return False
+        return self.packed.is_idle(-checkpoint.slot) if packed else self.slots.is_idle(checkpoint.slot)
+
+    def _contents(self, checkpoint: Checkpoint) -> memoryview:
+        assert self.memory is not None, "a packed checkpoint came from memory"
+        return self.packed_states.contents(self.memory, -checkpoint.slot)
+
+    def _pack(self, checkpoint: Checkpoint) -> bool:
+        """Pack an idle checkpoint, so that its slot becomes free.
+
+        It takes the place of the least useful packed one if none is free. Return False, with nothing changed, if it is
+        itself of less use than all of them.
+        """
+        if not self.packed.count or self.memory is None:
+            return False
+        if not self.packed.num_free:
+            other = self._packed_checkpoints.pop()
+            if other is None:
+                return False
+            if utility_tier(checkpoint) < utility_tier(other):
+                self._packed_checkpoints.push(other)
+                return False
+            self.evict_checkpoint(other)
+        allocated_ids = self.packed.allocate(1)
+        assert allocated_ids is not None, "a place was made free above"
+        [id] = allocated_ids
+        self.packed_states.pack(self.memory, checkpoint.slot, id)
+        self.packed.mark_cached(id)
+        slot = checkpoint.slot
+        self.index.move_checkpoint(checkpoint, -id)
+        self.packed.release((id,))
+        self.slots.unmark_cached(slot)
+        self.counters.packed_checkpoints += 1
+        log.debug("packed the checkpoint at %d in place %d", checkpoint.entry.end, id)
+        return True
 
     def _evict(self, entry: IndexEntry) -> None:
         """Remove a leaf from the index because its block is needed."""

@@ -60,6 +60,8 @@ class DeltaMixer(Module):
             memory.states["delta"],
             rows.read_slots,
             rows.write_slots,
+            rows.start_positions,
+            memory.packable,
         )
 
     def _scan(self, memory: LayerCache, rows: PrefillRows, *parts: Array) -> Array:
@@ -74,6 +76,7 @@ class DeltaMixer(Module):
             rows.read_slots,
             rows.write_slots,
             rows.checkpoints,
+            memory.packable,
         )
 
 

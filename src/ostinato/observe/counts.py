@@ -116,6 +116,10 @@ class StoreCounts:
     """Checkpoints not taken because no slot was free or evictable, or lost at once to their own request."""
     evicted_blocks: int = 0
     evicted_checkpoints: int = 0
+    packed_checkpoints: int = 0
+    """Checkpoints that were packed because their slots were needed."""
+    unpacked_checkpoints: int = 0
+    """Hits at packed checkpoints."""
     evicted_window_blocks: int = 0
     shared_blocks: int = 0
     """Computed blocks that were replaced by an equal block in the index."""

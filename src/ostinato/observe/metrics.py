@@ -227,10 +227,11 @@ _ENGINE = (
     _Spec(
         "counter",
         "checkpoints",
-        "State checkpoints: taken, wanted but not taken for lack of slots, evicted",
+        "State checkpoints: taken, wanted but not taken for lack of slots, packed in 8 bits, evicted",
         {
             "taken": "prefix_cache.checkpoints_taken",
             "not_taken": "prefix_cache.checkpoints_not_taken",
+            "packed": "prefix_cache.packed_checkpoints",
             "evicted": "prefix_cache.evicted_checkpoints",
         },
         "event",

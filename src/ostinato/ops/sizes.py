@@ -119,6 +119,16 @@ With 128 key channels their state takes 16 KiB, which stay in an L1 cache.
 DELTA_SPAN = 32
 """Tokens whose keys and queries the native scan prepares at a time, for all columns of a head."""
 
+INT8_STATE_BLOCK = 32
+"""Neighbours in a state's last dimension that share a scale where the state is rounded to 8 bits.
+
+As many as a delta net's columns that a thread takes at a time, so that no scale depends on two threads.
+"""
+
+INT8_STATE_TOKENS = 16
+"""Tokens after which such states are rounded: after those at positions 15, 31 and so on, of prompts and outputs alike.
+"""
+
 SAMPLE_BLOCK = 256
 """Logits in a block with one maximum."""
 

@@ -157,12 +157,19 @@ class LayerCache:
     """True if its keys and values are in window blocks: it has a window, and the model has window blocks."""
     noise: int | None = None
     """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
+    packed_states: tuple[str, ...] = ()
+    """Arrays of `states` that are rounded to 8 bits at block boundaries, so that packing checkpoints loses nothing."""
     media: torch.Tensor | None = None
     """Outputs of the vision encoder for each token of an image, [cells, rows, hidden].
 
     Row 0 replaces the token's embedding, row i is added after layer i - 1 (DeepStack). It belongs to no layer: it is
     stored after the layers' parts.
     """
+
+    @property
+    def packable(self) -> bool:
+        """True if states are rounded at block boundaries."""
+        return bool(self.packed_states)
 
     @property
     def block_tensors(self) -> dict[str, torch.Tensor]:
@@ -329,6 +336,7 @@ def _run_selective(
     A_log, D, dt_bias = weights
     arguments = (x, dt, A_log, B, C, D, dt_bias, *options, memory.states["ssm"])
     if isinstance(rows, DecodeRows):
-        return op(*arguments, rows.read_slots, rows.write_slots, rows.start_positions, memory.noise)
+        return op(*arguments, rows.read_slots, rows.write_slots, rows.start_positions, memory.noise, memory.packable)
     starts = rows.row_starts, rows.start_positions
-    return op(*arguments, *starts, rows.read_slots, rows.write_slots, rows.checkpoints, noise=memory.noise)
+    rounding = {"noise": memory.noise, "packable": memory.packable}
+    return op(*arguments, *starts, rows.read_slots, rows.write_slots, rows.checkpoints, **rounding)

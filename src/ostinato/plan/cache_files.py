@@ -77,7 +77,8 @@ def plan_cache_files(
         decisions.append(Decision("cache_offload", None, limit, reason))
     # A file has all ranks' shards of a block, a window block or a slot.
     block_bytes, window_block_bytes, slot_bytes = (
-        config.tensor_parallel_size * each for each in (memory.kv_block, memory.window_block, memory.state_slot)
+        config.tensor_parallel_size * each
+        for each in (memory.kv_block, memory.window_block, memory.packed_state or memory.state_slot)
     )
     least = max(block_bytes, window_block_bytes, slot_bytes)
     if limit < 2 * least:

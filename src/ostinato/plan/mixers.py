@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 from ostinato.ops.kernel_cost import chunked_scan_flops, delta_flops, selective_flops
 from ostinato.ops.operations import prefill_op
+from ostinato.ops.sizes import DTYPE_BYTES, INT8_STATE_BLOCK
 
 StateDtype = Literal["model", "state"]
 """The model's dtype, or that of the setting `ssm_state_dtype`, which is float32 by default."""
@@ -44,6 +45,16 @@ class StateSpec:
     def num_bytes(self, widths: Mapping[StateDtype, int]) -> int:
         """Return the bytes in one slot; `widths` are bytes of an element."""
         return sum(array.num_elements * widths[array.dtype] for array in self.arrays)
+
+    def packed_bytes(self, widths: Mapping[StateDtype, int]) -> int:
+        """Return the bytes of a packed checkpoint: arrays in the dtype `state` have 8 bits, and scales in float32."""
+        return sum(
+            array.num_elements
+            + prod(array.shape[:-1]) * -(-array.shape[-1] // INT8_STATE_BLOCK) * DTYPE_BYTES["float32"]
+            if array.dtype == "state"
+            else array.num_elements * widths[array.dtype]
+            for array in self.arrays
+        )
 
     @property
     def recurrent_elements(self) -> int:

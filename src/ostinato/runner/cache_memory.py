@@ -18,6 +18,7 @@ from ostinato.plan.memory.cache_modes import INT8
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
+from ostinato.runner.packed_rows import PackedRows, StatePart
 
 
 def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
@@ -63,7 +64,10 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
                     *shape[:3], dtype=torch.float32, device=device, fills_slowly=True
                 )
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
-    return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise)
+    packed: tuple[str, ...] = ()
+    if layer.mixer is not None and memory.packed_state:
+        packed = tuple(array.name for array in layer.mixer.state.arrays if array.dtype == "state")
+    return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise, packed_states=packed)
 
 
 def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
@@ -112,6 +116,11 @@ class LayerCacheMemory:
         self.block_bytes, self.window_block_bytes, self.slot_bytes = (
             sum(each.sizes) for each in (self._blocks, self._window_blocks, self._slots)
         )
+        self._checkpoints = self._slots
+        if any(each.packed_states for each in memory):
+            assert rows is HostRows, "the plan packs states on CPUs alone"
+            self._checkpoints = PackedRows(_state_parts(memory))
+        self.checkpoint_bytes = sum(self._checkpoints.sizes)
         self._block_size = block_size
 
     def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
@@ -133,6 +142,12 @@ class LayerCacheMemory:
 
     def write_slot(self, slot: int, contents: memoryview) -> None:
         self._slots.write(slot, contents)
+
+    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview:
+        return self._read(self._checkpoints, slot, into)
+
+    def write_checkpoint(self, slot: int, contents: memoryview) -> None:
+        self._checkpoints.write(slot, contents)
 
     def _read(self, rows: MemoryRows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
         found = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
@@ -199,6 +214,17 @@ def _distinct(memory: Sequence[LayerCache]) -> list[LayerCache]:
 
 def _slot_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
     return [part for each in memory for part in each.states.values()]
+
+
+def _state_parts(memory: Sequence[LayerCache]) -> list[StatePart]:
+    parts = []
+    for layer in memory:
+        for name, part in layer.states.items():
+            if name in layer.packed_states:
+                parts.append(StatePart(part.detach().view(len(part), -1).numpy(), part.shape[-1]))
+            else:
+                parts.append(StatePart(_rows(part).numpy(), 0))
+    return parts
 
 
 def _rows(part: torch.Tensor) -> torch.Tensor:

@@ -260,7 +260,7 @@ def plan_request_checkpoints(
         request.num_tokens,
         start,
         match.num_matched,
-        cache.store.num_unpinned_slots,
+        cache.store.num_checkpoint_places,
         request.marks,
         request.client,
     )

@@ -84,5 +84,5 @@ def _memory(
             name: kept.new_zeros((5, *kept.shape[1:]), dtype=dtype if (number, name) in recurrent else None)
             for name, kept in layer.states.items()
         }
-        memory.append(replace(layer, **blocks, states=states, noise=None))
+        memory.append(replace(layer, **blocks, states=states, noise=None, packed_states=()))
     return memory

@@ -91,6 +91,7 @@ def schedule_facts(engine: RecordedEngine) -> JsonObject:
         **asdict(engine.scheduler.limits),
         "num_blocks": memory.num_blocks,
         "num_slots": memory.num_slots,
+        "num_packed": memory.num_packed,
         "num_window_blocks": memory.num_window_blocks,
         "slots_per_request": memory.slots_per_request,
         **{f"pins_{name}": value for name, value in asdict(engine.plan.pins).items()},

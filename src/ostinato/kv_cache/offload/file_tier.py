@@ -58,16 +58,23 @@ class FileTier:
                 self.save_window_block(window_entry, window_entry.window_block.id)
         return True
 
-    def save_state(self, entry: IndexEntry, slot: int) -> None:
-        """Keep a checkpoint, whose slot is reused after this."""
+    def save_state(self, entry: IndexEntry, slot: int, packed: memoryview | None = None) -> None:
+        """Keep a checkpoint, whose slot is reused after this; or the contents of one that is `packed`."""
         memory = self.memory
-        self._save("state", entry, memory.slot_bytes, lambda into: memory.read_slot(slot, into=into))
+
+        def copy(into: memoryview) -> None:
+            if packed is None:
+                memory.read_checkpoint(slot, into=into)
+            else:
+                into[:] = packed
+
+        self._save("state", entry, memory.checkpoint_bytes, copy)
 
     def bytes_of(self, entry: IndexEntry, with_window_block: bool = True) -> int:
         """Return the bytes of the files that keep an entry."""
         sizes = [self.memory.block_bytes] if entry.block else []
         sizes += [self.memory.window_block_bytes] if entry.window_block is not None and with_window_block else []
-        sizes += [self.memory.slot_bytes] if entry.checkpoint is not None else []
+        sizes += [self.memory.checkpoint_bytes] if entry.checkpoint is not None else []
         return sum(file_bytes(len(entry.token_ids), size) for size in sizes)
 
     def has_block(self, name: bytes) -> bool:
@@ -87,7 +94,7 @@ class FileTier:
         return self.directory.read("pane", name, token_ids, self.memory.window_block_bytes)
 
     def read_state(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
-        return self.directory.read("state", name, token_ids, self.memory.slot_bytes)
+        return self.directory.read("state", name, token_ids, self.memory.checkpoint_bytes)
 
     def touch(self, names: Sequence[bytes]) -> None:
         """Note that a prefix was used: its files stay longest, its first blocks longer than those after them."""

@@ -40,7 +40,7 @@ def save_to_files(store: CacheStore, patience: float = math.inf) -> None:
             if entry.window_block is not None and entry in windows:
                 files.save_window_block(entry, entry.window_block.id)
             if entry.checkpoint is not None:
-                files.save_state(entry, entry.checkpoint.slot)
+                store.save_state(entry.checkpoint)
             files.directory.flush()
         if patience < math.inf:
             files.touch([entry.file_key for entry in ordered])  # the order in which they may be removed
@@ -147,7 +147,7 @@ class _FileRestore:
             return hit
         memory = files.memory
         num_bytes = max(0, target - self._depth) * memory.block_bytes
-        num_bytes += memory.slot_bytes if self._lacks_state(target - 1) else 0
+        num_bytes += memory.checkpoint_bytes if self._lacks_state(target - 1) else 0
         num_bytes += memory.window_block_bytes * sum(map(self._lacks_window_block, self._window(target)))
         return target if files.is_worth_reading(num_bytes, store.costs.flops(hit * size, target * size)) else hit
 
@@ -186,7 +186,7 @@ class _FileRestore:
                     window_blocks.append(window_block)
             if state is not None:
                 [slot] = store.allocate_slots(1)
-                files.memory.write_slot(slot, state)
+                files.memory.write_checkpoint(slot, state)
                 store.add_checkpoint(path[-1], slot, is_interior=False)
                 store.slots.release((slot,))
             store.touch_window(path[-1])

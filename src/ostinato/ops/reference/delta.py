@@ -29,7 +29,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, DELTA_CHUNK
+from ostinato.ops.reference.stochastic_rounding import rounded
+from ostinato.ops.sizes import DELTA_CHANNEL_CHUNK, DELTA_CHUNK, INT8_STATE_TOKENS
 
 UNIT_EPS = 1e-6
 """Number added to the sum of squares by which q and k are normalised."""
@@ -48,6 +49,8 @@ def delta_update(
     states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    start_positions: torch.Tensor | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the gated delta rule of decode rows.
 
@@ -60,7 +63,8 @@ def delta_update(
     `write_slots` [rows, n], for the state after token i.
 
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
-    Padding rows read and write slot 0, which no request reads.
+    Padding rows read and write slot 0, which no request reads. With `packable`, states are rounded to 8 bits after the
+    last of `INT8_STATE_TOKENS` tokens, a row's first token being at `start_positions` [rows].
     """
     heads, exact = v.shape[1], precision(states)
     by_row = write_slots.shape
@@ -78,6 +82,9 @@ def delta_update(
         change = beta[:, i].unsqueeze(-1) * (value[:, i] - held)
         state = state + key[:, i].unsqueeze(3) * change.unsqueeze(2)
         outputs.append((query[:, i].unsqueeze(2) @ state).squeeze(2))
+        if packable:
+            assert start_positions is not None, "positions say where states are packable"
+            state = rounded(state, exact, start_positions + i, None, packable)
         states[write_slots[:, i]] = state
     out: torch.Tensor = torch.stack(outputs, dim=1).flatten(0, 1) * float(q.shape[2]) ** -0.5
     return out.to(v.dtype)
@@ -156,18 +163,21 @@ def delta_scan(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the gated delta rule of prefill rows.
 
     Row r owns tokens `row_starts[r]:row_starts[r + 1]`, the first at `start_positions[r]` of its request. Shapes as in
     delta_update, with `tokens` in place of `rows * n`; `read_slots` [rows] (0: the zero state); `write_slots` [rows],
     for the state after the row's last token. `checkpoints` are (row, offset, slot): the state after `offset` tokens of
-    the row also goes to `slot`. No row may write a slot that another one reads. -> [tokens, heads, value_dim] in the
-    dtype of `v`.
+    the row also goes to `slot`. No row may write a slot that another one reads. With `packable`, states are rounded as
+    there. -> [tokens, heads, value_dim] in the dtype of `v`.
     """
     row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     out, heads, exact = torch.empty_like(v), v.shape[1], precision(states)
     length = DELTA_CHUNK if a.dim() == 2 else DELTA_CHANNEL_CHUNK
+    if packable:
+        length = INT8_STATE_TOKENS
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -189,9 +199,15 @@ def delta_scan(
             changes = _changes(chunk, state)
             out[part] = _outputs(chunk, state, changes).transpose(0, 1)
             for at, slot in wanted:
-                if token < at <= stop:
+                if token < at < stop:
                     states[slot] = _after(chunk, state, changes, at - token)
             state = _after(chunk, state, changes, stop - token)
+            if packable:
+                last = start_positions[row : row + 1] + stop - 1 - starts[row]
+                state = rounded(state[None], exact, last, None, packable)[0]
+            for at, slot in wanted:
+                if at == stop:
+                    states[slot] = state
             token = stop
         if starts[row] < end:
             states[writes[row]] = state

@@ -32,6 +32,7 @@ def selective_update(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the Mamba-1 recurrence of decode rows.
 
@@ -43,7 +44,8 @@ def selective_update(
 
     After each token a state is rounded to the dtype of `states`, and the next token begins with the rounded state. With
     `noise`, the number of the layer, 16-bit states are rounded stochastically (`ops/reference/stochastic_rounding.py`):
-    a row's first token is at `start_positions` [rows].
+    a row's first token is at `start_positions` [rows]. With `packable`, float32 states are rounded to 8 bits after the
+    last of `INT8_STATE_TOKENS` tokens.
     """
     by_row = write_slots.shape
     step, rates = F.softplus(dt.float() + dt_bias), -A_log.exp()
@@ -54,7 +56,7 @@ def selective_update(
     for i in range(by_row[1]):
         y[:, i] = advance(state, rates, steps[:, i], added[:, i], B[:, i], C[:, i])
         position = None if start_positions is None else start_positions + i
-        states[write_slots[:, i]] = keep(state, states.dtype, position, noise)
+        states[write_slots[:, i]] = keep(state, states.dtype, position, noise, packable)
     return y.flatten(0, 1).addcmul_(x.float(), D).to(x.dtype)
 
 
@@ -83,14 +85,16 @@ def advance(
     return (state * C.unsqueeze(1)).sum(-1)
 
 
-def keep(state: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None) -> torch.Tensor:
+def keep(
+    state: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None, packable: bool
+) -> torch.Tensor:
     """Round `state` [rows, channels, size] to the slots' `dtype`, in place, and return it in that dtype.
 
     It is the state after tokens at `positions` [rows].
     """
-    if dtype == torch.float32:
+    if dtype == torch.float32 and not packable:
         return state
-    kept = rounded(state.unsqueeze(1), dtype, positions, noise).squeeze(1)
+    kept = rounded(state.unsqueeze(1), dtype, positions, noise, packable).squeeze(1)
     state.copy_(kept)
     return kept
 
@@ -110,6 +114,7 @@ def selective_scan(
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the Mamba-1 recurrence of prefill rows.
 
@@ -140,7 +145,7 @@ def selective_scan(
         count = sum(lengths[row] > t for row in rows)
         now = begins[:count] + t
         y[now] = advance(state[:count], rates, step[now], added[now], B[now], C[now])
-        kept = keep(state[:count], states.dtype, positions[:count] + t, noise)
+        kept = keep(state[:count], states.dtype, positions[:count] + t, noise, packable)
         for index, slot in wanted.get(t + 1, ()):
             states[slot] = kept[index]
     return y.addcmul_(x.float(), D).to(x.dtype)

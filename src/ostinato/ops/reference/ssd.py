@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.ops.reference.stochastic_rounding import rounded
-from ostinato.ops.sizes import SCAN_CHUNK, chunk_length
+from ostinato.ops.sizes import INT8_STATE_TOKENS, SCAN_CHUNK, chunk_length
 
 
 def state_update(
@@ -40,6 +40,7 @@ def state_update(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the Mamba-2 recurrence of decode rows.
 
@@ -51,14 +52,15 @@ def state_update(
 
     After each token a state is rounded to the dtype of `ssm_states`, and the next token begins with the rounded state.
     With `noise`, the number of the layer, 16-bit states are rounded stochastically
-    (`ops/reference/stochastic_rounding.py`): a row's first token is at `start_positions` [rows].
+    (`ops/reference/stochastic_rounding.py`): a row's first token is at `start_positions` [rows]. With `packable`,
+    float32 states are rounded to 8 bits after the last of `INT8_STATE_TOKENS` tokens.
     """
     step = time_steps(dt, dt_bias, dt_limit)
     decay = torch.exp(step * -A_log.exp())
     scaled = step.unsqueeze(-1) * x.float()
     update = _gathered if x.is_cuda else _row_by_row
     inputs = (decay, scaled, B.float(), C.float())
-    y = update(*inputs, ssm_states, read_slots, write_slots, start_positions, noise)
+    y = update(*inputs, ssm_states, read_slots, write_slots, start_positions, noise, packable)
     return y.addcmul_(x.float(), D.unsqueeze(-1)).to(x.dtype)
 
 
@@ -78,11 +80,12 @@ def _row_by_row(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None,
     noise: int | None,
+    packable: bool,
 ) -> torch.Tensor:
     """Update each state in place: it is read once and written once, while it stays in the core's cache."""
     heads, head_dim, state_size = ssm_states.shape[1:]
     tokens, groups = B.shape[:2]
-    in_place = ssm_states.dtype == torch.float32
+    in_place = ssm_states.dtype == torch.float32 and not packable
     y = torch.empty_like(scaled)
     product = scaled.new_empty(groups, heads * head_dim // groups, state_size)
     # Heads of one group share B and C, so the group's heads and channels form one matrix [channels, state].
@@ -115,7 +118,7 @@ def _row_by_row(
             torch.sum(product, dim=-1, out=y_t)
             if not in_place:
                 position = None if start_positions is None else start_positions[row : row + 1] + i
-                target.copy_(rounded(state[None], target.dtype, position, noise)[0])
+                target.copy_(rounded(state[None], target.dtype, position, noise, packable)[0])
             previous = target  # The next step would read the same.
     return y
 
@@ -130,6 +133,7 @@ def _gathered(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None,
     noise: int | None,
+    packable: bool,
 ) -> torch.Tensor:
     """Update all rows at once, without reading a value on the host.
 
@@ -147,7 +151,7 @@ def _gathered(
         state = state * decay[:, i, :, None, None] + scaled[:, i, :, :, None] * B[:, i, :, None, :]
         outputs.append((state @ C[:, i, :, :, None]).squeeze(-1))
         position = None if start_positions is None else start_positions + i
-        kept = rounded(state, ssm_states.dtype, position, noise)
+        kept = rounded(state, ssm_states.dtype, position, noise, packable)
         ssm_states[write_slots[:, i]] = kept
         state = kept.float()
     return torch.stack(outputs, dim=1).flatten(0, 1)
@@ -204,6 +208,7 @@ def ssd_scan(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     recurrent: bool = False,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute the Mamba-2 recurrence of prefill rows.
 
@@ -216,12 +221,14 @@ def ssd_scan(
 
     A state is rounded as in state_update, but only where it is written and after each whole chunk of at most
     `SCAN_CHUNK` tokens; the next chunk begins with the rounded state. So a request's states do not depend on a split at
-    that position, or on a prefix hit there.
+    that position, or on a prefix hit there. With `packable`, a chunk has `INT8_STATE_TOKENS` tokens.
     """
     row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     out = torch.empty_like(x)
     keeps_float32 = ssm_states.dtype == torch.float32
     length, A = chunk_length(chunk_size, MAX_CHUNK if keeps_float32 else SCAN_CHUNK), -A_log.exp()
+    if packable:
+        length = INT8_STATE_TOKENS
     starts, positions = row_starts.tolist(), start_positions.tolist()
     reads, writes = read_slots.tolist(), write_slots.tolist()
     for row in range(len(starts) - 1):
@@ -237,7 +244,7 @@ def ssd_scan(
                 to = write.new_tensor([wanted[token]]) if token in wanted else write
                 inputs = (x[part], dt[part], A_log, B[part], C[part], D, dt_bias, dt_limit)
                 position = start_positions[row : row + 1] + (part.start - starts[row])
-                out[part] = state_update(*inputs, ssm_states, read, to.unsqueeze(1), position, noise)
+                out[part] = state_update(*inputs, ssm_states, read, to.unsqueeze(1), position, noise, packable)
                 read = to
             if end in wanted:
                 ssm_states[writes[row]] = ssm_states[wanted[end]]
@@ -256,10 +263,10 @@ def ssd_scan(
             _put_outputs(chunk, state, D, out[span])
             before_first = start_positions[row : row + 1] - starts[row] - 1
             for at in [at for at in wanted if token < at < stop]:
-                _advance(chunk.first(at - token), state, ssm_states[wanted[at]], before_first + at, noise)
+                _advance(chunk.first(at - token), state, ssm_states[wanted[at]], before_first + at, noise, packable)
             # A checkpoint's slot keeps the state, and the next chunk reads it there, so no state is copied.
             slot = ssm_states[wanted.get(stop, writes[row])]
-            state = _advance(chunk, state, slot, before_first + stop, noise)
+            state = _advance(chunk, state, slot, before_first + stop, noise, packable)
             token = stop
         if end in wanted:
             ssm_states[writes[row]] = ssm_states[wanted[end]]
@@ -294,14 +301,19 @@ def _put_outputs(chunk: SsdChunk, state: torch.Tensor | None, D: torch.Tensor, o
 
 
 def _advance(
-    chunk: SsdChunk, state: torch.Tensor | None, slot: torch.Tensor, position: torch.Tensor, noise: int | None
+    chunk: SsdChunk,
+    state: torch.Tensor | None,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    noise: int | None,
+    packable: bool,
 ) -> torch.Tensor:
     """Write the state after the chunk's tokens to `slot` [heads, head_dim, state] and return it, rounded, in float32.
 
     The last token is at `position` [1]. `state` is the one before the chunk, which may be `slot` itself.
     """
     groups, n, state_size = chunk.B.shape
-    new = slot if slot.dtype == torch.float32 else torch.empty_like(slot, dtype=torch.float32)
+    new = slot if slot.dtype == torch.float32 and not packable else torch.empty_like(slot, dtype=torch.float32)
     by_group = new.view(groups, -1, state_size)
     remaining = _decay(chunk.log_decay[-1] - chunk.log_decay).mul_(chunk.step)  # From after token t to the end.
     weighted = (chunk.x * remaining.unsqueeze(-1)).view(n, groups, -1).permute(1, 2, 0)  # [groups, heads * dim, n]
@@ -312,7 +324,7 @@ def _advance(
         by_group.baddbmm_(weighted, chunk.B)
     if new is slot:
         return slot
-    slot.copy_(rounded(new[None], slot.dtype, position, noise)[0])
+    slot.copy_(rounded(new[None], slot.dtype, position, noise, packable)[0])
     return slot.float()
 
 

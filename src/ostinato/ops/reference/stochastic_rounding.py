@@ -1,4 +1,4 @@
-"""Rounding of float32 states to the dtype of their slots: to nearest, or stochastically.
+"""Rounding of float32 states to the dtype of their slots: to nearest, or stochastically; and to 8 bits, for packing.
 
 Stochastic rounding takes one of the two neighbours of a value, the nearer one more often, so that the mean is the value
 itself: a state does not lose what it gains in small steps. The noise is a pure function of the absolute position of the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from ostinato.ops.noise import mix
+from ostinato.ops.sizes import INT8_STATE_BLOCK, INT8_STATE_TOKENS, MAX_INT8
 
 WORD_BITS = 16
 """Bits of noise: as many as bfloat16 drops."""
@@ -25,14 +26,45 @@ HALF_UNIT_BITS = 24
 """Exponent of a denormal float16's unit: below `MIN_NORMAL_HALF`, it counts units of 2^-24."""
 
 
+LEAST_PACKED = 2.0**-100
+"""Blocks whose values are all smaller than this are packed as zeros."""
+
+
+def packed_values(states: torch.Tensor) -> torch.Tensor:
+    """Return float32 `states` [..., size] rounded to what 8 bits hold without loss (`runner/packed_rows.py`).
+
+    A block of up to `INT8_STATE_BLOCK` neighbours becomes integers times a scale, to nearest. The scale is the largest
+    magnitude divided by `MAX_INT8`, rounded up to 16 significant bits: so the products are exact, the largest integer
+    is `MAX_INT8`, and rounding once more changes nothing. A block with a value that is not finite becomes NaN.
+    """
+    size = states.shape[-1]
+    blocks = torch.nn.functional.pad(states, (0, -size % INT8_STATE_BLOCK)).unflatten(-1, (-1, INT8_STATE_BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    scale = ((largest / MAX_INT8).view(torch.int32) + 0xFF & ~0xFF).view(torch.float32)
+    scale = torch.where(largest < LEAST_PACKED, 1.0, scale)
+    scale = torch.where(largest.isfinite(), scale, torch.nan)
+    # Adding 0.0 makes -0.0 what an integer gives.
+    whole: torch.Tensor = (blocks / scale).round_().mul_(scale).add_(0.0).flatten(-2)[..., :size]
+    return whole
+
+
 def rounded(
-    states: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None
+    states: torch.Tensor,
+    dtype: torch.dtype,
+    positions: torch.Tensor | None,
+    noise: int | None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Return `states` [rows, heads, head_dim, size] float32 rounded to `dtype`.
 
     They follow tokens at `positions` [rows] int32. They are rounded to nearest if `noise` is None or `dtype` is
-    float32, else with the noise of that layer.
+    float32, else with the noise of that layer. With `packable`, `dtype` is float32, and states after the last of
+    `INT8_STATE_TOKENS` tokens become their `packed_values`.
     """
+    if packable:
+        assert positions is not None, "positions say where states are packable"
+        is_last = ((positions + 1) % INT8_STATE_TOKENS == 0).view(-1, *[1] * (states.dim() - 1))
+        return torch.where(is_last, packed_values(states), states) if is_last.any() else states
     if noise is None or dtype not in DROPPED_BITS:
         return states.to(dtype)
     assert positions is not None, "noise is a function of positions"

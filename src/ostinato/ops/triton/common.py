@@ -43,6 +43,8 @@ FIRST_MULTIPLIER, SECOND_MULTIPLIER = map(tl.constexpr, HASH_MULTIPLIERS)
 FIRST_SHIFT, SECOND_SHIFT, LAST_SHIFT = map(tl.constexpr, HASH_SHIFTS)
 MOST_INT8 = tl.constexpr(float(MAX_INT8))
 
+NOT_PACKABLE = "the plan refuses ssm_checkpoint_dtype int8 on a GPU"
+
 
 @triton.jit
 def activate(x, NAME: tl.constexpr):

@@ -148,8 +148,11 @@ def delta_update(
     states: torch.Tensor,
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
+    start_positions: torch.Tensor | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.delta_update`; its reference documents arguments and result."""
+    assert not packable, common.NOT_PACKABLE
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]
     rows, tokens = write_slots.shape
@@ -413,11 +416,13 @@ def delta_scan(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.delta_scan`; its reference documents arguments and result.
 
     A checkpoint is at a multiple of 16 of its request's positions, or at its row's end.
     """
+    assert not packable, common.NOT_PACKABLE
     row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     assert states.dtype == torch.float32, f"states of a delta net in {states.dtype}; use float32"
     heads, key_dim, value_dim = states.shape[1:]

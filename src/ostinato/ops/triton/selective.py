@@ -106,8 +106,10 @@ def selective_update(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.selective_update`; its reference documents arguments and result."""
+    assert not packable, common.NOT_PACKABLE
     channels, state_size = states.shape[1:]
     rows, tokens = write_slots.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -236,8 +238,10 @@ def selective_scan(
     write_slots: torch.Tensor,
     checkpoints: Sequence[tuple[int, int, int]] = (),
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.selective_scan`; its reference documents arguments and result."""
+    assert not packable, common.NOT_PACKABLE
     row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     channels, state_size = states.shape[1:]
     rows = read_slots.shape[0]

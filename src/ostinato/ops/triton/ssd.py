@@ -185,11 +185,13 @@ def ssd_scan(
     checkpoints: Sequence[tuple[int, int, int]] = (),
     recurrent: bool = False,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.ssd_scan`; its reference documents arguments and result.
 
     `recurrent` is not supported: the plan refuses `deterministic` with Triton kernels.
     """
+    assert not packable, common.NOT_PACKABLE
     row_starts = row_starts - row_starts[:1]  # Other rows may come first.
     assert not recurrent, "the Triton scan is made of chunks"
     heads, head_dim, state_size = ssm_states.shape[1:]
@@ -342,8 +344,10 @@ def state_update(
     write_slots: torch.Tensor,
     start_positions: torch.Tensor | None = None,
     noise: int | None = None,
+    packable: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.state_update`; its reference documents arguments and result."""
+    assert not packable, common.NOT_PACKABLE
     heads, head_dim, state_size = ssm_states.shape[1:]
     rows, tokens = write_slots.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

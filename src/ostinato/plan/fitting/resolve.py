@@ -9,7 +9,12 @@ from ostinato.kv_cache.checkpoints import StateCacheMode
 from ostinato.plan.choose_quantization import with_quantization
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
-from ostinato.plan.effective_settings import choose_dtype, choose_ssm_state_dtype, choose_threads
+from ostinato.plan.effective_settings import (
+    choose_dtype,
+    choose_ssm_checkpoint_dtype,
+    choose_ssm_state_dtype,
+    choose_threads,
+)
 from ostinato.plan.encoder.encoder_plan import EncoderChoice, choose_budgets, choose_encoder
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.graphs.capture_sizes import LadderLimit
@@ -81,6 +86,7 @@ def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -
     model = with_quantization(config, with_drafter(config, model), device.kind)
     dtype, of_dtype = choose_dtype(config, model)
     ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)
+    packed_state, of_checkpoint_dtype = choose_ssm_checkpoint_dtype(config, model, device, dtype, ssm_state_dtype)
     kv_cache_dtype, of_kv_dtype = choose_kv_cache_dtype(config, model, dtype)
     mode = choose_state_cache_mode(config, model)
     state_block_size = choose_state_block_size(config, model)
@@ -114,13 +120,22 @@ def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -
         graph_mode=graph_mode,
         encoder=encoder,
         budget=_budget(
-            config, model, device, dtype, ssm_state_dtype, kv_cache_dtype, mode.effective, wanted.max_model_len
+            config,
+            model,
+            device,
+            dtype,
+            ssm_state_dtype,
+            kv_cache_dtype,
+            mode.effective,
+            wanted.max_model_len,
+            packed_state,
         ),
         requested_limits=wanted,
         reach=reach,
         decisions=(
             *of_dtype,
             *of_ssm_dtype,
+            *of_checkpoint_dtype,
             *of_kv_dtype,
             *([mode] if mode.effective != config.state_cache_mode else []),
             *of_mode,
@@ -143,6 +158,7 @@ def _budget(
     kv_cache_dtype: str,
     mode: StateCacheMode,
     max_model_len: int,
+    packed_state: int,
 ) -> MemoryBudget:
     # Each rank has a separate GPU; on a CPU all share one memory.
     own_memory = device.memory_bytes // (model.ranks if device.kind == "cpu" else 1)
@@ -159,6 +175,7 @@ def _budget(
         block_size=config.block_size,
         kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype) - window_block,
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype),
+        packed_state=packed_state,
         slots_per_request=slots_per_request(config.num_speculative_tokens),
         mapped_weights=model.mapped_bytes + (0 if model.drafter is None else model.drafter.mapped_bytes),
         # A model without state needs no checkpoints to hit.

@@ -109,7 +109,7 @@ def hit_law(config: EngineConfig, fitted: FitResult) -> HitLaw:
     has_state, branches = settled.model.keeps_state, config.checkpoint_policy == "boundaries+branches"
     hits = config.enable_prefix_caching and not (has_state and mode == "none")
     first = (spacing if has_state else block) if hits else 0
-    num_checkpoints = max(0, memory.num_slots - 1) if has_state else 0
+    num_checkpoints = max(0, memory.num_slots + memory.num_packed - 1) if has_state else 0
     repeated = block if hits and (branches or not has_state) else first
     return HitLaw(
         mode=mode,

@@ -136,6 +136,10 @@ class MemoryPlan:
     num_window_blocks: int = 0
     sliding_window: int = 0
     """The longest window of these layers. It and the two above are 0 without such layers."""
+    packed_state: int = 0
+    """Bytes of a packed checkpoint; 0 if checkpoints stay in slots."""
+    num_packed: int = 0
+    """Checkpoints that are packed, of the `num_checkpoints`; the others have a slot."""
 
     @property
     def beside_cache(self) -> int:
@@ -170,6 +174,13 @@ class MemoryBudget:
     """The part of the weights that is mapped from files."""
     window_block: int = 0
     window_block_window: int = 0
+    packed_state: int = 0
+    """Bytes of a packed checkpoint; 0 if checkpoints stay in slots."""
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint of a cached prefix."""
+        return self.packed_state or self.state_slot
 
     def window_block_rules(self, step_tokens: int) -> SlidingWindowSpec | None:
         """Return the rules for window blocks in steps of up to `step_tokens` tokens; None without window blocks."""
@@ -257,9 +268,11 @@ def fit_memory(
     possible = prefixes_that_fit(budget, room, max_num_seqs, max_model_len, step_tokens)
     prefixes = min(possible, most)
     checkpoints = prefixes if budget.state_slot else 0
-    num_slots = _slots(budget, max_num_seqs) + checkpoints
+    num_packed = checkpoints if budget.packed_state else 0
+    unpacked = _unpacked(budget, room, max_num_seqs, max_model_len, step_tokens) + checkpoints - num_packed
+    num_slots = _slots(budget, max_num_seqs) + unpacked
     num_blocks = num_window_blocks = 0
-    left = room - num_slots * budget.state_slot
+    left = room - num_slots * budget.state_slot - num_packed * budget.packed_state
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
     if tables is not None:
         split = split_tables(tables, left - budget.kv_block - budget.window_block, budget.holds_prefixes)
@@ -283,15 +296,20 @@ def fit_memory(
         num_blocks=num_blocks,
         num_slots=num_slots,
         slots_per_request=budget.slots_per_request,
-        num_checkpoints=checkpoints,
+        num_checkpoints=unpacked + num_packed,
         expected_prefix_tokens=expected if budget.holds_prefixes else None,
         prefix_tokens=prefixes * expected,
         mapped_weights=budget.mapped_weights,
-        cache=num_blocks * budget.kv_block + num_window_blocks * budget.window_block + num_slots * budget.state_slot,
+        cache=num_blocks * budget.kv_block
+        + num_window_blocks * budget.window_block
+        + num_slots * budget.state_slot
+        + num_packed * budget.packed_state,
         available=budget.available,
         window_block=budget.window_block,
         num_window_blocks=num_window_blocks,
         sliding_window=budget.window_block_window,
+        packed_state=budget.packed_state,
+        num_packed=num_packed,
     )
 
 
@@ -305,16 +323,18 @@ def prefixes_that_fit(
 ) -> int:
     """Return how many distinct prefixes fit in `room` bytes, each with its blocks and one checkpoint.
 
-    Running requests are subtracted first: the working slots of `max_num_seqs` rows, and the blocks of as many requests
-    of a prefix's length. These are no more than half of the possible blocks, but always those of one request of
-    `max_model_len`. With window blocks, see `prefixes_in`.
+    Running requests are subtracted first: the working slots of `max_num_seqs` rows, those of unpacked checkpoints, and
+    the blocks of as many requests of a prefix's length. These are no more than half of the possible blocks, but always
+    those of one request of `max_model_len`. With window blocks, see `prefixes_in`.
     """
     tables = _tables(budget, max_num_seqs, max_model_len, step_tokens)
+    unpacked = _unpacked(budget, room, max_num_seqs, max_model_len, step_tokens)
+    room -= (_slots(budget, max_num_seqs) + unpacked) * budget.state_slot
     if tables is not None:
-        return _prefixes_with_window_blocks(budget, tables, room - _slots(budget, max_num_seqs) * budget.state_slot)
+        return _prefixes_with_window_blocks(budget, tables, room)
     blocks = _blocks_of(expected_prefix(budget, max_model_len), budget.block_size)
-    each = blocks * budget.kv_block + budget.state_slot
-    rest = room - _slots(budget, max_num_seqs) * budget.state_slot - budget.kv_block
+    each = blocks * budget.kv_block + budget.checkpoint
+    rest = room - budget.kv_block
     if budget.kv_block:
         running = min(max_num_seqs * blocks, rest // budget.kv_block // 2)
         rest -= max(running, _blocks_of(max_model_len, budget.block_size)) * budget.kv_block
@@ -339,17 +359,32 @@ def _prefixes_with_window_blocks(budget: MemoryBudget, tables: BlockDemand, room
     """Return the prefixes that fit in `room` bytes for blocks, window blocks and checkpoints."""
 
     def beside(prefixes: int) -> int:
-        left = room - budget.kv_block - budget.window_block - prefixes * budget.state_slot
+        left = room - budget.kv_block - budget.window_block - prefixes * budget.checkpoint
         least = tables.longest * budget.kv_block + tables.rules.blocks_needed(tables.longest) * budget.window_block
         return prefixes_in(tables, *split_tables(tables, left, budget.holds_prefixes)) if left >= least else -1
 
-    if not budget.state_slot:
+    if not budget.checkpoint:
         return beside(0)
-    return largest(1, max(1, room // budget.state_slot), lambda prefixes: beside(prefixes) >= prefixes) or 0
+    return largest(1, max(1, room // budget.checkpoint), lambda prefixes: beside(prefixes) >= prefixes) or 0
 
 
 def _slots(budget: MemoryBudget, rows: int) -> int:
     return rows * budget.slots_per_request + 1 if budget.state_slot else 0
+
+
+CHUNK_CHECKPOINTS = 4
+"""Slots for the checkpoints that a chunk of a prompt writes, before they are packed."""
+
+
+def _unpacked(budget: MemoryBudget, room: int, rows: int, max_model_len: int, step_tokens: int) -> int:
+    """Return the slots of checkpoints that are not packed yet: one per row, and those of a chunk.
+
+    They take no more than half of what working slots and one request of `max_model_len` leave of `room`.
+    """
+    if not budget.packed_state or not budget.holds_prefixes:
+        return 0
+    left = room - cache_need(budget, rows, max_model_len, step_tokens)
+    return max(0, min(rows + CHUNK_CHECKPOINTS, left // 2 // budget.state_slot))
 
 
 def _blocks(budget: MemoryBudget, requests: int, max_model_len: int) -> int:

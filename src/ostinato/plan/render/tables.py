@@ -290,6 +290,7 @@ def _memory(plan: Plan) -> RenderableType:
     blocks = f"{memory.num_blocks:,} of {format_bytes(memory.kv_block)}"
     window_blocks = f"{memory.num_window_blocks:,} of {format_bytes(memory.window_block)}"
     slots = f"{memory.num_slots:,} of {format_bytes(memory.state_slot)}"
+    packed = f"{memory.num_packed:,} of {format_bytes(memory.packed_state)}, in 8 bits"
     drafter = 0 if plan.speculative is None else plan.speculative.weights
     for name, size, note in (
         ("weights", memory.weights, f"with the drafter's {format_bytes(drafter)}" if drafter else ""),
@@ -304,6 +305,7 @@ def _memory(plan: Plan) -> RenderableType:
             else ()
         ),
         *([("slots", memory.num_slots * memory.state_slot, slots)] if memory.state_slot else ()),
+        *([("checkpoints", memory.num_packed * memory.packed_state, packed)] if memory.packed_state else ()),
         ("together", memory.used, ""),
         ("available", memory.available, ""),
     ):
@@ -334,7 +336,9 @@ def _prefix_cache_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "eviction_policy", settings.eviction_policy
     yield "hits", str(plan.hit_law)
     if has_state:
-        yield "checkpoints", f"{memory.num_checkpoints:,} slots beyond the working ones"
+        packed = f", {memory.num_packed:,} of them in 8 bits" if memory.packed_state else ""
+        what = "places" if memory.packed_state else "slots"
+        yield "checkpoints", f"{memory.num_checkpoints:,} {what} beyond the working ones{packed}"
     pins = plan.pins
     yield (
         "marks",
