@@ -212,16 +212,16 @@ clean:
 	@$(BIN)/pip install --quiet --constraint constraints.txt $(BUILD_TOOLS)
 	@touch $@
 
-# torch first, by its exact version, so that no other package chooses one.
 .venv/.installed: pyproject.toml constraints.txt .venv/.installed-build
-	@echo "Installing packages, 1 of 2: torch, the largest"
-	@$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
-	@echo "Installing packages, 2 of 2: those that Ostinato needs besides"
+	@echo "Installing packages"
 	@$(call install_editable,.)
 	@touch $@
 
+# torch first, by its exact version, so that no other package chooses one.
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
-	@echo "Installing the packages of the tests"
+	@echo "Installing the packages of the tests, 1 of 2: torch, the largest"
+	@$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt)
+	@echo "Installing the packages of the tests, 2 of 2"
 	@$(call install_editable,'.[test]')
 	@touch $@
 

@@ -121,7 +121,7 @@ def test_the_file_system_is_looked_up_in_one_place() -> None:
     assert not [call for call in calls if not call.startswith(("ostinato.files: ", "ostinato.bench.gpu.parts: "))]
 
 
-BUILDERS = ("layers.allocation", "layers.huge_pages", "layers.sketch")
+BUILDERS = ("layers.allocation", "layers.sketch")
 """What gives models their arrays, in `layers/` too."""
 
 SHARED_METHODS = {"reshape", "index", "values", "norm"}

@@ -25,6 +25,7 @@ from triton_operations import call_operations
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import CallHook, Ops, triton_kernel
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS
@@ -208,7 +209,7 @@ def noted(capability: int) -> Iterator[list[Call]]:
 def run_model(directory: Path, dtype: str, state_dtype: str, steps: Sequence[tuple[int, int, int]] = STEPS) -> None:
     """Its steps, and its encoder, on tensors without memory."""
     spec = model_spec(read_config(directory))
-    model = build_model(WeightAllocator(meta_ops(), getattr(torch, dtype), META), spec)
+    model = build_model(WeightAllocator(meta_ops(), TorchArrays("meta"), dtype), spec)
     memory = meta_memory(spec, getattr(torch, dtype), getattr(torch, state_dtype), slots=1024)
     for step in steps:
         hidden = model(meta_step(*step, takes_images=spec.vision is not None), memory)

@@ -41,7 +41,8 @@ void concat(const ThreadGroup& threads, std::int64_t tokens, const Concat& in) {
     }
 }
 
-struct Multiply : Arguments {
+// Two arrays to combine element by element.
+struct Pair : Arguments {
     FIELD(Strided<VALUES>, first);  // [tokens, size]
     FIELD(Strided<FLOATS>, second);  // [tokens or 1, size], or [tokens or 1, 1] in the dtype of `first` or float32
     FIELD(Array<VALUES>, out);  // [tokens, size]
@@ -53,14 +54,15 @@ struct Multiply : Arguments {
     }
 };
 
-template <typename T, typename Second>
-void multiply_row(const T* first, Second&& second, T* to, std::int64_t size) {
+template <typename T, typename Second, typename Operator>
+void combine_row(const T* first, Second&& second, T* to, std::int64_t size, Operator&& combine) {
     const std::int64_t whole = size / LANES * LANES, rest = size - whole;
-    for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, load(first + i) * second(i, LANES));
-    if (rest) store_partial(to + whole, load_partial(first + whole, rest) * second(whole, rest), rest);
+    for (std::int64_t i = 0; i < whole; i += LANES) store(to + i, combine(load(first + i), second(i, LANES)));
+    if (rest) store_partial(to + whole, combine(load_partial(first + whole, rest), second(whole, rest)), rest);
 }
 
-void multiply(const ThreadGroup& threads, std::int64_t tokens, const Multiply& in) {
+template <typename Operator>
+void combine(const ThreadGroup& threads, std::int64_t tokens, const Pair& in, Operator&& combined) {
     const std::int64_t size = in.out.shape[1];
     const bool is_one = in.second.shape[1] == 1, is_shared = in.second.shape[0] == 1;
     const Range mine = threads.split(tokens);
@@ -73,13 +75,22 @@ void multiply(const ThreadGroup& threads, std::int64_t tokens, const Multiply& i
             if (is_one) {
                 const float factor = in.second.dtype == FLOAT32 ? *in.second.row<const float>(of)
                                                                 : load_masked(in.second.row<const T>(of), 1)[0];
-                multiply_row(first, [=](std::int64_t, std::int64_t) { return factor; }, to, size);
+                combine_row(first, [=](std::int64_t, std::int64_t) { return Float{} + factor; }, to, size, combined);
             } else {
                 const T* second = in.second.row<const T>(of);
-                multiply_row(first, [=](std::int64_t i, std::int64_t n) { return load_partial(second + i, n); }, to, size);
+                combine_row(
+                    first, [=](std::int64_t i, std::int64_t n) { return load_partial(second + i, n); }, to, size, combined);
             }
         }
     });
+}
+
+void add(const ThreadGroup& threads, std::int64_t tokens, const Pair& in) {
+    combine(threads, tokens, in, [](Float first, Float second) { return first + second; });
+}
+
+void multiply(const ThreadGroup& threads, std::int64_t tokens, const Pair& in) {
+    combine(threads, tokens, in, [](Float first, Float second) { return first * second; });
 }
 
 struct GatedActivation : Arguments {
@@ -110,6 +121,7 @@ void gated_activation(const ThreadGroup& threads, std::int64_t tokens, const Gat
     });
 }
 
+KERNEL(add);
 KERNEL(concat);
 KERNEL(gated_activation);
 KERNEL(multiply);

@@ -24,7 +24,7 @@ from ostinato.formats.gguf.architectures import checkpoint_name, may_be_absent
 from ostinato.formats.gguf.reader import SUPPORTED
 from ostinato.formats.gguf.tensor_names import GATE, NO_WEIGHTS, UP
 from ostinato.formats.gguf.tokenizer import PREFIX
-from ostinato.formats.mapped_files import check_names, opened, weight_files
+from ostinato.formats.mapped_files import SafetensorsFile, weight_files
 from ostinato.json_io import JsonObject
 from ostinato.layers.sketch import Sketch
 from ostinato.models.checkpoint import load_spec, read_config
@@ -67,13 +67,11 @@ def _safetensors(directory: Path, name: str) -> Iterator[Stored]:
     file = find_in_checkpoint(directory, name, may_leave=True)
     if file is None:
         return
-    check_names(file)
-    with opened(file, "numpy") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-            found = tensors.get_slice(name)
-            kind, shape = found.get_dtype(), tuple(found.get_shape())
-            bits = re.search(r"\d+", kind)  # as in F8_E4M3; of BOOL there are 8
-            yield Stored(name, kind, shape, math.prod(shape) * (int(bits[0]) if bits else 8) // 8)
+    tensors = SafetensorsFile(file)
+    for name in tensors.names:
+        kind, shape = tensors.dtype(name), tuple(tensors.shape(name))
+        bits = re.search(r"\d+", kind)  # as in F8_E4M3; of BOOL there are 8
+        yield Stored(name, kind, shape, math.prod(shape) * (int(bits[0]) if bits else 8) // 8)
 
 
 _SHOWN = 5

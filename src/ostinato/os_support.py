@@ -144,3 +144,8 @@ def raise_max_open_files(needed: int) -> int | None:
         return hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return None
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -31,6 +31,7 @@ from ostinato.bench.statistics import (
 )
 from ostinato.bench.step_timing import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
+from ostinato.ops.arrays import TorchArrays
 from ostinato.runner.inputs import make_step_inputs
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 from tests.support.engines import make_engine
@@ -115,7 +116,7 @@ def test_capture_is_also_told_per_graph() -> None:
 def test_a_decode_step_by_hand_is_what_the_engine_would_run(name: str) -> None:
     engine = make_engine(name, max_num_batched_tokens=20)
     steps = make_decode_steps(engine.runner, (1, 3), prompt_len=37, vocab_size=VOCAB_SIZE)
-    step, first = (make_step_inputs(steps[size], engine.runner.block_size, torch.device("cpu")) for size in (3, 1))
+    step, first = (make_step_inputs(steps[size], engine.runner.block_size, TorchArrays("cpu")) for size in (3, 1))
     assert step.num_decode_rows == 3
     assert step.positions.tolist() == step.start_positions.tolist() == [37] * 3
     assert step.kv_lens.tolist() == [38] * 3

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.cli.main import main
 from ostinato.errors import ModelError
-from ostinato.formats.mapped_files import INDEX, SINGLE, check_names
+from ostinato.formats.mapped_files import INDEX, SINGLE, SafetensorsFile
 from ostinato.inspection import inspect_checkpoint
 from ostinato.plan.device.detect import detect
 from tests.support.checkpoints import checkpoint
@@ -162,7 +162,7 @@ def test_a_header_that_does_not_describe_its_file_is_an_error_for_inspect_and_th
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     assert str(file) in inspected(capsys, tmp_path, 1)["refused"][0]
     with pytest.raises(ModelError, match=str(file)):
-        check_names(file)
+        SafetensorsFile(file)
 
 
 @pytest.mark.parametrize("lost", [1, 1000])
@@ -184,7 +184,7 @@ def test_a_gguf_file_is_described_without_torch(tmp_path: Path) -> None:
 import sys
 from ostinato.cli.main import main
 from ostinato.errors import ModelError
-from ostinato.formats.mapped_files import INDEX, SINGLE, check_names
+from ostinato.formats.mapped_files import INDEX, SINGLE, SafetensorsFile
 try:
     main(["inspect", {str(path)!r}, "--device", "cpu", "--json"])
 finally:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.media.media_item import RopePositions
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.step_inputs import StepInputs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow, MediaUse
 
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
 steps = st.lists(st.lists(tables, min_size=1, max_size=5), min_size=1, max_size=6)
 

@@ -22,6 +22,7 @@ import torch
 
 from ostinato import LLM, ForkError, RequestError, SamplingParams
 from ostinato.engine.shared_engine import FairLock
+from ostinato.ops.arrays import TorchArrays
 from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -85,8 +86,10 @@ def test_calls_from_many_threads_give_what_each_gives_alone(overlap: str) -> Non
 
 
 def test_torch_has_one_thread_during_a_step_of_native_kernels_and_as_many_as_before_after_it(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("ostinato.runner.model_runner.choose_arrays", lambda plan, spec: TorchArrays("cpu"))
+    llm = LLM(str(text_checkpoint()), **SETTINGS)
     run, seen = llm.engine.runner.graphs.run, set()
 
     def noted(inputs: Any) -> Any:

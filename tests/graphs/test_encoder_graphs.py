@@ -123,7 +123,7 @@ def test_capture_begins_with_the_largest_and_says_how_far_it_is() -> None:
         ("Capturing encoder graphs", 3, 3),
     ]
     assert encoding.graphs.num_captured == 3
-    buffers = EncoderBuffers(64, 4, VISION.patch_elements, CPU).num_bytes
+    buffers = EncoderBuffers(64, 4, VISION.patch_elements, CPU, "float32").num_bytes
     assert encoding.graphs.num_bytes == buffers + encoding.backend.arena.size
     assert buffers == 64 * (12 * 4 + 4 * 8 + 4 * 4 + 2 * 8) + 5 * 4
 
@@ -219,7 +219,7 @@ def test_check_replay_finds_what_was_baked_in() -> None:
 
 
 def test_buffers_are_padded_with_indices_that_exist_and_images_without_patches() -> None:
-    buffers = EncoderBuffers(32, 3, VISION.patch_elements, CPU)
+    buffers = EncoderBuffers(32, 3, VISION.patch_elements, CPU, "float32")
     write(buffers, [image(2), image(3), image(3)])
     buffers.pad(32, 3, 32)
     real = inputs_of([image(1), image(2)])

@@ -16,6 +16,7 @@ from ostinato.graphs.step_graphs import weight_storages
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.reference.attention import of_all_segments
@@ -75,6 +76,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
         model.encode,
         partial(write_encoder_inputs, vision=vision),
         CPU,
+        "float32",
         lambda persistent: CudaBackend(ops.tap, persistent, CPU, driver),
         lambda: weight_storages(model),
     )
@@ -93,7 +95,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
 def test_graphs_of_an_encoder_on_a_gpu(name: str) -> None:
     vision = vl_spec(name).vision
     assert vision is not None
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cuda")), vl_spec(name))
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cuda"), "float32"), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
     graphs = make_encoder_graphs(replace(plan_of((6, 16, 24), 3), backend="cuda"), vision, model)
     graphs.capture_all()

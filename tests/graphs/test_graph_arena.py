@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.graphs.recorder import RecordedCall
+from ostinato.graphs.recorder import tensor_ref
 from ostinato.graphs.tape import Arena, bind, plan_layout
-from ostinato.graphs.tensor_refs import TensorRef, tensor_ref
+from ostinato.graphs.tensor_refs import RecordedCall, TensorRef
+from ostinato.ops.arrays import TorchArrays
 from ostinato.plan.graphs.arena import ALIGNMENT
 
 
@@ -79,7 +80,7 @@ def test_a_result_that_an_early_call_computed_is_kept_to_the_end() -> None:
 
 
 def test_places_become_views_with_their_shape_stride_offset_and_dtype() -> None:
-    arena = Arena(torch.device("cpu"))
+    arena = Arena(TorchArrays("cpu"))
     arena.reserve(1024)
     whole = torch.empty(6, 4, dtype=torch.float64)
     part = whole[1:5, 1:3].t()
@@ -95,7 +96,7 @@ def test_places_become_views_with_their_shape_stride_offset_and_dtype() -> None:
 
 
 def test_the_arena_grows_only_for_more_than_it_has_and_says_so() -> None:
-    arena = Arena(torch.device("cpu"))
+    arena = Arena(TorchArrays("cpu"))
     assert arena.reserve(640)
     before = arena.memory.data_ptr()
     assert not arena.reserve(64)
@@ -105,7 +106,7 @@ def test_the_arena_grows_only_for_more_than_it_has_and_says_so() -> None:
 
 
 def test_poison_is_nan_in_every_dtype() -> None:
-    arena = Arena(torch.device("cpu"))
+    arena = Arena(TorchArrays("cpu"))
     arena.reserve(64)
     arena.poison()
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):

@@ -10,7 +10,8 @@ import torch
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import check_unmoved
 from ostinato.graphs.cuda import CudaBackend
-from ostinato.graphs.tensor_refs import storage_pointer
+from ostinato.graphs.recorder import storage_pointer
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.step_inputs import StepInputs
 from tests.support.checkpoints import RECIPES
 from tests.support.encoder_stand_in import Encoding, image
@@ -223,16 +224,16 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 @pytest.mark.gpu
 @needs_gpu
 def test_on_a_gpu_replays_give_what_the_step_gives() -> None:
-    toy = Toy(torch.device("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    toy = Toy(TorchArrays("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
     check_replays(toy, TwoParts(toy), backend, lambda: None)
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> None:
-    toy = Toy(torch.device("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    toy = Toy(TorchArrays("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
     forward = TwoParts(toy)
     graphs = {size: backend.capture(forward, toy.padding(size), ("attention", "state")) for size in (8, 4, 2)}
     taken = backend.num_bytes
@@ -250,8 +251,8 @@ def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> Non
 @pytest.mark.gpu
 @needs_gpu
 def test_on_a_gpu_a_host_read_in_a_kernel_is_named() -> None:
-    toy = Toy(torch.device("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), torch.device("cuda"))
+    toy = Toy(TorchArrays("cuda"))
+    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
     kernel = toy.tap.wrap("moe", lambda x: x * x.sum().item())
     with pytest.raises(CaptureError, match=r"^the kernel moe reads values on the host"):
         backend.capture(lambda step: kernel(toy.table[step.token_ids]), toy.padding(), ())

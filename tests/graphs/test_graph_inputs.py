@@ -8,6 +8,7 @@ import torch
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses
 from ostinato.graphs.tape import TapeBackend
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import CallHook
 from ostinato.ops.step_inputs import EncoderInputs
 from tests.support.native_sets import SETS, native_kernel
@@ -35,7 +36,7 @@ def test_native_kernels_leave_out_the_padding_of_patches_and_of_the_tokens_that_
     tap = CallHook()
     norm = tap.wrap("rms_norm", native_kernel(isa, "rms_norm"))
     named = {**vars(buffers), "weights": weights, "weights.4": weights[:4].clone()}
-    backend = TapeBackend(tap, {t.untyped_storage().data_ptr(): name for name, t in named.items()}, torch.device("cpu"))
+    backend = TapeBackend(tap, {t.untyped_storage().data_ptr(): name for name, t in named.items()}, TorchArrays("cpu"))
 
     def forward(inputs: EncoderInputs) -> torch.Tensor:
         by_patch = norm(norm(inputs.patches, named["weights.4"], 0.0), named["weights.4"], 0.0)
@@ -55,5 +56,5 @@ def test_inputs_that_moved_are_named_with_their_buffers() -> None:
     buffers = patches(8)
     places = BufferAddresses(buffers)
     places.check(first(buffers, 4))
-    with pytest.raises(CaptureError, match=r"^encoder buffers\.taps, .*starts moved"):
+    with pytest.raises(CaptureError, match=r"^encoder buffers\.taps, .*patches moved"):
         places.check(patches(8))

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ostinato.errors import CaptureError
-from ostinato.graphs.recorder import CallRecorder, RecordedCall
+from ostinato.graphs.recorder import CallRecorder
+from ostinato.graphs.tensor_refs import RecordedCall
 from ostinato.ops.operations import ops_called_by
 from ostinato.ops.step_inputs import StepInputs
 from tests.support.graph_steps import Steps, Toy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.step_graphs import GraphCounts, GraphKey, StepForward, StepGraphs
 from ostinato.json_io import to_json_data
 from ostinato.layers.mlp import MLP
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.step_inputs import StepInputs
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -91,7 +93,7 @@ def step_of(rows: int, num_decode_rows: int, tokens: int, tokens_per_row: int = 
 def check_all_batches(capture: CapturePlan, max_num_seqs: int, max_num_batched_tokens: int, is_lazy: bool) -> None:
     """Every batch that limits allow runs as the one range of the coverage that has it says, and is counted so."""
     backend = FakeBackend()
-    buffers = StepBuffers(max_num_seqs, max_num_batched_tokens, 1, capture.tokens_per_row[-1], torch.device("cpu"))
+    buffers = StepBuffers(max_num_seqs, max_num_batched_tokens, 1, capture.tokens_per_row[-1], TorchArrays("cpu"))
     graphs = StepGraphs(capture, backend, eager_forward, buffers, [], strict=True)
     if not is_lazy:
         graphs.capture_all()
@@ -459,6 +461,7 @@ def test_check_replay_finds_a_count_of_rows_that_was_baked_in(monkeypatch: pytes
     assert_found_by_check_replay(graph_mode)
 
 
+@patch("ostinato.runner.model_runner.choose_arrays", lambda plan, spec: TorchArrays("cpu"))
 def assert_found_by_check_replay(graph_mode: str) -> None:
     """The mistake is not seen without the check, and with it the first replay that it changes is named."""
     chosen: dict[str, Any] = {"graph_mode": graph_mode, "capture_sizes": [4, 64], "max_num_batched_tokens": 64}

@@ -11,6 +11,7 @@ import torch
 from ostinato import EngineConfig, SamplingParams
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.models.checkpoint import load_spec
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import triton_kernel
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.memory.activations import LARGE_SEGMENT
@@ -130,7 +131,7 @@ def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it
 def test_encoding_images_reads_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spec = planned(name)
     assert spec.vision is not None
-    buffers = EncoderBuffers(64, 3, spec.vision.patch_elements, META, spec.vision.taps)
+    buffers = EncoderBuffers(64, 3, spec.vision.patch_elements, TorchArrays("meta"), "bfloat16", spec.vision.taps)
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
         model = meta_model(spec, plan.kernels)
         assert isinstance(model, HasEncoder)

@@ -14,6 +14,7 @@ from ostinato.errors import ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS
 from ostinato.plan.model import ModelSpec
@@ -101,7 +102,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
     ops = select_ops({})
     ops = Ops({op: noting(op, getattr(ops, op)) for op in OPERATIONS}, ops.tap)
     spec = spec_with(name)
-    model = build_model(WeightAllocator(ops, torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(ops, TorchArrays("cpu"), "float32"), spec)
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
     for row, decode_rows in ((BatchRow("r", (5, 6), 0, (1,), 0, (2,)), 0), (BatchRow("r", (7,), 2, (1,), 2, (2,)), 1)):
@@ -112,7 +113,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
 @pytest.mark.parametrize(("in_float32", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 def test_the_residual_of_a_mamba_is_float32_where_the_config_says_so(in_float32: bool, dtype: torch.dtype) -> None:
     spec = spec_with("mamba2", residual_in_fp32=in_float32)
-    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
     load_weights(model, checkpoint("mamba2"))
     residuals = []
 
@@ -141,7 +142,7 @@ def test_a_mamba_checkpoint_may_name_its_embedding_in_the_singular(tmp_path: Pat
     tensors = load_file(checkpoint("mamba2") / "model.safetensors")
     embedding = tensors.pop("backbone.embeddings.weight")
     save_file(tensors | {"backbone.embedding.weight": embedding}, tmp_path / "model.safetensors")
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec_with("mamba2"))
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec_with("mamba2"))
     load_weights(model, tmp_path)
     assert torch.equal(model.embedding.weight, embedding)
 

@@ -21,6 +21,7 @@ from ostinato.inspection import inspect_checkpoint
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
@@ -52,7 +53,7 @@ def logits_of(path: Path) -> torch.Tensor:
     spec = load_spec(EngineConfig(model=str(path)))
     if spec.rope is not None:
         spec = replace(spec, rope=resolve_rope(spec.rope, len(PROMPT))[0])
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, path)
     row = BatchRow("r", PROMPT, 0, tuple(range(1, 4)), 0, (2,), num_logits=len(PROMPT))
     return model.compute_logits(model(make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU), poisoned_memory(spec)))
@@ -273,7 +274,7 @@ def test_experts_of_which_one_matrix_is_no_blocks_are_expanded_and_the_plan_name
 def test_the_plan_counts_the_bytes_of_blocks_as_they_are(folder: Path, kind: str) -> None:
     path = file_of(folder, "llama", kind)
     spec = load_spec(EngineConfig(model=str(path)))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     assert spec.weight_bytes("float32") == sum(each.nbytes for each in model.parameters())
     in_blocks = sum(each.nbytes for each in model.parameters() if each.dtype is torch.uint8)
     assert in_blocks == dict(spec.stored_blocks)[kind]

@@ -14,6 +14,7 @@ from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
@@ -88,7 +89,7 @@ def test_a_head_that_drafts_is_counted_and_one_that_does_not_takes_no_memory(fol
     for speculative in (None, f"mtp:{K}"):
         config = EngineConfig(model=str(path), speculative=speculative, cache_memory="16MiB", dtype="float32")
         spec = load_spec(config)
-        model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
+        model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
         own = [getattr(module, name) for module, name, _ in model.weights()]
         mapped = sum(weight.nbytes for weight in own if weight.is_meta)
         load_weights(model, path)

@@ -18,6 +18,7 @@ from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import BlockView, WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant.dequantize import dequantize
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
@@ -108,7 +109,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def loaded(directory: Path, **settings: Any) -> Any:
     spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, directory)
     return model
 
@@ -227,7 +228,7 @@ def test_a_gguf_file_has_the_same_weights(quantised: tuple[Path, Any], ranks: in
 def of_rank(source: Path, rank: int, ranks: int) -> dict[str, Any]:
     """The weights of one rank, each with its name in the checkpoint."""
     config = EngineConfig(model=str(source), kernels="reference", dtype="float32", tensor_parallel_size=ranks)
-    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"), rank=Rank(rank, ranks))
+    build = WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32", rank=Rank(rank, ranks))
     model = build_model(build, load_spec(config))
     load_weights(model, source)
     return dict(checkpoint_views(model))

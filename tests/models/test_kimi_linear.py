@@ -20,6 +20,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, deinterleaved_index, load_weights, transpose_first
 from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.kernels import choose_kernels
@@ -167,7 +168,7 @@ def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
 
 def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
     spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, directory)
     return model
 

@@ -25,6 +25,7 @@ from ostinato.models.config_json import ROPE_KINDS
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.models.registry import make_model
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.model import ModelSpec
@@ -118,10 +119,10 @@ def test_gemma2_has_its_caps_unless_they_are_null() -> None:
 
 
 def test_gemma3_multiplies_its_embedding_by_what_its_dtype_makes_of_the_factor() -> None:
-    ops, cpu = select_ops({}), torch.device("cpu")
+    ops = select_ops({})
     spec = replace(spec_with("gemma3_text"), hidden_size=72)
     factors = [
-        make_model(WeightAllocator(ops, dtype, cpu), spec).embedding.multiplier
+        make_model(WeightAllocator(ops, TorchArrays("cpu"), dtype_name(dtype)), spec).embedding.multiplier
         for dtype in (torch.float32, torch.bfloat16)
     ]
     assert factors == [pytest.approx(72**0.5, rel=1e-7), 8.5]
@@ -179,7 +180,7 @@ def test_gemma4_is_read_in_the_spelling_of_the_hub_too() -> None:
 
 
 def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
-    model = make_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec_with("gemma3_text"))
+    model = make_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec_with("gemma3_text"))
     randomize_weights(model, 0)
     norms = {name: tensor for name, tensor in model.named_parameters() if "norm" in name}
     assert len(norms) == 3 * 6 + 1
@@ -320,7 +321,7 @@ def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[st
     randomize(oracle, 1)
     oracle.eval().save_pretrained(tmp_path)
     spec = model_spec(read_config(tmp_path))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, tmp_path)
     prompt = tuple(random_prompt(90, seed=2))
     row = BatchRow("r", prompt, 0, tuple(range(1, 7)), 0, (2,), num_logits=len(prompt))
@@ -332,7 +333,7 @@ def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[st
 
 def loaded(directory: Path, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, directory)
     return model
 

@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import ostinato
 from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.formats.checkpoint_json import folder_advice
 from ostinato.formats.mapped_files import INDEX, SINGLE, opened
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
-from ostinato.models.checkpoint import model_spec, read_config
+from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import NumpyArrays, TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
+from ostinato.plan.tensor_parallel import Rank
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 
-CPU = torch.device("cpu")
 TIED = "granitemoehybrid_dense"
 UNTIED = "bamba"
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """The weights that a model has after loading, under the names that the checkpoint gives them."""
-    model = build_model(WeightAllocator(select_ops({}), dtype, CPU), model_spec(read_config(directory)))
+    model = build_model(
+        WeightAllocator(select_ops({}), TorchArrays("cpu"), dtype_name(dtype)), model_spec(read_config(directory))
+    )
     for weight in model.parameters():
         weight.data.fill_(float("nan"))
     load_weights(model, directory)
@@ -89,7 +97,9 @@ def test_every_tensor_that_does_not_match_is_in_one_error(tmp_path: Path) -> Non
 
 def test_a_mismatch_is_found_before_any_tensor_is_read(tmp_path: Path) -> None:
     directory = copy_of(UNTIED, tmp_path, lambda tensors: tensors.update(surprise=torch.zeros(1)))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    model = build_model(
+        WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), model_spec(read_config(directory))
+    )
     for weight in model.parameters():
         weight.data.zero_()
     with pytest.raises(ModelError):
@@ -104,7 +114,9 @@ def test_a_sharded_checkpoint_loads_like_a_whole_one(name: str, tmp_path: Path) 
 
 def test_progress_counts_every_tensor_of_every_shard(tmp_path: Path) -> None:
     directory = sharded(UNTIED, tmp_path)
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), model_spec(read_config(directory)))
+    model = build_model(
+        WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), model_spec(read_config(directory))
+    )
     seen: list[tuple[int, int]] = []
     load_weights(model, directory, lambda done, total: seen.append((done, total)))
     total = len(dict(checkpoint_views(model)))
@@ -281,3 +293,64 @@ def test_random_weights_give_finite_logits_over_200_steps_in_bfloat16(name: str)
     assert len(output.outputs[0].token_ids) == 200
     assert output.error is None
     assert 0 < max(largest) < 1e3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("granitemoehybrid", {"quantization": "int8"}),
+        ("bamba", {"quantization": "none"}),
+        ("kimi_linear", {"quantization": "none", "dtype": "float16"}),
+        ("nemotron_h", {"quantization": "int4_g32", "dtype": "bfloat16"}),
+        ("qwen3_next", {"quantization": "none", "dtype": "bfloat16"}),
+        ("llama", {"quantization": "none", "dtype": "bfloat16", "tensor_parallel_size": 2}),
+        ("qwen3", {"quantization": "int8", "tensor_parallel_size": 2}),
+    ],
+)
+def test_arrays_of_numpy_and_of_torch_get_the_same_bits(name: str, settings: dict[str, Any]) -> None:
+    """A weight's bits are those of its checkpoint's tensors, whatever library the model computes with."""
+    spec = load_spec(EngineConfig(model=str(checkpoint(name)), **settings))
+    rank = Rank(spec.ranks - 1, spec.ranks)
+    loaded: list[dict[str, np.ndarray]] = []
+    for arrays in (NumpyArrays(), TorchArrays("cpu")):
+        build = WeightAllocator(select_ops({}), arrays, settings.get("dtype", "float32"), rank=rank)
+        model = build_model(build, spec)
+        load_weights(model, checkpoint(name))
+        loaded.append({path: arrays.host(weight) for path, weight in model.named_parameters()})
+    given, expected = loaded
+    assert given.keys() == expected.keys()
+    for path, weight in expected.items():
+        assert given[path].dtype == weight.dtype, path
+        assert given[path].tobytes() == weight.tobytes(), path
+
+
+WITHOUT_TORCH = """
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked")
+
+sys.meta_path.insert(0, Blocked())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def test_what_loads_weights_imports_no_torch() -> None:
+    modules = [
+        *(
+            "layers.allocation",
+            "models.loader",
+            "models.gguf_loader",
+            "models.quantized_loader",
+            "models.weight_shards",
+        ),
+        *("models.weight_shards", "models.random_weights", "models.tensor_sources", "models.pooling", "inspection"),
+        *("formats.unpack", "formats.mapped_files", "ops.quant.quantize", "ops.quant.dequantize", "ops.huge_pages"),
+        *(f"models.{path.parent.name}.model" for path in Path(ostinato.__file__).parent.glob("models/*/model.py")),
+    ]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *(f"ostinato.{module}" for module in modules)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -8,21 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ostinato.formats.mapped_files import SINGLE
-from ostinato.layers import huge_pages
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import PERIOD, randomize_weights
+from ostinato.ops import huge_pages
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what memory is made of is Linux's business")
 
-CPU = torch.device("cpu")
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32768}
 """128 MiB of embeddings alone in bfloat16: no tensor may be held twice"""
@@ -38,6 +39,7 @@ from ostinato import EngineConfig
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.loader import load_weights
 from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.models.loader import build_model
 from ostinato.models.checkpoint import load_spec
@@ -52,7 +54,7 @@ spec = load_spec(config)
 torch.empty(10, dtype=torch.bfloat16).copy_(torch.randn(10)).amax().isfinite()  # what torch takes once
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = kibibytes("VmRSS")
-model = build_model(WeightAllocator(ops, torch.bfloat16, torch.device("cpu")), spec)
+model = build_model(WeightAllocator(ops, TorchArrays("cpu"), "bfloat16"), spec)
 if how == "random":
     randomize_weights(model, 0)
 else:
@@ -85,7 +87,9 @@ def configure(directory: Path, sizes: dict[str, int]) -> Path:
 
 
 def build(directory: Path) -> CausalLM:
-    return build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), model_spec(read_config(directory)))
+    return build_model(
+        WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), model_spec(read_config(directory))
+    )
 
 
 def save(directory: Path, sizes: dict[str, int], dtype: torch.dtype | None, offset: int) -> dict[str, torch.Tensor]:
@@ -213,7 +217,7 @@ def test_no_two_rows_of_a_random_matrix_are_equal(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("fills_slowly", [False, True])
 def test_an_empty_tensor_holds_what_is_written_to_it(elements: int, fills_slowly: bool) -> None:
-    tensor = huge_pages.empty(elements, 1, dtype=torch.bfloat16, device=CPU, fills_slowly=fills_slowly)
+    tensor = TorchArrays("cpu").empty((elements, 1), "bfloat16", fills_slowly=fills_slowly)
     values = (torch.arange(elements) % 251).to(torch.bfloat16).unsqueeze(1)
     tensor.copy_(values)
     assert tensor.is_contiguous()
@@ -227,6 +231,6 @@ def test_an_empty_tensor_holds_what_is_written_to_it(elements: int, fills_slowly
 def test_dropped_parts_of_a_file_are_read_again(begin: int, size: int, tmp_path: Path) -> None:
     content = bytes(i % 253 for i in range(20000))
     (tmp_path / "file").write_bytes(content)
-    mapped = torch.from_file(str(tmp_path / "file"), shared=False, size=len(content), dtype=torch.uint8)
+    mapped = np.memmap(tmp_path / "file", mode="c")
     huge_pages.drop(mapped[begin : begin + size])
     assert bytes(mapped.tolist()) == content

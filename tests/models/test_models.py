@@ -15,6 +15,7 @@ from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, deinterleaved_index, load_weights
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.model import ModelSpec
@@ -27,13 +28,13 @@ from tests.support.recipes import HEADED
 
 BLOCK_SIZE = 16
 PROMPT = 150
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 
 
 def load(name: str) -> tuple[CausalLM, ModelSpec]:
     directory = checkpoint(name)
     spec = model_spec(read_config(directory))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, directory)
     return model, spec
 
@@ -89,7 +90,7 @@ def test_logits_equal_transformers(name: str, cuts: list[int]) -> None:
 def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
     spec = model_spec(read_config(checkpoint(name)))
     for dtype in ("float32", "bfloat16"):
-        build = WeightAllocator(select_ops({}), getattr(torch, dtype), torch.device("meta"))
+        build = WeightAllocator(select_ops({}), TorchArrays("meta"), dtype)
         weights = list(build_model(build, spec).parameters())
         assert sum(weight.numel() for weight in weights) == spec.num_parameters
         assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
@@ -100,7 +101,7 @@ def test_the_weight_table_has_the_names_and_shapes_that_the_model_loads(name: st
     spec = model_spec(read_config(checkpoint(name)))
     if name in HEADED:
         spec = spec_with_head(checkpoint(name))
-    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, torch.device("meta")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("meta"), "bfloat16"), spec)
     table = [*spec.table, *(spec.drafter.table if spec.drafter is not None else ())]
     loaded = {path: view.shape for path, view in checkpoint_views(model)}
     assert {path for weight in table for path in weight.names} == loaded.keys()
@@ -120,7 +121,7 @@ def spec_with_head(directory: Path) -> ModelSpec:
 
 def load_into(spec: ModelSpec, directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """The weights after loading, under the model's names for what a checkpoint holds."""
-    model = build_model(WeightAllocator(select_ops({}), dtype, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), dtype_name(dtype)), spec)
     for weight in model.parameters():
         weight.data.fill_(float("nan"))
     load_weights(model, directory)
@@ -141,7 +142,7 @@ def test_a_head_is_loaded_tensor_by_tensor_and_takes_the_bytes_of_its_spec(name:
     own = [tensor for key, tensor in saved.items() if key.startswith("mtp.")]
     assert sum(tensor.numel() for tensor in own) == spec.drafter.num_parameters
     for dtype in (torch.float32, torch.bfloat16):
-        model = build_model(WeightAllocator(select_ops({}), dtype, torch.device("meta")), spec)
+        model = build_model(WeightAllocator(select_ops({}), TorchArrays("meta"), dtype_name(dtype)), spec)
         held = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         name_of = str(dtype).removeprefix("torch.")
         assert held == spec.weight_bytes(name_of) + spec.drafter.weight_bytes(name_of)

@@ -16,6 +16,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.mixers import GatedDeltaSpec
 from tests.support.checkpoints import checkpoint
@@ -78,7 +79,7 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], mess
 
 
 def load(directory: Path) -> CausalLM:
-    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"))
+    build = WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32")
     model = build_model(build, model_spec(read_config(directory)))
     load_weights(model, directory)
     return model

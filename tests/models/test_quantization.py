@@ -18,6 +18,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant import dequantize as blocks
 from ostinato.ops.quant import quantize
@@ -42,7 +43,7 @@ def spec_of(directory: Path, **settings: Any) -> ModelSpec:
 
 
 def build(spec: ModelSpec, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> CausalLM:
-    return build_model(WeightAllocator(select_ops({}), dtype, device), spec)
+    return build_model(WeightAllocator(select_ops({}), TorchArrays(str(device)), dtype_name(dtype)), spec)
 
 
 def values(model: CausalLM) -> dict[str, torch.Tensor]:

@@ -17,17 +17,16 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, deinterleaved_index, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.quantization import Quantization
 from tests.models.test_qwen3_5 import HUB
 from tests.support.checkpoints import checkpoint, oracle
 
-CPU = torch.device("cpu")
-
 
 def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
     spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, directory)
     return model
 
@@ -117,6 +116,8 @@ def test_a_head_that_a_checkpoint_lacks_is_named_where_it_is_to_draft() -> None:
     directory = checkpoint("qwen3_next")
     config = {name: value for name, value in read_config(directory).items() if name != "num_nextn_predict_layers"}
     spec = model_spec(config)
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), replace(spec, drafter=spec.head))
+    model = build_model(
+        WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), replace(spec, drafter=spec.head)
+    )
     with pytest.raises(ModelError, match=r"missing \(\d+\): mtp\.fc\.weight"):
         load_weights(model, directory)

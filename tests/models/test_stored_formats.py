@@ -19,13 +19,14 @@ from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, tokens, values
-from tests.support.allocations import peak_bytes
+from tests.support.allocations import peak_with_numpy
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import runnable_sets
 from tests.support.plan_cases import GIB, cpu
@@ -38,7 +39,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 def loaded(directory: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> CausalLM:
     spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), dtype, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), dtype_name(dtype)), spec)
     load_weights(model, directory)
     return model
 
@@ -73,12 +74,12 @@ def test_expanding_holds_one_matrix_beside_the_weights_that_the_plan_counts(form
     meaning = stored("llama", tmp_path, form)
     config = EngineConfig(model=str(tmp_path), dtype="bfloat16")
     spec = load_spec(config)
-    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
     held = sum(each.nbytes for each in model.parameters())
     assert make_plan(config, spec, cpu(8 * GIB)).memory.weights == held
     largest = max(tensor.numel() for tensor in meaning.values())
     # Some forms of a piece at once: integers, zero points and scales per element, their difference, the product.
-    assert peak_bytes(lambda: load_weights(model, tmp_path), tmp_path / SINGLE) < 4 * 6 * largest < held
+    assert peak_with_numpy(lambda: load_weights(model, tmp_path)) < 4 * 6 * largest < held
     assert sum(each.nbytes for each in model.parameters()) == held
 
 
@@ -266,7 +267,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
     if not in_blocks:
         assert spec.stored_quantization is not None
         spec = replace(spec, quantization=spec.stored_quantization.quantization(read=()))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, tmp_path)
     found, places = values(model), dict(checkpoint_views(model))
     count = 0
@@ -283,7 +284,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
 def test_random_weights_are_made_in_the_same_blocks(form: str, tmp_path: Path) -> None:
     stored("llama", tmp_path, form)
     spec = load_spec(EngineConfig(model=str(tmp_path), kernels="reference", random_weights=True))
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, torch.device("cpu")), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     randomize_weights(model, 0)
     places = dict(checkpoint_views(model))
     found, place = values(model)[f"{UP}.weight"], places[f"{UP}.weight"]

@@ -19,6 +19,7 @@ from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random_weights import randomize_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
 from ostinato.plan.quantization import Quantization
@@ -59,7 +60,7 @@ GRIDS = {
 def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
     spec = vl_spec(name)
     for dtype in ("float32", "bfloat16"):
-        build = WeightAllocator(select_ops({}), getattr(torch, dtype), torch.device("meta"))
+        build = WeightAllocator(select_ops({}), TorchArrays("meta"), dtype)
         weights = list(build_model(build, spec).parameters())
         assert sum(weight.numel() for weight in weights) == spec.num_parameters
         assert sum(weight.numel() * weight.element_size() for weight in weights) == spec.weight_bytes(dtype)
@@ -70,7 +71,7 @@ def test_the_spec_counts_the_bytes_that_the_model_allocates(name: str) -> None:
 def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, quantization: Quantization) -> None:
     """The embedding is the LM head in one of the recipes, so that it is quantised there."""
     spec = replace(vl_spec(name), quantization=quantization)
-    model = build_model(WeightAllocator(select_ops({}), torch.bfloat16, CPU), spec)
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
     load_weights(model, vl_checkpoint(name))
     weights = dict(model.named_parameters())
     assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
@@ -190,7 +191,7 @@ def test_experts_with_rows_for_columns_are_read_like_others(tmp_path: Path, quan
     spec = replace(model_spec(read_config(vl_checkpoint(name))), quantization=quantization)
     models = []
     for directory in (vl_checkpoint(name), tmp_path / "turned"):
-        models.append(build_model(WeightAllocator(select_ops({}), torch.float32, CPU), spec))
+        models.append(build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec))
         load_weights(models[-1], directory)
     for plain, turned in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(plain, turned)
@@ -247,7 +248,7 @@ def test_an_image_gives_the_same_bits_in_any_company() -> None:
 
 @pytest.mark.parametrize("name", VL_RECIPES)
 def test_random_weights_give_finite_outputs(name: str) -> None:
-    model = build_model(WeightAllocator(select_ops({}), torch.float32, CPU), vl_spec(name))
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), vl_spec(name))
     randomize_weights(model, seed=0)
     assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
     items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision

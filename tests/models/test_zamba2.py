@@ -20,6 +20,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work, prefill_flops
@@ -152,7 +153,7 @@ def test_one_block_without_positions_equals_transformers(cuts: list[int], monkey
 
 
 def load(directory: Path) -> CausalLM:
-    build = WeightAllocator(select_ops({}), torch.float32, torch.device("cpu"))
+    build = WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32")
     model = build_model(build, model_spec(read_config(directory)))
     load_weights(model, directory)
     return model

@@ -14,6 +14,7 @@ import torch
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import Ops, load_extension, reference_kernel, select_ops
 from ostinato.ops.operations import OPERATIONS, Operations
 from ostinato.ops.step_inputs import LayerCache
@@ -98,7 +99,7 @@ def checked_ops() -> Ops:
 @pytest.mark.parametrize("name", RECIPES)
 def test_results_of_a_step_are_what_the_rows_say(name: str, dtype: torch.dtype) -> None:
     spec = model_spec(read_config(checkpoint(name)))
-    model = build_model(WeightAllocator(checked_ops(), dtype, CPU), spec)
+    model = build_model(WeightAllocator(checked_ops(), TorchArrays("cpu"), dtype_name(dtype)), spec)
     load_weights(model, checkpoint(name))
     memory = [
         LayerCache(

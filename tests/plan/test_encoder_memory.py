@@ -46,6 +46,7 @@ import torch
 from ostinato import EngineConfig
 from ostinato.runner.graph_setup import make_encoder_graphs
 from ostinato.layers.allocation import WeightAllocator
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.ops.dispatch import select_ops
 from ostinato.plan.device.detect import detect
@@ -69,7 +70,7 @@ config = EngineConfig(model=directory, random_weights=True, threads=1, encoder_g
 spec, device = load_spec(config), detect("cpu")
 plan = make_plan(config, spec, device)
 ops = select_ops({op: choice.implementation for op, choice in plan.kernels.items()}, device.native.isa)
-model = build_model(WeightAllocator(ops, getattr(torch, settings["dtype"]), torch.device("cpu")), spec)
+model = build_model(WeightAllocator(ops, TorchArrays("cpu"), settings["dtype"]), spec)
 with torch.inference_mode():
     for parameter in model.parameters():
         parameter.zero_()

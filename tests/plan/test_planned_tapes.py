@@ -23,6 +23,7 @@ from ostinato.layers.sketch import Sketch
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.weight_table import encoder_calls
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.operations import ENCODER_OPS
 from ostinato.plan.encoder.memory import encoder_graph_bytes
@@ -35,7 +36,7 @@ from tests.support.recipes import HEADED
 from tests.support.vl_models import VL_RECIPES, vl_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 KERNELS = ["reference", *(["native"] if runnable_sets() else [])]
 
 
@@ -82,13 +83,16 @@ def visions(draw: st.DrawFn) -> VisionSpec:
 def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int, kernels: str) -> EncoderGraphs:
     isa = runnable_sets()[0] if kernels == "native" else None
     ops = select_ops(dict.fromkeys(ENCODER_OPS, kernels), isa)
-    encoder = VisionEncoder(WeightAllocator(ops, DTYPES[dtype], CPU), vision, 10000.0, "gelu_pytorch_tanh")
+    encoder = VisionEncoder(
+        WeightAllocator(ops, TorchArrays("cpu"), dtype_name(DTYPES[dtype])), vision, 10000.0, "gelu_pytorch_tanh"
+    )
     graphs = EncoderGraphs(
         plan_of(budgets, items),
         vision,
         encoder.forward,
         partial(write_encoder_inputs, vision=vision),
         CPU,
+        dtype,
         lambda persistent: TapeBackend(ops.tap, persistent, CPU),
         lambda: weight_storages(encoder),
     )

@@ -11,9 +11,10 @@ import torch
 from transformers.generation import logits_process as oracle
 
 from ostinato.errors import ModelError, Remedy, RequestError
+from ostinato.ops.reference.sample import restrict
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling import sampler
-from ostinato.sampling.logits_processing import process_logits, truncate_logits
+from ostinato.sampling.logits_processing import process_logits
 from ostinato.sampling.params import SamplingParams, check_token_ids
 from ostinato.sampling.sampler import select_tokens
 from ostinato.sampling.state import PendingToken, SamplingState, TokenCounts
@@ -150,6 +151,11 @@ def test_min_tokens_is_refused_where_every_token_ends_the_output() -> None:
 
 
 # Processing, against definitions and against transformers
+
+
+def truncate_logits(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    settings = np.array([each.draw_settings for each in params], np.float64)
+    return torch.from_numpy(restrict(logits.numpy(), settings))
 
 
 def restricted(logits: torch.Tensor, **settings: Any) -> torch.Tensor:

@@ -15,13 +15,14 @@ from ostinato.graphs.step_graphs import weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.module import Module
 from ostinato.media.media_item import MediaItem
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.device.detect import detect
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
 from ostinato.plan.layer_specs import VisionSpec
 
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 HIDDEN = 16
 VISION = VisionSpec(
     hidden_size=HIDDEN, num_layers=1, num_heads=1, intermediate_size=32, patch_size=2, temporal_patch_size=1,
@@ -119,7 +120,7 @@ class Encoding:
             return self.backend
 
         self.graphs = EncoderGraphs(
-            plan or plan_of(), VISION, self.model.encode, write, CPU, make_backend,
+            plan or plan_of(), VISION, self.model.encode, write, CPU, "float32", make_backend,
             lambda: weight_storages(self.model), **settings,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 
@@ -13,12 +14,13 @@ from ostinato.engine.core import EngineCore
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.step_graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
+from ostinato.ops.arrays import Arrays, TorchArrays
 from ostinato.ops.dispatch import CallHook
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from tests.support.checkpoints import checkpoint, random_prompt
 
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 Forward = Callable[[StepInputs], torch.Tensor]
 
 
@@ -59,14 +61,14 @@ def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepI
 class Toy:
     """Step buffers for 8 tokens, a weight, a cache, and a backend of tapes: a place to capture small functions."""
 
-    def __init__(self, device: torch.device = CPU) -> None:
+    def __init__(self, arrays: Arrays = CPU) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.buffers = StepBuffers(8, 8, 4, 2, device)
-        self.table = torch.randn(20, 6, generator=generator).to(device)
-        self.weight = torch.randn(6, 6, generator=generator).to(device)
-        self.cache = torch.zeros(64, 6, device=device)
+        self.buffers = StepBuffers(8, 8, 4, 2, arrays)
+        self.table = torch.randn(20, 6, generator=generator).to(arrays.device)
+        self.weight = torch.randn(6, 6, generator=generator).to(arrays.device)
+        self.cache = torch.zeros(64, 6, device=arrays.device)
         self.tap = CallHook()
-        self.backend = TapeBackend(self.tap, self.persistent(), device)
+        self.backend = TapeBackend(self.tap, self.persistent(), arrays)
 
     def persistent(self) -> dict[int, str]:
         named = {"weights.table": self.table, "weights.weight": self.weight, "cache memory.0": self.cache}
@@ -93,7 +95,9 @@ class Steps:
             model=str(checkpoint(recipe)), dtype=dtype, max_model_len=128, max_num_seqs=8, threads=1,
             max_num_batched_tokens=64, cache_memory="16MiB", graph_mode="none", **settings,
         )  # fmt: skip
-        self.engine = EngineCore(config)
+        # Native kernels on torch's arrays, as where the other kernels are references.
+        with patch("ostinato.runner.model_runner.choose_arrays", lambda plan, spec: CPU):
+            self.engine = EngineCore(config)
         self.runner = self.engine.runner
         self.block_size = self.engine.plan.settings.block_size
         most = 128 // self.block_size

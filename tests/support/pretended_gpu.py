@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ostinato.graphs.recorder import UNWRITTEN
-from ostinato.graphs.tensor_refs import storage_pointer, tensors_in
+from ostinato.graphs.recorder import UNWRITTEN, storage_pointer, tensors_in
 
 HOST_READS = ("_local_scalar_dense", "nonzero")
 """torch's operations that a stream refuses while it is captured."""

@@ -24,6 +24,7 @@ from ostinato.models.gemma3.model import Gemma3VL
 from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.step_inputs import EncoderInputs, LayerCache, StepInputs
@@ -38,7 +39,7 @@ from tests.support.recipes import COMMON, VOCAB_SIZE
 
 IMAGE, VIDEO, START, END = range(VOCAB_SIZE - 4, VOCAB_SIZE)
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
-CPU = torch.device("cpu")
+CPU = TorchArrays("cpu")
 BLOCK_SIZE = 16
 
 TEXT: dict[str, Any] = COMMON | {
@@ -228,7 +229,7 @@ def vl_spec(name: str) -> ModelSpec:
 
 
 def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL | Lfm3VL | Gemma3VL:
-    model = build_model(WeightAllocator(ops or select_ops({}), torch.float32, CPU), vl_spec(name))
+    model = build_model(WeightAllocator(ops or select_ops({}), TorchArrays("cpu"), "float32"), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
     assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
     return model
@@ -335,5 +336,5 @@ def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torc
 def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
     """Images in buffers as large as they are."""
     patches = sum(len(item.patches) for item in items)
-    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU, vision.taps)
+    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU, "float32", vision.taps)
     return write_encoder_inputs(buffers, items, vision)

@@ -16,11 +16,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.recorder import changes_device, reads_on_host
-from ostinato.graphs.tensor_refs import tensors_in
+from ostinato.graphs.recorder import changes_device, reads_on_host, tensors_in
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import CallHook, Ops, reference_kernel, triton_kernel
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS
@@ -139,7 +139,7 @@ def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
 
 
 def meta_model(spec: ModelSpec, kernels: Mapping[str, KernelChoice], dtype: torch.dtype = torch.bfloat16) -> CausalLM:
-    return build_model(WeightAllocator(meta_ops(kernels), dtype, META), spec)
+    return build_model(WeightAllocator(meta_ops(kernels), TorchArrays("meta"), dtype_name(dtype)), spec)
 
 
 def meta_memory(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> list[LayerCache]:
@@ -172,4 +172,4 @@ def _states(state: StateSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def meta_buffers(spec: ModelSpec, rows: int, tokens: int, slots: int) -> StepBuffers:
-    return StepBuffers(rows, tokens, BLOCKS - 1, slots, META, takes_images=spec.vision is not None)
+    return StepBuffers(rows, tokens, BLOCKS - 1, slots, TorchArrays("meta"), takes_images=spec.vision is not None)

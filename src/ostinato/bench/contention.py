@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from ostinato.bench.report import (
 )
 from ostinato.bench.statistics import paired_ratio, spread
 from ostinato.json_io import JsonObject
+from ostinato.os_support import usable_cores
 
 CONTEXT = 32
 """Prompt tokens before each row that decodes."""
@@ -88,7 +88,7 @@ def contention(settings: JsonObject, bench: ContentionBench, say: ProgressCallba
                     rates[name, busy].append(
                         trace.decode_rate if is_decode else trace.prompt_tokens / trace.prefill_end
                     )
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     results = [_figures(name, busy, cores, rates[name, busy], rates[name, 0]) for name, busy in rates]
     data = {**engine_facts("contention", config, engine.plan, **asdict(bench)), "results": results}
     data["machine"] |= {"cores": cores}

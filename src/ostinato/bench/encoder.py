@@ -72,8 +72,6 @@ def encoder(settings: JsonObject, bench: EncoderBench, say: ProgressCallback) ->
     """
     config = EngineConfig(**settings)
     _check_measurable(config)
-    import torch
-
     from ostinato.bench.step_timing import seconds_of
     from ostinato.engine.core import EngineCore
     from ostinato.runner.graph_setup import make_encoder_graphs
@@ -85,7 +83,7 @@ def encoder(settings: JsonObject, bench: EncoderBench, say: ProgressCallback) ->
     assert plan.encoder is not None, "the plan was looked at before"
     assert graphs is not None, "as a model with an encoder has it"
     assert vision is not None, "as above"
-    with torch.inference_mode():
+    with runner.arrays.inference_mode():
         graphs.capture_all()
     off = replace(plan.encoder, graph_mode="none", token_budgets=())
     ways = {"eager": make_encoder_graphs(off, vision, runner.model), "graph": graphs}
@@ -94,9 +92,9 @@ def encoder(settings: JsonObject, bench: EncoderBench, say: ProgressCallback) ->
     streams = dict(zip(("alone", "together"), make_arrivals(bench, pixels, vision.patch_elements), strict=True))
     results = {}
 
-    @torch.inference_mode()
     def encode(way: str, number: int, items: Sequence[MediaItem]) -> float:
-        seconds = seconds_of(runner, partial(ways[way].run, items))
+        with runner.arrays.inference_mode():
+            seconds = seconds_of(runner, partial(ways[way].run, items))
         if number == 0:
             graphs.counts.clear()
         return seconds

@@ -125,7 +125,7 @@ def _measure_decode(
         shares = kernel_shares(runner, steps)
     if plan.capture.backend == "cuda":
         say("measuring the memory's bandwidth")
-        bandwidth = measure_bandwidth(runner.device)
+        bandwidth = measure_bandwidth(runner.arrays.device)
         for result in times_of:
             needed = decode_bytes(engine.spec, plan, result.rows, context=bench.prompt_len + 1, with_logits=False)
             if needed is not None:

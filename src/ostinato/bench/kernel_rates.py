@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ostinato.layers import huge_pages
+from ostinato.ops.arrays import TorchArrays, dtype_name
 from ostinato.ops.dispatch import native_kernel
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.ops.native_extension import NativeExtension
@@ -246,7 +246,7 @@ class KernelProbe:
 
     def _some(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor with all its pages in memory. Its values make no difference."""
-        made = huge_pages.empty(*shape, dtype=dtype or self.dtype, device=torch.device("cpu"))
+        made = TorchArrays("cpu").empty(shape, dtype_name(dtype or self.dtype))
         return made.fill_(1 if dtype == torch.int8 else 0.01)
 
 

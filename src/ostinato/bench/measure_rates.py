@@ -49,7 +49,7 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         raise ConfigError(message, [Remedy("device", "cpu")])
     torch.set_num_threads(threads)
     clock = _OtherWork()
-    bandwidth = measure_bandwidth(torch.device("cpu"), max(num_bytes, 2**22), isa)
+    bandwidth = measure_bandwidth("cpu", max(num_bytes, 2**22), isa)
     probe = KernelProbe(load_extension(isa), getattr(torch, plan.settings.dtype), num_bytes)
     with torch.inference_mode():
         empty = probe.empty_call()

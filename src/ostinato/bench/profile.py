@@ -88,8 +88,8 @@ def profile(
     engine = EngineCore(config)
     plan = engine.plan
     say("measuring the memory's bandwidth and the rate of matrix products")
-    bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
-    roofs = Roofline(bandwidth.best, measure_flops(plan.settings.dtype, engine.runner.device))
+    bandwidth = measure_bandwidth(engine.runner.arrays.device, isa=plan.device.native.isa)
+    roofs = Roofline(bandwidth.best, measure_flops(plan.settings.dtype, engine.runner.arrays.device))
     data = engine_facts("profile", config, plan, **asdict(bench))
     data["machine"] |= {**bandwidth.to_json(), "flops_per_second": roofs.flops_per_second}
     data["kernels"] = {name: choice.implementation for name, choice in plan.kernels.items()}
@@ -182,7 +182,7 @@ def _prefill(
 
 
 def _by_operation(engine: EngineCore, bench: ProfileBench) -> bool:
-    return bench.by_operation or engine.runner.device.type == "cuda"
+    return bench.by_operation or not engine.runner.arrays.is_on_host
 
 
 def _step_figures(

@@ -10,6 +10,8 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ostinato._version import __version__
@@ -166,9 +168,9 @@ def machine_facts(plan: Plan | None = None) -> JsonObject:
     machine["python"] = platform.python_version()
     if plan is None:
         return machine
-    import torch
-
-    return {**machine, "threads": torch.get_num_threads(), "torch": torch.__version__, "device": plan.device.name}
+    installed = version("torch") if find_spec("torch") is not None else "none"
+    threads = plan.settings.threads or plan.device.cores
+    return {**machine, "threads": threads, "torch": installed, "device": plan.device.name}
 
 
 def model_facts(config: EngineConfig, plan: Plan) -> JsonObject:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ostinato.bench.engine_driver import plan_of, with_room
 from ostinato.bench.report import machine_facts
 from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
+from ostinato.ops.arrays import NUMPY, TorchArrays
 from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.os_support import usable_cores
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
-
-if TYPE_CHECKING:
-    import torch
 
 PROBE_BYTES = 2**29
 """Size of the tensor that is read, in bytes: well above the caches of a CPU or a GPU."""
@@ -100,53 +101,55 @@ def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float
     }
 
 
-def measure_bandwidth(device: torch.device, size: int = PROBE_BYTES, isa: str | None = None) -> Bandwidth:
-    """Return the best of several sums over, and copies of, a float32 tensor of `size` bytes.
+def measure_bandwidth(device: str, size: int = PROBE_BYTES, isa: str | None = None) -> Bandwidth:
+    """Return the best of several sums over, and copies of, a float32 array of `size` bytes.
 
     With `isa`, the native extension's reading counts too: it has more memory accesses under way at once.
     """
-    import torch
+    if device != "cpu":
+        import torch
 
-    source = torch.ones(size // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    readings: list[Callable[[], object]] = [source.sum]
-    if isa is not None:
-        from ostinato.ops.dispatch import load_extension
+        source = torch.ones(size // 4, dtype=torch.float32, device=device)
+        target = torch.empty_like(source)
+        read = best_seconds(source.sum, device)
+        return Bandwidth(read=size / read, copy=2 * size / best_seconds(lambda: target.copy_(source), device))
+    values, copied, parts = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32), usable_cores()
+    pieces = list(zip(np.array_split(copied, parts), np.array_split(values, parts), strict=True))
+    with ThreadPoolExecutor(parts) as pool:  # numpy gives the interpreter free while it computes
+        readings: list[Callable[[], object]] = [lambda: list(pool.map(lambda pair: pair[1].sum(), pieces))]
+        if isa is not None:
+            from ostinato.ops.dispatch import load_extension
 
-        extension, parts = load_extension(isa), 64
-        sums = torch.empty(parts * 16, dtype=torch.int32)
-        readings.append(lambda: extension.read_memory(parts, {"from": source, "sums": sums}))
-    read = min(best_seconds(reading, device) for reading in readings)
-    return Bandwidth(read=size / read, copy=2 * size / best_seconds(lambda: target.copy_(source), device))
+            extension, blocks = load_extension(isa), 64
+            sums = np.empty(blocks * 16, np.int32)
+            readings.append(lambda: extension.read_memory(blocks, {"from": values, "sums": sums}))
+        read = min(best_seconds(reading, device) for reading in readings)
+        copy = best_seconds(lambda: list(pool.map(lambda pair: np.copyto(*pair), pieces)), device)
+    return Bandwidth(read=size / read, copy=2 * size / copy)
 
 
-def measure_flops(dtype: str, device: torch.device | None = None, size: int | None = None) -> float:
+def measure_flops(dtype: str, device: str = "cpu", size: int | None = None) -> float:
     """Return a device's FLOP/s in a matmul of two square matrices of `size` rows in `dtype`, the best of several.
 
-    The device is by default the CPU. A CPU may multiply faster in float32: one without instructions for `dtype`
-    converts its inputs first.
+    A CPU may multiply faster in float32: one without instructions for `dtype` converts its inputs first. torch
+    multiplies.
     """
     import torch
 
-    kind = "cpu" if device is None else device.type
+    kind = torch.device(device).type
     size = size or PROBE_SIDES[kind]
     one = torch.randn(size, size, device=device)
     seconds = []
     for each in {dtype, "float32"} if kind == "cpu" else {dtype}:
         operand = one.to(getattr(torch, each))
-        seconds.append(best_seconds(partial(torch.matmul, operand, operand.t()), one.device))
+        seconds.append(best_seconds(partial(torch.matmul, operand, operand.t()), device))
     return 2 * size**3 / min(seconds)
 
 
-def best_seconds(work: Callable[[], object], device: torch.device, passes: int = PROBE_PASSES) -> float:
+def best_seconds(work: Callable[[], object], device: str, passes: int = PROBE_PASSES) -> float:
     """Return the shortest of several times that `work` takes."""
-    import torch
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    calls, seconds = PROBE_CALLS[device.type], []
+    wait = (NUMPY if device == "cpu" else TorchArrays(device)).synchronize
+    calls, seconds = PROBE_CALLS["cpu" if device == "cpu" else "cuda"], []
     for _ in range(passes):
         wait()
         begin = time.perf_counter()
@@ -162,13 +165,9 @@ def run_job(job: JsonObject) -> JsonObject:
 
     `decode_bytes` is by number of `rows`, of `context` tokens on average; None for a model without known bytes.
     """
-    import torch
-
     config = with_room(job["settings"], max_num_seqs=max(job["rows"]))
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     spec, plan = load_spec(config), plan_of(config)
-    bandwidth = measure_bandwidth(torch.device(plan.device.kind), isa=plan.device.native.isa)
+    bandwidth = measure_bandwidth(plan.device.kind, isa=plan.device.native.isa)
     needed = {}
     for rows in job["rows"]:
         one = decode_bytes(spec, plan, rows, job["context"])

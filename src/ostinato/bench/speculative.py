@@ -163,7 +163,7 @@ def _roofs(engine: EngineCore, say: ProgressCallback) -> Roofline | None:
     if plan.device.kind != "cpu":
         return None
     say("measuring the memory's bandwidth and the rate of matrix products")
-    bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
+    bandwidth = measure_bandwidth(engine.runner.arrays.device, isa=plan.device.native.isa)
     return Roofline(bandwidth.best, measure_flops(plan.settings.dtype))
 
 

@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import torch
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ostinato.bench.report import ProgressCallback
 from ostinato.bench.statistics import Calls, GraphStepTimes, KernelShares
 from ostinato.errors import CapacityError
-from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.tape import Tape, TapeBackend
+from ostinato.graphs.tensor_refs import StepForward
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.ops.dispatch import CallHook, Kernel, Recorder
 from ostinato.ops.step_inputs import StepInputs
@@ -29,11 +27,29 @@ from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.scheduler.batch import Batch, BatchRow
 
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _without_gradients(function: Callable[Concatenate[ModelRunner, P], R]) -> Callable[Concatenate[ModelRunner, P], R]:
+    """Return `function`, which computes with a runner's model, in the context in which models compute."""
+
+    @wraps(function)
+    def call(runner: ModelRunner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with runner.arrays.inference_mode():
+            return function(runner, *args, **kwargs)
+
+    return call
+
+
 PASSES = 5
 Work = Callable[[], Any]
 
 
-@torch.inference_mode()
+@_without_gradients
 def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
     """Return a decode step for each number of rows in `sizes`.
 
@@ -104,7 +120,7 @@ def prompt_step(runner: ModelRunner, num_tokens: int, vocab_size: int) -> Batch:
     return Batch((row,), 0)
 
 
-@torch.inference_mode()
+@_without_gradients
 def take_turns(
     runner: ModelRunner, steps: Mapping[int, Batch], rounds: int, say: ProgressCallback
 ) -> list[GraphStepTimes]:
@@ -131,7 +147,7 @@ def run_eagerly(runner: ModelRunner, batch: Batch) -> Work:
     """Return the work that writes a step into the runner's buffers, as for a graph, and runs the model on it."""
     buffers, rows = runner.graphs.buffers, len(batch.rows)
 
-    def work() -> torch.Tensor:
+    def work() -> Array:
         step = write_step_inputs(buffers, batch, runner.block_size)
         buffers.pad(rows, step.num_tokens, rows, step.num_tokens)
         return runner.model(step, runner.layer_memory)
@@ -143,8 +159,7 @@ def seconds_of(runner: ModelRunner, work: Work) -> float:
     """Return the seconds from the call until the device is done."""
     begin = time.perf_counter()
     work()
-    if runner.device.type == "cuda":
-        torch.cuda.synchronize(runner.device)
+    runner.arrays.synchronize()
     return time.perf_counter() - begin
 
 
@@ -176,16 +191,16 @@ class Stopwatch:
 
         return call
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> Array:
         return self.timed(name, kernel)(*args, **kwargs)
 
     def split(
         self,
         name: str,  # noqa: ARG002
         function: Kernel,
-        tensors: tuple[torch.Tensor, ...],
+        tensors: tuple[Array, ...],
         others: tuple[object, ...],
-    ) -> torch.Tensor:
+    ) -> Array:
         return function(*tensors, *others)
 
 
@@ -214,7 +229,7 @@ class TapeClock:
             make_backend=lambda *parts: _ClockedTapes(TapeBackend(*parts), self),
         )
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    def run(self, batch: Batch) -> Array:
         """Return the hidden states of a step that has a graph."""
         return self._graphs.run(write_step_inputs(self._graphs.buffers, batch, self._block_size))
 
@@ -240,7 +255,7 @@ class _ClockedTape:
     tape: Tape
     clock: TapeClock
 
-    def replay(self, step: StepInputs) -> torch.Tensor:
+    def replay(self, step: StepInputs) -> Array:
         begin = time.perf_counter()
         hidden = self.tape.replay(step)
         self.clock.seconds = time.perf_counter() - begin
@@ -249,7 +264,7 @@ class _ClockedTape:
         return hidden
 
 
-@torch.inference_mode()
+@_without_gradients
 def kernel_shares(runner: ModelRunner, steps: Mapping[int, Batch], passes: int = PASSES) -> dict[int, KernelShares]:
     """Return the share of a step's time in its kernels, by number of rows, in the shortest of `passes` passes.
 
@@ -275,7 +290,7 @@ def kernel_shares(runner: ModelRunner, steps: Mapping[int, Batch], passes: int =
     return shares
 
 
-@torch.inference_mode()
+@_without_gradients
 def profile_tape(runner: ModelRunner, clock: TapeClock, step: Batch, passes: int) -> tuple[Calls, float]:
     """Return the calls of the shortest pass of a decode step with a full graph, and the shortest replay.
 
@@ -290,13 +305,13 @@ def profile_tape(runner: ModelRunner, clock: TapeClock, step: Batch, passes: int
     return shortest_pass(profiles[1:]), min(replays[1:])
 
 
-@torch.inference_mode()
+@_without_gradients
 def profile_eagerly(runner: ModelRunner, step: Batch, rows: int, passes: int) -> tuple[Calls, float]:
     """Return the kernels of the shortest pass, `logits` of `rows` positions last, and the shortest time of the model.
 
-    That time includes Python, and torch between the kernels.
+    That time includes Python, and what is computed between the kernels.
     """
-    inputs = make_step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.arrays, takes_images=runner.takes_images)
     profiles, runs = [], []
     for _ in range(passes + 1):
         begin = time.perf_counter()
@@ -328,7 +343,7 @@ def _kernel_seconds(runner: ModelRunner, clock: TapeClock) -> float:
     return sum(seconds for name, seconds in clock.calls if name in kernels) + clock.left_out.seconds
 
 
-def _timed_logits(runner: ModelRunner, hidden: torch.Tensor) -> tuple[str, float]:
+def _timed_logits(runner: ModelRunner, hidden: Array) -> tuple[str, float]:
     begin = time.perf_counter()
     runner.model.compute_logits(hidden)
     return "logits", time.perf_counter() - begin

@@ -41,7 +41,6 @@ STEP_COLUMNS = (
 )
 PHASES = {
     "interpreter": "Python itself",
-    "torch": "its import alone",
     "import": "of all else",
     "plan": "config.json read, everything decided",
     "tokenizer": "and chat template",
@@ -92,7 +91,7 @@ def throughput(settings: dict[str, object], workload: Workload, say: ProgressCal
             }
         )
     say("measuring the memory's bandwidth")
-    bandwidth = measure_bandwidth(engine.runner.device, isa=plan.device.native.isa)
+    bandwidth = measure_bandwidth(engine.runner.arrays.device, isa=plan.device.native.isa)
     for result in results:
         context = workload.prompt_len + workload.output_len / 2
         needed = decode_bytes(engine.spec, plan, result["batch_size"], context)
@@ -152,9 +151,6 @@ def answer_startup(job: JsonObject) -> JsonObject:
     phases.end("interpreter", job["entered"])
     phases.end("import")
     gc.disable()  # `ostinato.LLM` does the same on import
-    import torch  # noqa: F401
-
-    phases.end("torch")
     from ostinato.engine.core import EngineCore
 
     gc.enable()

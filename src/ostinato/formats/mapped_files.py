@@ -1,4 +1,4 @@
-"""Safetensors files, found, opened and checked; and checks that a mapped file keeps its contents while in use.
+"""Safetensors files, found, mapped and checked; and checks that a mapped file keeps its contents while in use.
 
 A process that reads a file that has become shorter gets SIGBUS; the message for that is made here too.
 """
@@ -6,12 +6,12 @@ A process that reads a file that has become shorter gets SIGBUS; the message for
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import ModelError, os_error_text
@@ -19,6 +19,7 @@ from ostinato.files import exists, find_in_checkpoint, is_directory, matches
 from ostinato.formats.checkpoint_json import folder_advice
 from ostinato.formats.gguf.reader import LFS_ADVICE, LFS_POINTER, all_parts
 from ostinato.json_io import read_json
+from ostinato.ops.arrays import numpy_dtype
 
 ADVICE = "replace files of models by others of the same name (mv), and never write into them"
 
@@ -34,32 +35,65 @@ def truncated_file_message(models: str) -> str:
     )
 
 
-@contextmanager
-def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
-    """Open a safetensors file, mapped. ModelError if it cannot be read, or its header does not describe all of it."""
-    try:
-        with safe_open(file, framework=framework) as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
+_DTYPES = {
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+"""Dtypes by their names in safetensors."""
+
+
+class SafetensorsFile:
+    """A safetensors file, mapped. Its tensors are views that keep it mapped; writes to them stay in this process."""
+
+    def __init__(self, path: Path) -> None:
+        """Map `path`.
+
+        ModelError if it cannot be read, if its header does not describe all of it, or if it has two tensors of one
+        name.
+        """
+        self.path = path
         try:
-            with file.open("rb") as data:
-                is_pointer = LFS_POINTER in data.read(len(LFS_POINTER))
-        except OSError as unreadable:  # which the library calls a file that is not there
-            raise ModelError(f"{file} cannot be read: {os_error_text(unreadable)}") from None
-        advice = LFS_ADVICE if is_pointer else "It may be truncated; download it again."
-        raise ModelError(f"{file} cannot be read: {error}. {advice}") from error
-
-
-def check_names(file: Path) -> None:
-    """Raise ModelError if a safetensors file cannot be read, or has two tensors of one name: the library reads one."""
-    with opened(file, "numpy"), file.open("rb") as data:
-        header = data.read(int.from_bytes(data.read(8), "little"))
-        objects: list[list[tuple[str, Any]]] = []
-        json.loads(header, object_pairs_hook=objects.append)
-        names = [name for name, _ in objects[-1]]
+            with safe_open(path, framework="numpy"), path.open("rb") as file:  # The library checks the header.
+                size = int.from_bytes(file.read(8), "little")
+                tensors = json.loads(file.read(size), object_pairs_hook=list)
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (SafetensorError, OSError) as error:
+            try:
+                with path.open("rb") as data:
+                    is_pointer = LFS_POINTER in data.read(len(LFS_POINTER))
+            except OSError as unreadable:  # which the library calls a file that is not there
+                raise ModelError(f"{path} cannot be read: {os_error_text(unreadable)}") from None
+            advice = LFS_ADVICE if is_pointer else "It may be truncated; download it again."
+            raise ModelError(f"{path} cannot be read: {error}. {advice}") from error
+        names = [name for name, _ in tensors]
         if len(names) > len(set(names)):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ModelError(f"{file} has two tensors named {twice}; download it again.")
+            raise ModelError(f"{path} has two tensors named {twice}; download it again.")
+        self._tensors = {name: dict(facts) for name, facts in tensors if name != "__metadata__"}
+        self._data = np.frombuffer(mapped, np.uint8)[8 + size :]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._tensors)
+
+    def dtype(self, name: str) -> str:
+        """Return the name that safetensors has for a tensor's dtype."""
+        return str(self._tensors[name]["dtype"])
+
+    def shape(self, name: str) -> list[int]:
+        return list(self._tensors[name]["shape"])
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a tensor of the mapped file."""
+        first, end = self._tensors[name]["data_offsets"]
+        return self._data[first:end].view(numpy_dtype(_DTYPES[self.dtype(name)])).reshape(self.shape(name))
 
 
 INDEX = "model.safetensors.index.json"

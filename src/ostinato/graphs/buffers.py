@@ -5,23 +5,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
-import torch
 
 from ostinato.errors import CaptureError
+from ostinato.ops.arrays import Arrays, first_address, is_array, memory_address, numpy_dtype
 from ostinato.ops.dispatch import Kernel
 from ostinato.ops.step_inputs import (
-    ENCODER_TABLE,
     EncoderInputs,
     StepInputs,
     Table,
     encoder_sizes,
+    encoder_table,
     step_sizes,
     step_table,
     table_bytes,
 )
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 
 class BufferedInputs(Protocol):
@@ -44,39 +47,37 @@ class Buffers:
     memory; on a GPU `pad` copies them to the device.
     """
 
-    def __init__(self, table: Table, sizes: Mapping[str, int], device: torch.device) -> None:
+    def __init__(self, table: Table, sizes: Mapping[str, int], arrays: Arrays) -> None:
         self.table = table
-        num_bytes = table_bytes(table, sizes)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._bytes = self._host.numpy()  # numpy fills small ranges without waking torch's threads
-        self._memory = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self._maker = arrays
+        self._host, self._memory = arrays.mirrored_bytes(table_bytes(table, sizes))
         self._offsets: dict[str, int] = {}
         self.arrays: dict[str, np.ndarray] = {}
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, Array] = {}
         offset = 0
         for name, field in table.items():
             self._offsets[name] = offset
             end, shape = offset + field.num_bytes(sizes), field.shape(sizes)
-            self.arrays[name] = self._bytes[offset:end].view(field.dtype).reshape(shape)
-            self.tensors[name] = self._memory[offset:end].view(getattr(torch, field.dtype)).view(shape)
+            self.arrays[name] = self._host[offset:end].view(numpy_dtype(field.dtype)).reshape(shape)
+            self.tensors[name] = self._memory[offset:end].view(arrays.dtype(field.dtype)).reshape(shape)
             offset = end
 
     @property
     def num_bytes(self) -> int:
-        return self._memory.numel()
+        return self._host.nbytes
 
     @property
     def storage(self) -> int:
         """Address of the memory that holds all inputs."""
-        return self._memory.untyped_storage().data_ptr()
+        return memory_address(self._memory)
 
     def clear(self) -> None:
         """Fill everything with padding."""
-        self._bytes.fill(0)
-        if self._memory is not self._host:
-            self._memory.zero_()
+        self._host.fill(0)
+        if not self._maker.is_on_host:
+            self._memory[:] = 0
 
-    def _views(self, lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    def _views(self, lengths: Mapping[str, int]) -> dict[str, Array]:
         """Return the first entries of every buffer; `lengths` has the number of entries of each kind."""
         return {name: self.tensors[name][: lengths[field.per] + field.ends] for name, field in self.table.items()}
 
@@ -98,19 +99,19 @@ class StepBuffers(Buffers):
         max_tokens: int,
         max_blocks: int,
         slots_per_request: int,
-        device: torch.device,
+        arrays: Arrays,
         takes_images: bool = False,
         max_window_blocks: int = 0,
     ) -> None:
         sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_window_blocks)
-        super().__init__(step_table(takes_images, max_window_blocks > 0), sizes, device)
+        super().__init__(step_table(takes_images, max_window_blocks > 0), sizes, arrays)
         self.takes_images, self.has_window_blocks = takes_images, max_window_blocks > 0
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """Block tables that the rows hold now. Zeros follow them."""
         self.written_window_blocks: list[Sequence[int]] = [()] * max_rows
         """Tables of window blocks that the rows hold now, in a model that has some."""
         self._decode_views: dict[tuple[int, int], StepInputs] = {}
-        self.incoming: torch.Tensor | None = None
+        self.incoming: Array | None = None
         """Token ids of the first rows of the step being written, on the device; `pad` copies them into the buffer."""
 
     def view(
@@ -168,7 +169,7 @@ class StepBuffers(Buffers):
         self._pad("row", rows, to_rows, tokens)
         for written in (self.written_tables, self.written_window_blocks):
             written[rows:to_rows] = [()] * (to_rows - rows)
-        if self._memory is not self._host:
+        if not self._maker.is_on_host:
             # The tables come last and are by far the largest part, so only the rows in use are sent.
             begin = 0
             for name in ("block_tables", "window_block_tables") if self.has_window_blocks else ("block_tables",):
@@ -176,16 +177,12 @@ class StepBuffers(Buffers):
                 self._send(begin, end)
                 begin = self._offsets[name] + self.arrays[name].nbytes
         if self.incoming is not None:
-            self.tensors["token_ids"][: len(self.incoming)].copy_(self.incoming)
+            self.tensors["token_ids"][: len(self.incoming)] = self.incoming
             self.incoming = None
 
     def _send(self, begin: int, end: int) -> None:
         """Copy these bytes to the device."""
-        # Sent from a staging copy, so that the next step can be written before the device has read this one. torch
-        # reuses the staging memory after the transfer.
-        staged = torch.empty(end - begin, dtype=torch.uint8, pin_memory=self._host.is_pinned())
-        staged.copy_(self._host[begin:end])
-        self._memory[begin:end].copy_(staged, non_blocking=True)
+        self._maker.send(self._host[begin:end], self._memory[begin:end])
 
     def clear(self) -> None:
         """Fill everything with padding: such a step reads and writes only the null block and the null slot."""
@@ -196,12 +193,12 @@ class StepBuffers(Buffers):
     @contextmanager
     def cleared(self) -> Iterator[None]:
         """Fill everything with padding for the duration of the context, and restore the content afterwards."""
-        content, tables, window_blocks = self._bytes.copy(), self.written_tables, self.written_window_blocks
+        content, tables, window_blocks = self._host.copy(), self.written_tables, self.written_window_blocks
         self.clear()
         try:
             yield
         finally:
-            self._bytes[:] = content
+            self._host[:] = content
             self.written_tables, self.written_window_blocks = tables, window_blocks
 
 
@@ -209,9 +206,10 @@ class EncoderBuffers(Buffers):
     """Inputs of one pack of up to `max_images` images with up to `max_patches` patches."""
 
     def __init__(
-        self, max_patches: int, max_images: int, patch_elements: int, device: torch.device, taps: int = 4
+        self, max_patches: int, max_images: int, patch_elements: int, arrays: Arrays, dtype: str, taps: int = 4
     ) -> None:
-        super().__init__(ENCODER_TABLE, encoder_sizes(max_patches, max_images, patch_elements, taps), device)
+        sizes = encoder_sizes(max_patches, max_images, patch_elements, taps)
+        super().__init__(encoder_table(dtype), sizes, arrays)
 
     def view(self, patches: int) -> EncoderInputs:
         """Return the first `patches` patches, with the segments of all images that there is room for."""
@@ -227,17 +225,17 @@ class EncoderBuffers(Buffers):
         assert images < len(starts), "a pack has more images than there is room for"
         self._pad("patch", patches, to_patches, 0)
         self._pad("image", images, len(starts) - 1, patches)
-        if self._memory is not self._host:
+        if not self._maker.is_on_host:
             for name, field in self.table.items():
                 count = to_patches if field.per == "patch" else len(starts)
-                self.tensors[name][:count].copy_(torch.from_numpy(self.arrays[name][:count]))
+                self._maker.write(self.tensors[name][:count], self.arrays[name][:count])
 
 
 class BufferAddresses:
     """Addresses of the tensors of captured inputs. Absent tensors are not checked."""
 
     def __init__(self, captured: BufferedInputs) -> None:
-        self._names = tuple(name for name, value in vars(captured).items() if isinstance(value, torch.Tensor))
+        self._names = tuple(name for name, value in vars(captured).items() if is_array(value))
         self._captured = self._of(captured)
 
     def check(self, inputs: BufferedInputs) -> None:
@@ -254,7 +252,7 @@ class BufferAddresses:
 
     def _of(self, inputs: BufferedInputs) -> list[int | None]:
         tensors = (getattr(inputs, name, None) for name in self._names)
-        return [tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None for tensor in tensors]
+        return [first_address(tensor) if tensor is not None and is_array(tensor) else None for tensor in tensors]
 
 
 def check_unmoved(captured: Mapping[int, str], now: Mapping[int, str]) -> None:
@@ -277,9 +275,9 @@ def check_same_step(other_args: Iterable[object], captured: BufferedInputs) -> N
 
 def eager_part(
     function: Kernel,
-    tensors: tuple[torch.Tensor, ...],
+    tensors: tuple[Array, ...],
     other_args: tuple[object, ...],
-    out: torch.Tensor,
+    out: Array,
     captured: BufferedInputs,
 ) -> Callable[[BufferedInputs], None]:
     """Return a call of `function` on the real tokens alone, with the replay's step in place of the captured one.

@@ -19,8 +19,9 @@ import torch
 
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
-from ostinato.graphs.recorder import CallRecorder, ReplayFn, StepForward
-from ostinato.graphs.tensor_refs import TensorRef, storage_pointer, tensor_ref
+from ostinato.graphs.recorder import CallRecorder, storage_pointer, tensor_ref
+from ostinato.graphs.tensor_refs import ReplayFn, StepForward, TensorRef
+from ostinato.ops.arrays import Arrays
 from ostinato.ops.dispatch import CallHook, Kernel
 
 
@@ -77,12 +78,12 @@ class CudaBackend:
     name = "cuda"
 
     def __init__(
-        self, tap: CallHook, persistent: Mapping[int, str], device: torch.device, driver: Driver | None = None
+        self, tap: CallHook, persistent: Mapping[int, str], arrays: Arrays, driver: Driver | None = None
     ) -> None:
         self._tap = tap
         self._persistent = persistent
-        self._device = device
-        self._driver = driver or CudaDriver(device)
+        self._device = torch.device(arrays.device)
+        self._driver = driver or CudaDriver(self._device)
         self.num_bytes = 0
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
@@ -116,12 +117,7 @@ class CudaBackend:
         Returns shapes and dtypes of the results of the parts left out, in order.
         """
         recorder = CallRecorder(self._persistent, splits, kernels_may_read=False)
-        self._tap.recorder = recorder
-        try:
-            with recorder:
-                recorder.result_place(forward(step))
-        finally:
-            self._tap.recorder = None
+        recorder.record(self._tap, forward, step)
         return iter([ref for call in recorder.calls if call.kind == "split" for ref in call.writes if ref])
 
 

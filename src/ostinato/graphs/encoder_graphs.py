@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.replay_check import compare_encoding
@@ -16,13 +15,17 @@ from ostinato.graphs.step_graphs import CaptureProgress
 from ostinato.json_io import JsonObject
 from ostinato.media.media_item import MediaItem
 from ostinato.observe.counts import EncoderCounts
+from ostinato.ops.arrays import Arrays, copied
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.encoder.budgets import Pack, pack_items
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.units import format_bytes
 
-Encode = Callable[[EncoderInputs], torch.Tensor]
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+Encode = Callable[[EncoderInputs], "Array"]
 WriteImages = Callable[[EncoderBuffers, Sequence[MediaItem]], EncoderInputs]
 """Function that writes images into buffers, one after the other -> views of the written part."""
 
@@ -36,7 +39,7 @@ ENOUGH_SECONDS = 0.2
 
 
 class EncoderGraph(Protocol):
-    def replay(self, inputs: EncoderInputs) -> torch.Tensor:
+    def replay(self, inputs: EncoderInputs) -> Array:
         """Run the captured encoder on the current content of the buffers.
 
         `inputs` is the same content without padding. Returns [padded tokens, rows, hidden], valid until the next
@@ -90,7 +93,8 @@ class EncoderGraphs:
         vision: VisionSpec,
         encode: Encode,
         write: WriteImages,
-        device: torch.device,
+        arrays: Arrays,
+        dtype: str,
         make_backend: Callable[[Mapping[int, str]], EncoderBackend],
         weights: Callable[[], Mapping[int, str]] = dict,
         *,
@@ -109,7 +113,7 @@ class EncoderGraphs:
         self._vision = vision
         self._encode = encode
         self._write = write
-        self._device = device
+        self._arrays, self._dtype = arrays, dtype
         self._weights = weights
         self._check_replay = check_replay
         self._budgets = plan.token_budgets if plan.graph_mode != "none" else ()
@@ -163,20 +167,22 @@ class EncoderGraphs:
             check_unmoved(self._captured_at, self._persistent())
             progress("Capturing encoder graphs", len(missing), len(missing))
 
-    def run(self, items: Sequence[MediaItem]) -> list[torch.Tensor]:
+    def run(self, items: Sequence[MediaItem]) -> list[Array]:
         """Encode images and return all output tokens of each, also those that are not kept.
 
         Each result is [tokens, rows, hidden] in newly allocated memory.
         """
-        results: dict[int, torch.Tensor] = {}
+        results: dict[int, Array] = {}
         sizes = [self._tokens_of(item) for item in items]
         for pack in pack_items(sizes, self._budgets, self._plan.max_items_per_batch):
             encoded = self._run_pack(pack, [items[index] for index in pack.indices])
-            parts = encoded.split([sizes[index] for index in pack.indices])
-            results |= dict(zip(pack.indices, parts, strict=True))
+            begin = 0
+            for index in pack.indices:
+                results[index] = encoded[begin : begin + sizes[index]]
+                begin += sizes[index]
         return [results[index] for index in range(len(items))]
 
-    def _run_pack(self, pack: Pack, items: Sequence[MediaItem]) -> torch.Tensor:
+    def _run_pack(self, pack: Pack, items: Sequence[MediaItem]) -> Array:
         """Return the hidden states of the pack's images, one after the other: [tokens, rows, hidden]."""
         if pack.budget is not None and pack.budget not in self._graphs:
             self._capture(pack.budget)
@@ -186,14 +192,15 @@ class EncoderGraphs:
             encoded = self._run_eagerly(items)[: pack.tokens]
             self.counts.count_eager(reason or GRAPHS_OFF, len(items), pack.tokens, time.perf_counter() - begin)
             return encoded
-        encoded = self._replay(pack.budget, items)[: pack.tokens].clone()
+        encoded = self._replay(pack.budget, items)[: pack.tokens]
+        encoded = copied(encoded)
         self.counts.count_replay(pack.budget, len(items), pack.tokens, time.perf_counter() - begin)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
             compare_encoding(f"{pack.budget} tokens", encoded, self._run_eagerly(items)[: pack.tokens])
         return encoded
 
-    def _run_eagerly(self, items: Sequence[MediaItem]) -> torch.Tensor:
+    def _run_eagerly(self, items: Sequence[MediaItem]) -> Array:
         """Encode in buffers as large as the images, which may be larger than any budget."""
         buffers = self._make_buffers(sum(self._tokens_of(item) for item in items), len(items))
         inputs = self._write(buffers, items)
@@ -202,7 +209,9 @@ class EncoderGraphs:
 
     def _make_buffers(self, tokens: int, images: int) -> EncoderBuffers:
         patches = tokens * self._vision.patches_per_token
-        return EncoderBuffers(patches, images, self._vision.patch_elements, self._device, self._vision.taps)
+        return EncoderBuffers(
+            patches, images, self._vision.patch_elements, self._arrays, self._dtype, self._vision.taps
+        )
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:
@@ -211,7 +220,7 @@ class EncoderGraphs:
             return TOO_LARGE
         return EAGER_FASTER if self.times[budget].graph_loses else None
 
-    def _replay(self, budget: int, items: Sequence[MediaItem]) -> torch.Tensor:
+    def _replay(self, budget: int, items: Sequence[MediaItem]) -> Array:
         assert self._buffers is not None, "a budget has buffers"
         inputs = self._write(self._buffers, items)
         self._buffers.pad(inputs.num_tokens, len(items), budget * self._vision.patches_per_token)
@@ -231,9 +240,9 @@ class EncoderGraphs:
         if self._plan.graph_mode == "auto":
             self.times[budget] = time_both(
                 budget,
-                lambda: self._replay(budget, items).clone(),
+                lambda: copied(self._replay(budget, items)),
                 lambda: self._run_eagerly(items),
-                torch.cuda.synchronize if self._device.type == "cuda" else lambda: None,
+                self._arrays.synchronize,
             )
 
     def _filling(self, budget: int) -> MediaItem:

@@ -11,9 +11,8 @@ Python number that changes from step to step. `check_replay` finds both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -24,24 +23,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.errors import CaptureError
 from ostinato.graphs.buffers import BufferedInputs
 from ostinato.graphs.tensor_refs import (
+    Args,
+    Kwargs,
+    RecordedCall,
+    StepForward,
     TensorRef,
-    has_memory,
+    items_in,
     map_items,
     shape_of,
-    storage_pointer,
-    tensor_ref,
-    tensors_in,
 )
-from ostinato.ops.dispatch import Kernel, NativeKernel
+from ostinato.ops.dispatch import CallHook, Kernel, NativeKernel
 
-StepForward = Callable[..., torch.Tensor]
-"""The forward function of a step, as graphs capture it: the step's inputs -> hidden states."""
 
-Args = tuple[object, ...]
-Kwargs = dict[str, object]
+def tensor_ref(tensor: torch.Tensor, storage: int) -> TensorRef:
+    """Return `tensor` as a view of the memory that is called `storage`."""
+    return TensorRef(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
-ReplayFn = Callable[[BufferedInputs], None]
-"""Replay of one part of a captured step."""
+
+def storage_pointer(tensor: torch.Tensor) -> int:
+    """Return the address of the memory that `tensor` is a view of."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` has memory. The address of a tensor without elements means nothing."""
+    return tensor.untyped_storage().nbytes() > 0
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    return items_in(value, torch.Tensor)
+
 
 UNTAGGED_READS = frozenset({"is_nonzero", "tensor_split.tensor_indices_or_sections", "where.default"})
 """Operations that read values and that torch does not mark as such, by name or by name and overload."""
@@ -106,24 +117,6 @@ OVERWRITES = frozenset({"copy_", "fill_", "zero_", "index_copy_", "index_fill_",
 """In-place operations that do not use the old content. One that writes a part counts as writing all."""
 READS_SHAPE = UNWRITTEN | {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 REPLACES_MEMORY = frozenset({"resize_", "resize_as_", "set_"})
-
-CallKind = Literal["torch", "kernel", "split"]
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """One recorded call. Computed tensors in `args` and `kwargs` are instances of TensorRef; all others are persistent.
-
-    `writes` has one entry per tensor of the result: its place, or None if it is a view of an argument.
-    """
-
-    kind: CallKind
-    name: str
-    function: Any
-    args: Args
-    kwargs: Kwargs
-    writes: tuple[TensorRef | None, ...]
-    returns_tensor: bool
 
 
 class CallRecorder(TorchDispatchMode):
@@ -236,6 +229,16 @@ class CallRecorder(TorchDispatchMode):
             raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
         self.calls.append(RecordedCall("split", name, function, (placed, other_args), {}, writes, True))
         return result
+
+    def record(self, tap: CallHook, forward: StepForward, step: BufferedInputs) -> TensorRef:
+        """Run `forward(step)` once, and return the place of its result, as `CallRecord.record` does."""
+        tap.recorder = self
+        try:
+            # Outside of inference mode torch takes some operations apart before a recorder sees them.
+            with torch.inference_mode(), self:
+                return self.result_place(forward(step))
+        finally:
+            tap.recorder = None
 
     def result_place(self, result: torch.Tensor) -> TensorRef:
         """Return the place of the step's result. CaptureError if the step did not compute it."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from ostinato.errors import CaptureError
+from ostinato.ops.arrays import copied, dtype_name, host_values, like
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 
-RunStep = Callable[[StepInputs], torch.Tensor]
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+RunStep = Callable[[StepInputs], "Array"]
+
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Tolerance by the model's dtype, relative to the largest value.
 
 Padding changes the order in which matmuls add up, and so their rounding, which enters states of any dtype.
@@ -20,19 +25,19 @@ Padding changes the order in which matmuls add up, and so their rounding, which 
 
 def compare_replay(
     name: str, replay: RunStep, forward: RunStep, step: StepInputs, memory: Sequence[LayerCache]
-) -> torch.Tensor:
+) -> Array:
     """Run `step` both ways from the same states, and return the hidden states of `replay`.
 
     CaptureError if they differ by more than rounding: in hidden states, or in the states that were written.
     """
     saved = _states(step, memory)
-    replayed = replay(step).clone()
+    replayed = copied(replay(step))
     after = _states(step, memory)
     _restore(step, memory, saved)
     eager = forward(step)
     expected = _states(step, memory)
-    tolerance = TOLERANCE[eager.dtype]
-    _compare(name, "hidden states", replayed[: eager.shape[0]], eager, tolerance)
+    tolerance = TOLERANCE[dtype_name(eager.dtype)]
+    _compare(name, "hidden states", host_values(replayed[: eager.shape[0]]), host_values(eager), tolerance)
     for layer, (actual, expected_states) in enumerate(zip(after, expected, strict=True)):
         for array, right in expected_states.items():
             _compare(name, f"{array} states of layer {layer}", actual[array], right, tolerance)
@@ -40,42 +45,45 @@ def compare_replay(
     return replayed
 
 
-def compare_encoding(name: str, replayed: torch.Tensor, eager: torch.Tensor) -> None:
+def compare_encoding(name: str, replayed: Array, eager: Array) -> None:
     """Raise CaptureError if the result of a vision encoder graph differs from `eager` by more than rounding."""
-    _compare(name, "encoded images", replayed, eager, TOLERANCE[eager.dtype])
+    _compare(name, "encoded images", host_values(replayed), host_values(eager), TOLERANCE[dtype_name(eager.dtype)])
 
 
-def _slots(step: StepInputs) -> torch.Tensor:
+def _slots(step: StepInputs) -> list[int]:
     """Return every slot that the step reads or writes, except the null slot."""
-    checkpoints = torch.tensor([slot for _, _, slot in step.checkpoints], dtype=torch.int32)
-    named = torch.cat((step.read_slots.flatten().cpu(), step.write_slots.flatten().cpu(), checkpoints))
-    slots: torch.Tensor = named[named != 0].unique()
-    return slots.long()
+    written = [host_values(each).ravel().tolist() for each in (step.read_slots, step.write_slots)]
+    return sorted({*written[0], *written[1], *(slot for _, _, slot in step.checkpoints)} - {0})
 
 
-def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, torch.Tensor]]:
+def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, np.ndarray]]:
     slots = _slots(step)
-    return [{name: states[slots].clone() for name, states in layer.states.items()} for layer in memory]
+    return [{name: host_values(states[slots]) for name, states in layer.states.items()} for layer in memory]
 
 
-def _restore(step: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, torch.Tensor]]) -> None:
+def _restore(step: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, np.ndarray]]) -> None:
     slots = _slots(step)
     for layer, saved in zip(memory, states, strict=True):
         for name, state in saved.items():
-            layer.states[name][slots] = state
+            layer.states[name][slots] = like(layer.states[name], state)
 
 
-def _compare(name: str, label: str, actual: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:
+def _compare(name: str, label: str, actual: np.ndarray, right: np.ndarray, tolerance: float) -> None:
     """Raise CaptureError if the arrays differ by more than `tolerance` times the largest value of `right`.
 
     Values that are NaN on both sides, or the same infinity, are equal: a slot that the step names and neither run
     writes keeps whatever its memory held before.
     """
-    unequal = (actual != right) & ~(actual.isnan() & right.isnan())
+    if np.array_equal(actual.view(np.uint8), right.view(np.uint8)):
+        return
+    actual, right = actual.astype(np.float32), right.astype(np.float32)
+    unequal = (actual != right) & ~(np.isnan(actual) & np.isnan(right))
     if not unequal.any():
         return
-    difference = (actual.float() - right.float())[unequal].abs().max().item()
-    largest = right.float()[right.isfinite()].abs().max().item() if right.isfinite().any() else 0.0
+    with np.errstate(invalid="ignore"):
+        difference = float(np.abs(actual - right)[unequal].max())
+    finite = right[np.isfinite(right)]
+    largest = float(np.abs(finite).max()) if finite.size else 0.0
     if not difference <= tolerance * max(largest, 1e-3):
         raise CaptureError(
             f"the graph ({name}) gives other {label} than the eager step: they differ by {difference:.3g} where the "

@@ -6,22 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
-from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.replay_check import compare_replay
 from ostinato.graphs.tape import TapeBackend
+from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonObject
 from ostinato.layers.module import Module
+from ostinato.ops.arrays import is_array, memory_address
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.traffic import Traffic
 from ostinato.units import format_bytes
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 CaptureProgress = Callable[[str, int, int], None]
 """Progress callback: (what is being captured, graphs captured, graphs in all)."""
@@ -30,7 +32,7 @@ CaptureProgress = Callable[[str, int, int], None]
 class Graph(Protocol):
     """One captured step."""
 
-    def replay(self, step: StepInputs) -> torch.Tensor:
+    def replay(self, step: StepInputs) -> Array:
         """Run the captured step on the current content of the persistent buffers.
 
         `step` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
@@ -149,7 +151,7 @@ class StepGraphs:
         check_unmoved(self._captured_at, self._persistent())
         progress("Capturing graphs", len(missing), len(missing))
 
-    def run(self, step: StepInputs) -> torch.Tensor:
+    def run(self, step: StepInputs) -> Array:
         """Compute the step that was written into the buffers.
 
         Returns the hidden states of its tokens and then of padding, [padded tokens, hidden].
@@ -179,7 +181,7 @@ class StepGraphs:
         self._serving[tokens_per_row, tokens if tokens_per_row is None else rows] = key
         return key
 
-    def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> torch.Tensor:
+    def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> Array:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
         was_planned = self._plan.coverage.mode_of(rows, tokens_per_row, tokens) == "eager"
         if not was_planned and self._strict:
@@ -237,7 +239,7 @@ def weight_storages(model: Module) -> Mapping[int, str]:
 
 
 def _storages(named: Iterable[tuple[str, object]]) -> dict[int, str]:
-    return {value.untyped_storage().data_ptr(): name for name, value in named if isinstance(value, torch.Tensor)}
+    return {memory_address(value): name for name, value in named if is_array(value)}
 
 
 @dataclass(slots=True)

@@ -9,16 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from ostinato.graphs.array_recorder import ArrayRecorder
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
-from ostinato.graphs.recorder import CallRecorder, RecordedCall, ReplayFn, StepForward
-from ostinato.graphs.tensor_refs import TensorRef, items_in, map_items, tensors_in
+from ostinato.graphs.tensor_refs import (
+    CallRecord,
+    RecordedCall,
+    ReplayFn,
+    StepForward,
+    TensorRef,
+    items_in,
+    map_items,
+)
+from ostinato.ops.arrays import NUMPY, Arrays
 from ostinato.ops.dispatch import CallHook, NativeKernel
 from ostinato.ops.native_extension import Program
 from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed in their variant with an output; the results of others are copied to their place."""
@@ -47,7 +57,7 @@ class Tape:
         self._length = captured.num_tokens
         self._addresses = BufferAddresses(captured)
 
-    def bind(self, memory: torch.Tensor) -> None:
+    def bind(self, memory: Array) -> None:
         """Bind the calls to `memory`, with the offsets of the layout.
 
         Call it before the first replay, and again when the arena has grown.
@@ -63,9 +73,9 @@ class Tape:
                 play = self._play(call, memory)
                 self._plays.append(play)
                 self._profiles.append(_timed(call.name, play))
-        self._result: torch.Tensor = bind(self._result_place, self._layout, memory)
+        self._result: Array = bind(self._result_place, self._layout, memory)
 
-    def replay(self, step: BufferedInputs) -> torch.Tensor:
+    def replay(self, step: BufferedInputs) -> Array:
         """Run the calls and return the step's result, [padded tokens, hidden].
 
         `step`, the real part of the buffers' content, is passed to the parts that were left out, as they depend on its
@@ -81,7 +91,7 @@ class Tape:
         self._addresses.check(step)
         return [call for profile in self._profiles for call in profile(step)]
 
-    def _add_programs(self, calls: Iterable[RecordedCall], memory: torch.Tensor) -> None:
+    def _add_programs(self, calls: Iterable[RecordedCall], memory: Array) -> None:
         """Add adjacent native kernels as programs: one call of the extension per run of kernels with as many tokens.
 
         A program leaves padding out.
@@ -102,7 +112,7 @@ class Tape:
         self._plays.append(lambda step: program.run(tokens if self.computes_padding else real(step), threads))
         self._profiles.append(lambda step: program.profile(real(step), threads))
 
-    def _play(self, call: RecordedCall, memory: torch.Tensor) -> ReplayFn:
+    def _play(self, call: RecordedCall, memory: Array) -> ReplayFn:
         function = call.function
         args, kwargs, writes = bind((call.args, call.kwargs, call.writes), self._layout, memory)
         if call.kind == "split":
@@ -118,8 +128,10 @@ class Tape:
                 return lambda _: with_output(*args, **kwargs)
             return lambda _: out.copy_(function(*args, **kwargs))
 
+        kind = next(type(out) for out in writes if out is not None)
+
         def copy_each(_: BufferedInputs) -> None:
-            for out, value in zip(writes, tensors_in(function(*args, **kwargs)), strict=True):
+            for out, value in zip(writes, items_in(function(*args, **kwargs), kind), strict=True):
                 if out is not None:
                     out.copy_(value)
 
@@ -129,24 +141,25 @@ class Tape:
 class Arena:
     """Memory shared by tapes that run one at a time. When it grows, tapes must be bound to it again."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.memory = torch.zeros(0, dtype=torch.uint8, device=device)
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self.memory = arrays.zeros((0,), "uint8")
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return self.memory.numel()
+        return self.memory.nbytes
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes, and return whether the arena had to grow, and so has moved."""
         if size <= self.size:
             return False
-        self.memory = torch.zeros(size, dtype=torch.uint8, device=self.memory.device)
+        self.memory = self._arrays.zeros((size,), "uint8")
         return True
 
     def poison(self) -> None:
         """Fill the memory with NaN for any float dtype, and -1 for integers, so that a read before a write shows."""
-        self.memory.fill_(0xFF)
+        self.memory[:] = 0xFF
 
 
 class TapeBackend:
@@ -158,11 +171,12 @@ class TapeBackend:
     name = "tape"
     tape_type: type[Tape] = Tape
 
-    def __init__(self, tap: CallHook, persistent: Mapping[int, str], device: torch.device) -> None:
+    def __init__(self, tap: CallHook, persistent: Mapping[int, str], arrays: Arrays = NUMPY) -> None:
         self._tap = tap
         self._persistent = persistent
+        self._arrays = arrays
         self._tapes: list[Tape] = []
-        self.arena = Arena(device)
+        self.arena = Arena(arrays)
         self._computes_padding = False
 
     @property
@@ -178,23 +192,24 @@ class TapeBackend:
 
     def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Tape:
         """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
-        recorder = CallRecorder(self._persistent, splits)
-        self._tap.recorder = recorder
-        try:
-            # Outside of inference mode torch takes some operations apart before a recorder sees them.
-            with torch.inference_mode(), recorder:
-                result = recorder.result_place(forward(step))
-        finally:
-            self._tap.recorder = None
+        recorder = self._recorder(splits)
+        result = recorder.record(self._tap, forward, step)
         layout = plan_layout(recorder.calls, recorder.sizes, [result], step.num_tokens)
         tape = self.tape_type(recorder.calls, layout, result, step)
         tape.computes_padding = self._computes_padding
         self._tapes.append(tape)
-        with torch.inference_mode():
+        with self._arrays.inference_mode():
             to_bind = self._tapes if self.arena.reserve(layout.size) else [tape]
             for bound_tape in to_bind:
                 bound_tape.bind(self.arena.memory)
         return tape
+
+    def _recorder(self, splits: Collection[str]) -> CallRecord:
+        if self._arrays is NUMPY:
+            return ArrayRecorder(self._persistent, splits)
+        from ostinato.graphs.recorder import CallRecorder  # it imports torch
+
+        return CallRecorder(self._persistent, splits)
 
 
 def plan_layout(
@@ -217,7 +232,7 @@ def plan_layout(
     return pack_buffers(sizes, lives, ALIGNMENT * entries)
 
 
-def bind(value: object, layout: Layout, memory: torch.Tensor) -> Any:
+def bind(value: object, layout: Layout, memory: Array) -> Any:
     """Return `value` with every TensorRef in it as a tensor in `memory`."""
     return map_items(value, TensorRef, lambda place: place.bind(memory, layout.offsets[place.storage]))
 

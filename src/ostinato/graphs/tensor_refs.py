@@ -1,14 +1,30 @@
-"""Places: computed tensors without their memory. Calls name them, so that recording keeps no memory alive."""
+"""Recorded calls, and places: computed arrays without their memory, so that recording keeps no memory alive."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-import torch
+import numpy as np
+
+if TYPE_CHECKING:
+    from ostinato.graphs.buffers import BufferedInputs
+    from ostinato.ops.dispatch import CallHook
+    from ostinato.ops.step_inputs import Array
 
 T = TypeVar("T")
+
+StepForward = Callable[..., "Array"]
+"""The forward function of a step, as graphs capture it: the step's inputs -> hidden states."""
+
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
+
+ReplayFn = Callable[["BufferedInputs"], None]
+"""Replay of one part of a captured step."""
+
+CallKind = Literal["torch", "kernel", "split"]
 
 
 @dataclass(frozen=True)
@@ -16,35 +32,55 @@ class TensorRef:
     """Description of a view of memory that `storage` names; `offset` and `stride` are in elements."""
 
     storage: int
-    dtype: torch.dtype
+    dtype: Any
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
-    def bind(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
-        """Return the tensor in `memory` (bytes).
+    def bind(self, memory: Array, begin: int = 0) -> Array:
+        """Return the array in `memory` (bytes).
 
         Its storage begins at byte `begin`, a multiple of the element size.
         """
-        assert begin % self.dtype.itemsize == 0, "a storage is not aligned to its elements"
-        tensor = torch.empty(0, dtype=self.dtype, device=memory.device)
-        first = (memory.storage_offset() + begin) // self.dtype.itemsize + self.offset
+        size = self.dtype.itemsize
+        assert begin % size == 0, "a storage is not aligned to its elements"
+        if isinstance(memory, np.ndarray):
+            strides = tuple(step * size for step in self.stride)
+            return np.ndarray(self.shape, self.dtype, memory, begin + self.offset * size, strides)
+        tensor = memory[:0].view(self.dtype)
+        first = (memory.storage_offset() + begin) // size + self.offset
         return tensor.set_(memory.untyped_storage(), first, self.shape, self.stride)
 
 
-def tensor_ref(tensor: torch.Tensor, storage: int) -> TensorRef:
-    """Return `tensor` as a view of the memory that is called `storage`."""
-    return TensorRef(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+@dataclass(frozen=True)
+class RecordedCall:
+    """One recorded call. Computed arrays in `args` and `kwargs` are instances of TensorRef; all others are persistent.
+
+    `writes` has one entry per array of the result: its place, or None if it is a view of an argument.
+    """
+
+    kind: CallKind
+    name: str
+    function: Any
+    args: Args
+    kwargs: Kwargs
+    writes: tuple[TensorRef | None, ...]
+    returns_tensor: bool
 
 
-def storage_pointer(tensor: torch.Tensor) -> int:
-    """Return the address of the memory that `tensor` is a view of."""
-    return tensor.untyped_storage().data_ptr()
+class CallRecord(Protocol):
+    """What a recorder has found: the calls, and the memory that they compute in."""
 
+    calls: list[RecordedCall]
+    sizes: dict[int, int]
+    """Number of a storage that the step computed -> bytes."""
 
-def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` has memory. The address of a tensor without elements means nothing."""
-    return tensor.untyped_storage().nbytes() > 0
+    def record(self, tap: CallHook, forward: StepForward, step: BufferedInputs) -> TensorRef:
+        """Run `forward(step)` once, and return the place of its result.
+
+        The kernels that it calls report to `tap`. CaptureError if a replay could not repeat the step.
+        """
+        ...
 
 
 def items_in(value: object, kind: type[T]) -> Iterator[T]:
@@ -56,10 +92,6 @@ def items_in(value: object, kind: type[T]) -> Iterator[T]:
             yield from items_in(item, kind)
     elif isinstance(value, dict):
         yield from items_in(tuple(value.values()), kind)
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    return items_in(value, torch.Tensor)
 
 
 def map_items(value: object, kind: type[T], function: Callable[[T], object]) -> object:
@@ -75,5 +107,5 @@ def map_items(value: object, kind: type[T], function: Callable[[T], object]) -> 
     return value
 
 
-def shape_of(tensor: object) -> str:
-    return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else str(tensor)
+def shape_of(array: object) -> str:
+    return str(list(array.shape)) if hasattr(array, "shape") else str(array)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import torch
+import numpy as np
 
-from ostinato.layers import huge_pages
 from ostinato.layers.module import Module, Multiplier, QuantizableMatrix
-from ostinato.ops.dispatch import Ops
+from ostinato.ops.arrays import Arrays, converted, dtype_name, library, on_host
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, num_bytes, slice_rows
 from ostinato.ops.quant.quantize import WeightQuantizers
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization
 from ostinato.plan.tensor_parallel import SINGLE_RANK, Rank
 from ostinato.plan.weights import Weight
+
+if TYPE_CHECKING:
+    from ostinato.ops.dispatch import Ops
+    from ostinato.ops.step_inputs import Array
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,19 @@ class QuantizedView:
     A stack of such weights has one more dimension before these.
     """
 
-    weight: torch.Tensor
-    scale: torch.Tensor
+    weight: Array
+    scale: Array
     group_size: int | None
 
     @property
-    def shape(self) -> torch.Size:
-        return self.weight.shape
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape)
 
     def flat(self) -> QuantizedView:
         """Return the concatenated rows of a stack."""
-        stacked = self.weight.dim() - 2
-        return QuantizedView(self.weight.flatten(0, stacked), self.scale.flatten(0, stacked), self.group_size)
+        *rows, columns = self.weight.shape
+        groups = self.scale.shape[len(rows) :]
+        return QuantizedView(self.weight.reshape(-1, columns), self.scale.reshape(-1, *groups), self.group_size)
 
     def of(self, i: int) -> QuantizedView:
         """Return one weight of a stack."""
@@ -46,7 +52,7 @@ class QuantizedView:
     def rows(self, begin: int, end: int) -> QuantizedView:
         return QuantizedView(self.weight[begin:end], self.scale[begin:end], self.group_size)
 
-    def quantize_into(self, values: torch.Tensor, quantizers: WeightQuantizers) -> None:
+    def quantize_into(self, values: np.ndarray, quantizers: WeightQuantizers) -> None:
         """Quantise `values` [rows, in] into these rows."""
         quantizers.int8(values, self.weight, self.scale, self.group_size)
 
@@ -59,19 +65,19 @@ class BlockView:
     maps them to inputs; without it, element i belongs to input i. Until the order is known, it is `NO_ORDER`.
     """
 
-    bytes: torch.Tensor
+    bytes: Array
     name: str
     in_size: int
-    order: torch.Tensor | None = None
+    order: Array | None = None
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> tuple[int, ...]:
         """Shape in elements."""
-        return torch.Size((*self.bytes.shape[:-1], self.in_size))
+        return (*self.bytes.shape[:-1], self.in_size)
 
     def flat(self) -> BlockView:
         """Return the concatenated rows of a stack."""
-        return replace(self, bytes=self.bytes.flatten(0, -2))
+        return replace(self, bytes=self.bytes.reshape(-1, self.bytes.shape[-1]))
 
     def of(self, i: int) -> BlockView:
         """Return one weight of a stack."""
@@ -80,59 +86,73 @@ class BlockView:
     def rows(self, begin: int, end: int) -> BlockView:
         return replace(self, bytes=self.bytes[begin:end])
 
-    def quantize_into(self, values: torch.Tensor, quantizers: WeightQuantizers) -> None:
+    def quantize_into(self, values: np.ndarray, quantizers: WeightQuantizers) -> None:
         """Quantise `values` [rows, in] into these rows, if the format can be quantised to."""
         quantizers.quantize_blocks(values, self.bytes, self.name)
 
 
 NO_ORDER = -1
 
-WeightTarget = torch.Tensor | QuantizedView | BlockView
+WeightTarget: TypeAlias = "Array | QuantizedView | BlockView"
 """Part of a weight that receives the values of a checkpoint's tensor."""
+
+
+def target_on_host(target: WeightTarget) -> WeightTarget:
+    """Return a target whose arrays are numpy's of the same memory, as far as that is a CPU's."""
+    if isinstance(target, QuantizedView):
+        return QuantizedView(on_host(target.weight), on_host(target.scale), target.group_size)
+    if isinstance(target, BlockView):
+        order = None if target.order is None else on_host(target.order)
+        return replace(target, bytes=on_host(target.bytes), order=order)
+    return on_host(target)
 
 
 @dataclass(frozen=True)
 class WeightAllocator:
-    """Kernels to call, and the device and dtype of weights.
+    """Kernels to call, and the maker and the dtype of weights.
 
     With `defers_matrices`, matrices that may be quantised, or stored in blocks, get their memory from
     `allocate_matrices`, or from the loader if they stay in their file's pages.
     """
 
     ops: Ops
-    dtype: torch.dtype
-    device: torch.device
+    arrays: Arrays
+    dtype_name: str
     defers_matrices: bool = False
     rank: Rank = SINGLE_RANK
-    float32 = torch.float32
 
-    def weight(self, row: Weight) -> torch.Tensor:
+    @cached_property
+    def dtype(self) -> Any:
+        """Dtype of the model, as its arrays have it."""
+        return self.arrays.dtype(self.dtype_name)
+
+    @cached_property
+    def float32(self) -> Any:
+        return self.arrays.dtype("float32")
+
+    def weight(self, row: Weight) -> Array:
         """Allocate an unwritten weight; loading fills it, or replaces it by the mapped file's pages."""
-        dtype = torch.float32 if row.in_float32 else self.dtype
+        dtype = "float32" if row.in_float32 else self.dtype_name
         if self.defers_matrices and (row.can_be_quantised or row.can_be_blocks):
-            return torch.empty(row.shape, dtype=dtype, device="meta")
-        return huge_pages.empty(*row.shape, dtype=dtype, device=self.device)
+            return self.arrays.without_memory(row.shape, dtype)
+        return self.arrays.empty(row.shape, dtype)
 
-    def scale(self, multiplier: Multiplier, size: int, factor: float) -> torch.Tensor | None:
+    def scale(self, multiplier: Multiplier, size: int, factor: float) -> Array | None:
         if isinstance(multiplier, tuple):
-            return torch.cat([self._filled(count, value) for value, count in multiplier]) * factor
-        return None if multiplier * factor == 1.0 else self._filled(size, multiplier * factor)
+            values = [np.full(count, value, np.float32) for value, count in multiplier]
+            return self.arrays.of(np.concatenate(values) * np.float32(factor))
+        return None if multiplier * factor == 1.0 else self.arrays.of(np.full(size, multiplier * factor, np.float32))
 
     def rounded(self, value: float) -> float:
-        return torch.tensor(value, dtype=self.dtype).item()
+        return float(converted(cast("Array", np.array(value, np.float32)), self.dtype_name))
 
-    def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> torch.Tensor:
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        return torch.tensor(values, dtype=dtype, device=self.device)
+    def constant(self, values: Sequence[float], dtype: object) -> Array:
+        return self.arrays.of(values, dtype_name(dtype))
 
-    def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(list(tensors), dim=1)
-
-    def repeat(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        return x.unsqueeze(2).expand(-1, -1, count, -1).contiguous().flatten(1, 2)
-
-    def cast(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self.dtype)
+    def repeat(self, x: Array, count: int) -> Array:
+        tokens, heads, size = x.shape
+        repeated: Array = library(x).broadcast_to(x.reshape(tokens, heads, 1, size), (tokens, heads, count, size))
+        return repeated.reshape(tokens, heads * count, size)
 
     def with_deferred_matrices(self) -> WeightAllocator:
         return replace(self, defers_matrices=True)
@@ -143,31 +163,28 @@ class WeightAllocator:
             if not (row.can_be_quantised or row.can_be_blocks):
                 continue
             if not isinstance(module, QuantizableMatrix):
-                setattr(module, attribute, huge_pages.empty(*row.shape, dtype=self.dtype, device=self.device))
+                setattr(module, attribute, self.arrays.empty(row.shape, self.dtype_name))
                 continue
             *rows, columns = row.shape
             if not quantization.quantises(row):
-                module.weight = huge_pages.empty(*row.shape, dtype=self.dtype, device=self.device)
+                module.weight = self.arrays.empty(row.shape, self.dtype_name)
                 continue
             if isinstance(quantization, BlockQuantization):
                 module.blocks = quantization.blocks_of(row)
                 assert module.blocks is not None, "it is in blocks"
                 shape = _shape_in_blocks(module.blocks, tuple(row.shape))
                 if quantization.has_act_order:
-                    module.order = torch.full((columns,), NO_ORDER, dtype=torch.int32, device=self.device)
+                    module.order = self.arrays.of(np.full(columns, NO_ORDER, np.int32))
                 if quantization.is_mapped(row):
-                    module.weight = torch.empty(shape, dtype=torch.uint8, device="meta")
+                    module.weight = self.arrays.without_memory(shape, "uint8")
                 else:
-                    module.weight = huge_pages.empty(*shape, dtype=torch.uint8, device=self.device)
+                    module.weight = self.arrays.empty(shape, "uint8")
                 continue
             group_size = quantization.group_size
             groups = () if group_size is None else (quantize.num_groups(columns, group_size),)
-            module.weight = huge_pages.empty(*row.shape, dtype=torch.int8, device=self.device)
-            module.weight_scale = huge_pages.empty(*rows, *groups, dtype=torch.float32, device=self.device)
+            module.weight = self.arrays.empty(row.shape, "int8")
+            module.weight_scale = self.arrays.empty((*rows, *groups), "float32")
             module.group_size = group_size
-
-    def _filled(self, size: int, value: float) -> torch.Tensor:
-        return torch.full((size,), value, dtype=torch.float32, device=self.device)
 
 
 def checkpoint_views(
@@ -180,8 +197,8 @@ def checkpoint_views(
     for owner, attribute, row in module.weights(prefix):
         if row.whole_name and row.whole_name in found:
             row = replace(row, names=(row.whole_name,), sizes=(), is_stack=row.role == "experts")
-        weight: torch.Tensor = getattr(owner, attribute)
-        target: torch.Tensor | QuantizedView = weight
+        weight: Array = getattr(owner, attribute)
+        target: Array | QuantizedView = weight
         if isinstance(owner, QuantizableMatrix) and owner.weight_scale is not None and attribute == "weight":
             target = QuantizedView(weight, owner.weight_scale, owner.group_size)
         if isinstance(owner, QuantizableMatrix) and owner.blocks is not None and attribute == "weight":
@@ -191,22 +208,30 @@ def checkpoint_views(
         yield from zip(row.names, _parts(row, target), strict=True)
 
 
-def _parts(row: Weight, target: torch.Tensor | QuantizedView) -> Iterator[WeightTarget]:
+def _parts(row: Weight, target: Array | QuantizedView) -> Iterator[WeightTarget]:
     """Yield the part of each of the row's names."""
     if row.role == "experts" and not row.is_stack:
         yield from _of_each_expert(row, target)
         return
     if row.stored_shape:
-        assert isinstance(target, torch.Tensor), "what is quantised is stored as it is"
-        target = target.t() if row.stored_transposed else target
+        assert not isinstance(target, QuantizedView), "what is quantised is stored as it is"
+        target = target.T if row.stored_transposed else target
     begin = 0
     for size in row.sizes or (row.stored_shape or target.shape)[:1]:
         if isinstance(target, QuantizedView):
             yield target.rows(begin, begin + size)
         else:
             rows = target[begin : begin + size]
-            yield rows.view(size, *row.stored_shape[1:]) if row.stored_shape else rows
+            yield _view(rows, (size, *row.stored_shape[1:])) if row.stored_shape else rows
         begin += size
+
+
+def _view(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return the same memory in another shape."""
+    view = array.reshape(shape)
+    if isinstance(view, np.ndarray):
+        assert np.may_share_memory(view, cast(np.ndarray, array)), "a target is a view of its weight"
+    return view
 
 
 def _of_each_expert(row: Weight, stack: WeightTarget) -> Iterator[WeightTarget]:
@@ -218,7 +243,7 @@ def _of_each_expert(row: Weight, stack: WeightTarget) -> Iterator[WeightTarget]:
     size = row.shape[1] // parts
     for i, part in product(range(row.shape[0]), range(parts)):
         begin, end = part * size, (part + 1) * size
-        yield stack[i][begin:end] if isinstance(stack, torch.Tensor) else stack.of(i).rows(begin, end)
+        yield (stack.of(i).rows(begin, end) if isinstance(stack, QuantizedView | BlockView) else stack[i][begin:end])
 
 
 def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -229,7 +254,7 @@ def _shape_in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*outer, BLOCK_FORMATS[blocks[0][0]].row_bytes(in_size))
 
 
-def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Iterator[BlockView]:
+def _parts_in_blocks(row: Weight, weight: Array, blocks: Blocks) -> Iterator[BlockView]:
     """Yield the part of each of the row's names in a weight in blocks."""
     name, in_size = blocks[0][0], row.in_size
     if row.role == "experts":
@@ -238,9 +263,9 @@ def _parts_in_blocks(row: Weight, weight: torch.Tensor, blocks: Blocks) -> Itera
             assert isinstance(each, BlockView), "a part of blocks is blocks"
             yield each
         return
-    begin, flat = 0, weight.view(-1)
+    begin, flat = 0, weight.reshape(-1)
     for size in row.sizes or (row.out_size // len(row.names),) * len(row.names):
         first, last = (num_bytes(slice_rows(blocks, 0, rows), in_size) for rows in (begin, begin + size))
         ((name, rows),) = slice_rows(blocks, begin, begin + size)
-        yield BlockView(flat[first:last].view(rows, -1), name, in_size)
+        yield BlockView(flat[first:last].reshape(rows, -1), name, in_size)
         begin += size

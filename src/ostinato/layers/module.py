@@ -13,8 +13,7 @@ from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Role, Weight
 
 if TYPE_CHECKING:
-    import torch
-
+    from ostinato.ops.arrays import Arrays
     from ostinato.ops.dispatch import Ops
     from ostinato.ops.step_inputs import Array
 
@@ -31,12 +30,12 @@ class ModelBuilder(Protocol):
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Any:
         """Dtype of the model."""
         ...
 
     @property
-    def float32(self) -> torch.dtype: ...
+    def float32(self) -> Any: ...
 
     @property
     def rank(self) -> Rank:
@@ -58,18 +57,15 @@ class ModelBuilder(Protocol):
         """Return `value` rounded to the model's dtype."""
         ...
 
-    def constant(self, values: Sequence[float], dtype: str | torch.dtype) -> Array: ...
-
-    def stack(self, tensors: Sequence[Array]) -> Array:
-        """Stack tensors, [tokens, ...] each -> [tokens, tensors, ...]."""
-        ...
+    def constant(self, values: Sequence[float], dtype: object) -> Array: ...
 
     def repeat(self, x: Array, count: int) -> Array:
         """Repeat each head `count` times, [tokens, heads, size] -> [tokens, heads * count, size]."""
         ...
 
-    def cast(self, x: Array) -> Array:
-        """Return `x` in the dtype of the model."""
+    @property
+    def arrays(self) -> Arrays:
+        """Maker of the model's arrays."""
         ...
 
 

@@ -116,6 +116,7 @@ class Sketch:
 
     dtype: Any = "model"
     float32: Any = "float32"
+    arrays: Any = None
 
     def __init__(self, ranks: int = 1) -> None:
         self.rank = Rank(0, ranks)
@@ -134,13 +135,6 @@ class Sketch:
     def constant(self, values: Sequence[float], dtype: Any) -> Any:
         return self.trace.input((len(values),), dtype)
 
-    def stack(self, tensors: Sequence[Any]) -> Any:
-        first, *_ = tensors
-        return self.trace.note("stack", tensors, (first.shape[0], len(tensors), *first.shape[1:]), first.dtype)
-
     def repeat(self, x: Any, count: int) -> Any:
         tokens, heads, size = x.shape
         return self.trace.note("repeat", (x,), (tokens, heads * count, size), x.dtype)
-
-    def cast(self, x: Any) -> Any:
-        return x if x.dtype == self.dtype else self.trace.note("to", (x,), x.shape, self.dtype, x.dtype)

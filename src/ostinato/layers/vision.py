@@ -147,7 +147,7 @@ class VisionEncoder(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, theta: float, activation: str) -> None:
         super().__init__()
-        self.cast, self.stack = build.cast, build.stack
+        self.concat = build.ops.concat
         self.deepstack_layers = vision.deepstack_layers
         self.patch_embed = PatchEmbedding(build, vision)
         self.pos_embed = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
@@ -165,11 +165,14 @@ class VisionEncoder(Module):
         The first row is the merged last block's output, the others are DeepStack's.
         """
         positions = self.pos_embed(inputs.taps, inputs.tap_weights)
-        x = self.patch_embed(self.cast(inputs.patches), positions)
+        x = self.patch_embed(inputs.patches, positions)
         angles = self.rotary(inputs.positions)
         deepstack: list[Array] = []
         for i, block in enumerate(self.blocks):
             x = block(x, angles, inputs.starts)
             if i in self.deepstack_layers:
                 deepstack.append(self.deepstack_merger_list[len(deepstack)](x))
-        return self.stack((self.merger(x), *deepstack))
+        out = merged = self.merger(x)
+        for each in deepstack:
+            out = self.concat(out, each)
+        return out.reshape(merged.shape[0], 1 + len(deepstack), -1)

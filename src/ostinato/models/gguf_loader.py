@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
+import numpy as np
 
 from ostinato.errors import ModelError
 from ostinato.formats.checkpoint_json import gguf_header
@@ -26,42 +28,49 @@ from ostinato.formats.gguf.tensor_names import (
     checkpoint_shape,
     is_changed,
 )
-from ostinato.layers import huge_pages
-from ostinato.layers.allocation import BlockView, WeightTarget, checkpoint_views
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightTarget, checkpoint_views, target_on_host
 from ostinato.models.base import CausalLM
 from ostinato.models.tensor_sources import CheckpointMismatch
 from ostinato.models.weight_shards import TensorShard, tensor_shards
+from ostinato.ops import huge_pages
+from ostinato.ops.arrays import has_memory, numpy_dtype, write
 from ostinato.ops.quant import dequantize as block_ops
 from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
 from ostinato.plan.weights import of_all_experts
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types that are not blocks."""
 
 
-def dequantize(kind: BlockType, blocks: torch.Tensor) -> torch.Tensor:
+def dequantize(kind: BlockType, blocks: np.ndarray) -> np.ndarray:
     """Dequantize `blocks` [..., bytes of a row] uint8 to [..., weights of a row] float32."""
     dtype = PLAIN.get(kind.name)
-    return block_ops.dequantize(kind.name, blocks) if dtype is None else blocks.view(dtype).float()
+    return (
+        block_ops.dequantize(kind.name, blocks) if dtype is None else blocks.view(numpy_dtype(dtype)).astype(np.float32)
+    )
 
 
-def to_checkpoint_layout(name: str, values: torch.Tensor) -> torch.Tensor:
+def to_checkpoint_layout(name: str, values: np.ndarray) -> np.ndarray:
     """Return a tensor in the checkpoint's form, from float32 in the file's shape.
 
     It is for tensors with `is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
     norm are put in one dimension, and the convolution gets its middle dimension.
     """
     if name.endswith(CONVOLUTIONS):
-        return values.unsqueeze(1)
-    return torch.log(-values).flatten() if name.endswith(".ssm_a") else values.flatten()
+        return values[:, None]
+    # float64, of which the logarithm in float32 is the nearest.
+    return np.log(-values.astype(np.float64)).ravel() if name.endswith(".ssm_a") else values.ravel()
 
 
-def to_half_split(rows: torch.Tensor, heads: int) -> torch.Tensor:
+def to_half_split(rows: np.ndarray, heads: int) -> np.ndarray:
     """Reorder the rows of each head, [heads * size, in]: from pairs of neighbours to all firsts, then all seconds."""
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-GgufTarget = WeightTarget | list[WeightTarget]
+GgufTarget: TypeAlias = "WeightTarget | list[WeightTarget]"
 """A weight, or the weights of all experts, one matrix each."""
 
 
@@ -100,8 +109,8 @@ def tensors_of_places(
         raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
     for name in absent:
         bias = places[name]
-        assert isinstance(bias, torch.Tensor), "biases are not quantised"
-        bias.zero_()
+        assert not isinstance(bias, QuantizedView | BlockView | list), "biases are not quantised"
+        bias[...] = 0
     return loaded, places, parts
 
 
@@ -116,8 +125,8 @@ def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, Ggu
             matrices.append(view)
         elif {name + GATE, name + UP} & names:
             if len(view.shape) == 2 and name.endswith("_bias"):  # of all experts
-                assert isinstance(view, torch.Tensor), "biases are not quantised"
-                places |= zip((name + GATE, name + UP), view.chunk(2, dim=1), strict=True)
+                assert not isinstance(view, QuantizedView | BlockView), "biases are not quantised"
+                places |= {name + GATE: view[:, : view.shape[1] // 2], name + UP: view[:, view.shape[1] // 2 :]}
                 continue
             half = view.shape[-2] // 2
             parts = (name + GATE, slice(0, half)), (name + UP, slice(half, view.shape[-2]))
@@ -134,11 +143,11 @@ def _is_stack(name: str, view: WeightTarget) -> bool:
 def _rows_of(view: WeightTarget, rows: slice) -> GgufTarget:
     if len(view.shape) == 3:
         return [_rows_of(_of(view, i), rows) for i in range(view.shape[0])]  # type: ignore[misc]
-    return view[rows] if isinstance(view, torch.Tensor) else view.rows(rows.start, rows.stop)
+    return view.rows(rows.start, rows.stop) if isinstance(view, QuantizedView | BlockView) else view[rows]
 
 
 def _of(view: WeightTarget, i: int) -> WeightTarget:
-    return view[i] if isinstance(view, torch.Tensor) else view.of(i)
+    return view.of(i) if isinstance(view, QuantizedView | BlockView) else view[i]
 
 
 def _shape(place: GgufTarget, part: TensorShard | None) -> tuple[int, ...]:
@@ -174,7 +183,8 @@ def load_gguf(
     ModelError, before anything is read, as `tensors_of_places`.
     """
     header = gguf_header(path)
-    tensors, places, shares = tensors_of_places(model, header, dict(checkpoint_views(model)), tensor_shards(model))
+    views = {name: target_on_host(view) for name, view in checkpoint_views(model)}
+    tensors, places, shares = tensors_of_places(model, header, views, tensor_shards(model))
     files = {file: _mapped(file) for file in {tensor.file for tensor in tensors.values()}}
     _map_matrices(model, tensors, files, shares)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
@@ -184,15 +194,15 @@ def load_gguf(
             progress(done, len(tensors))
             continue
         if isinstance(place, list):
-            for of_expert, matrix in zip(rows.chunk(len(place)), place, strict=True):
+            for of_expert, matrix in zip(np.split(rows, len(place)), place, strict=True):
                 _put(of_expert, tensor, matrix, None, quantizers, share)
         elif is_changed(tensor.name):
-            assert isinstance(place, torch.Tensor), "what belongs to heads is not quantised"
+            assert not isinstance(place, QuantizedView | BlockView), "what belongs to heads is not quantised"
             values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))
-            place.copy_(values if share is None else share.read(values))
+            write(place, values if share is None else share.read(values))
         elif stores_norm_plus_one(model.spec.architecture, tensor.name):
-            assert isinstance(place, torch.Tensor), "norms are not quantised"
-            place.copy_(dequantize(tensor.type, rows)[0] - 1)
+            assert not isinstance(place, QuantizedView | BlockView), "norms are not quantised"
+            write(place, dequantize(tensor.type, rows)[0] - 1)
         else:
             heads = num_heads_of(model, name) if has_adjacent_rope(model.spec.architecture, tensor.name) else None
             _put(rows, tensor, place, heads, quantizers, share)
@@ -211,19 +221,19 @@ def _map_matrices(
     The file stays mapped while they are used. With a sharded tensor, a weight gets its rank's rows.
     """
     for module, attribute, row in model.weights():
-        weight: torch.Tensor = getattr(module, attribute)
-        if weight.is_meta:
+        weight: Array = getattr(module, attribute)
+        if not has_memory(weight):
             first = tensors.get(row.names[0]) or tensors[row.names[0] + GATE]
             share, begin = shares.get(row.names[0]), first.begin
             if share is not None:
                 ((first_row, _),) = share.parts
                 begin += first_row * (first.num_bytes // share.shape[0])
-            mapped = _bytes(files[first.file], begin, weight.numel())
-            setattr(module, attribute, mapped.view(weight.shape))
+            mapped = _bytes(files[first.file], begin, prod(weight.shape))
+            setattr(module, attribute, model.build.arrays.sharing(mapped.reshape(tuple(weight.shape))))
 
 
 def _is_mapped(place: GgufTarget) -> bool:
-    return isinstance(place, BlockView) and place.bytes.is_meta
+    return isinstance(place, BlockView) and not has_memory(place.bytes)
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -233,22 +243,22 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _bytes(data: mmap.mmap, begin: int, count: int) -> torch.Tensor:
+def _bytes(data: mmap.mmap, begin: int, count: int) -> np.ndarray:
     """Return [count] uint8 of the mapped file, without a copy; the tensor keeps it mapped."""
-    return torch.frombuffer(data, dtype=torch.uint8, count=count, offset=begin)
+    return np.frombuffer(data, np.uint8, count, begin)
 
 
-def _rows(data: mmap.mmap, tensor: GgufTensor) -> torch.Tensor:
+def _rows(data: mmap.mmap, tensor: GgufTensor) -> np.ndarray:
     """Return a tensor's rows in the mapped file, [rows, bytes] uint8.
 
     A vector is one row; the rows of experts are concatenated.
     """
     rows = tensor.num_elements // tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    return _bytes(data, tensor.begin, tensor.num_bytes).view(rows, -1)
+    return _bytes(data, tensor.begin, tensor.num_bytes).reshape(rows, -1)
 
 
 def _put(
-    rows: torch.Tensor,
+    rows: np.ndarray,
     tensor: GgufTensor,
     place: WeightTarget,
     heads: int | None,
@@ -260,15 +270,15 @@ def _put(
     With `heads`, the rows of each head are put in the order of checkpoints.
     """
     if len(tensor.shape) < 2:
-        assert isinstance(place, torch.Tensor), "vectors are not quantised"
+        assert not isinstance(place, QuantizedView | BlockView), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
         values = values if share is None else share.read(values)
-        place.copy_(values if heads is None else to_half_split(values[:, None], heads)[:, 0])
+        write(place, values if heads is None else to_half_split(values, heads))
         return
     if share is not None and not share.cuts_rows:
         rows, share = share.read(rows), None
     stays = isinstance(place, BlockView) and place.name == tensor.type.name
-    if share is not None and not stays and not isinstance(place, torch.Tensor):
+    if share is not None and not stays and isinstance(place, QuantizedView | BlockView):
         # A row's scale comes from the whole row.
         whole = share.allocate_full(place)
         _put(rows, tensor, whole, heads, quantizers, None)
@@ -281,14 +291,14 @@ def _put(
         if isinstance(place, BlockView) and stays:
             lying = rows[begin : begin + step]
             own = lying if of_bytes is None else of_bytes.read(lying)
-            place.bytes[begin : begin + step] = own if heads is None else to_half_split(own, len(own) // of_head)
+            write(place.bytes[begin : begin + step], own if heads is None else to_half_split(own, len(own) // of_head))
             huge_pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
         values = values if share is None else share.read(values)
         if heads is not None:
             values = to_half_split(values, len(values) // of_head)
-        if isinstance(place, torch.Tensor):
-            place[begin : begin + step].copy_(values)
-        else:
+        if isinstance(place, QuantizedView | BlockView):
             place.rows(begin, begin + step).quantize_into(values, quantizers)
+        else:
+            write(place[begin : begin + step], values)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
+import numpy as np
 
 from ostinato.errors import ModelError, Remedy
 from ostinato.formats import unpack
-from ostinato.formats.mapped_files import opened
-from ostinato.layers import huge_pages
 from ostinato.layers.allocation import NO_ORDER, BlockView, QuantizedView, WeightTarget
-from ostinato.models.tensor_sources import VALUES, TensorSource, is_as_stored
+from ostinato.models.tensor_sources import VALUES, is_as_stored
+from ostinato.ops import huge_pages
+from ostinato.ops.arrays import host_values, write
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import dequantize, pack_float8, pack_int4, pack_mxfp4
 from ostinato.ops.quant.quantize import WeightQuantizers
@@ -22,22 +22,13 @@ UNPACKED_WEIGHTS = 2**20
 """Weights that are unpacked at once."""
 
 
-def tensors_of(source: TensorSource) -> dict[str, torch.Tensor]:
-    """Return the tensors of a source by part, mapped from their files, which may be several."""
-    tensors = {}
-    for part, (file, name) in source.parts.items():
-        with opened(file) as mapped:
-            tensors[part] = mapped.get_tensor(name)
-    return tensors
-
-
 def put_stored(
     stored: StoredWeights,
-    parts: Mapping[str, torch.Tensor],
+    parts: Mapping[str, np.ndarray],
     name: str,
     place: WeightTarget,
     quantizers: WeightQuantizers,
-    row_order: torch.Tensor | None = None,
+    row_order: np.ndarray | None = None,
 ) -> None:
     """Load a weight, or a stack of them, into its target; `parts` are its tensors.
 
@@ -48,7 +39,7 @@ def put_stored(
     if len(place.shape) > 2:
         for i in range(place.shape[0]):
             of_matrix = {part: _of_matrix(tensor, part, i) for part, tensor in parts.items()}
-            of_place = place[i] if isinstance(place, torch.Tensor) else place.of(i)
+            of_place = place.of(i) if isinstance(place, QuantizedView | BlockView) else place[i]
             put_stored(stored, of_matrix, name, of_place, quantizers, row_order)
         return
     rows, columns = place.shape
@@ -68,7 +59,7 @@ def put_stored(
             if stays and isinstance(place, BlockView):
                 elements = BLOCK_FORMATS[place.name].elements
                 scales = unpack.scales(stored, scale, begin, end, columns, elements)
-                place.rows(begin, end).bytes.copy_(pack_float8(small, scales))
+                write(place.bytes[begin:end], pack_float8(small, scales))
                 continue
             values = unpack.expanded(stored, small, scale, begin, columns)
         else:
@@ -80,34 +71,34 @@ def put_stored(
                 _put_blocks(unpacked, place.rows(begin, end), stored.group_size or columns, name, order)
                 continue
             values = unpacked.dequantized(stored.group_size, group_of)
-        if isinstance(place, torch.Tensor):
-            place[begin:end].copy_(values)
-        else:
+        if isinstance(place, QuantizedView | BlockView):
             place.rows(begin, end).quantize_into(values, quantizers)
+        else:
+            write(place[begin:end], values)
     for tensor in parts.values():
         huge_pages.drop(tensor)
 
 
 def _put_mxfp4(
     stored: StoredWeights,
-    parts: Mapping[str, torch.Tensor],
+    parts: Mapping[str, np.ndarray],
     place: WeightTarget,
     quantizers: WeightQuantizers,
-    row_order: torch.Tensor | None,
+    row_order: np.ndarray | None,
 ) -> None:
     pairs, exponents = (parts[part] if row_order is None else parts[part][row_order] for part in ("blocks", "scales"))
     packed = pack_mxfp4(pairs, exponents)
     if isinstance(place, BlockView) and is_as_stored(stored, place):
-        place.bytes.copy_(packed)
-    elif isinstance(place, torch.Tensor):
-        place.copy_(dequantize("MXFP4", packed))
-    else:
+        write(place.bytes, packed)
+    elif isinstance(place, QuantizedView | BlockView):
         place.quantize_into(dequantize("MXFP4", packed), quantizers)
+    else:
+        write(place, dequantize("MXFP4", packed))
     for tensor in parts.values():
         huge_pages.drop(tensor)
 
 
-def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView, name: str) -> torch.Tensor | None:
+def _put_order(group_of: np.ndarray | None, group_size: int, place: BlockView, name: str) -> np.ndarray | None:
     """Return the order in which the elements of a row are in their groups, int32 [in], for all tensors of a matmul.
 
     None means that they are in the order of inputs. ModelError if another tensor of the matmul has another order, or a
@@ -115,18 +106,19 @@ def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView,
     """
     if place.order is None:
         return None
-    columns = torch.arange(place.in_size, dtype=torch.int32)
+    columns = np.arange(place.in_size, dtype=np.int32)
     if group_of is None:
         order = columns
     else:
-        order = group_of.argsort(stable=True).int()
-        if not torch.equal(group_of[order], columns.long() // group_size):
+        order = group_of.argsort(kind="stable").astype(np.int32)
+        if not np.array_equal(group_of[order], columns // group_size):
             raise ModelError(
                 f"groups of {name} have other numbers of elements than {group_size}", [Remedy("quantization", "none")]
             )
-    if place.order[0] == NO_ORDER:
-        place.order.copy_(order)
-    elif not torch.equal(place.order, order):
+    others = host_values(place.order)
+    if others[0] == NO_ORDER:
+        write(place.order, order)
+    elif not np.array_equal(others, order):
         raise ModelError(
             f"{name} is a part of a product whose other parts have their groups in another order (g_idx), and 4-bit "
             "weights of one product share its inputs",
@@ -136,7 +128,7 @@ def _put_order(group_of: torch.Tensor | None, group_size: int, place: BlockView,
 
 
 def _put_blocks(
-    unpacked: unpack.UnpackedInt4, place: BlockView, group_size: int, name: str, order: torch.Tensor | None
+    unpacked: unpack.UnpackedInt4, place: BlockView, group_size: int, name: str, order: np.ndarray | None
 ) -> None:
     """Write the weights in blocks, each with the scale of its group.
 
@@ -144,33 +136,31 @@ def _put_blocks(
     """
     elements = BLOCK_FORMATS[place.name].elements
     groups = place.in_size // elements
-    if (unpacked.scale.view(torch.int32) & INT4_ZERO_BITS).any():
+    if (unpacked.scale.view(np.int32) & INT4_ZERO_BITS).any():
         raise ModelError(
             f"the scales of {name} are in float32, of which 4-bit weights keep 16 bits",
             [Remedy("quantization", "none")],
         )
-    scale, zero = (
-        each.repeat_interleave(group_size // elements, dim=1)[:, :groups] for each in (unpacked.scale, unpacked.zero)
-    )
+    scale, zero = (each.repeat(group_size // elements, axis=1)[:, :groups] for each in (unpacked.scale, unpacked.zero))
     integers = unpacked.integers if order is None else unpacked.integers[:, order]
-    place.bytes.copy_(pack_int4(integers, scale, zero))
+    write(place.bytes, pack_int4(integers, scale, zero))
 
 
 def _put_integers(unpacked: unpack.UnpackedInt4, place: QuantizedView) -> None:
     """Write the weights as 8-bit integers with the same scales."""
     columns = place.weight.shape[1]
     size = columns if place.group_size is None else place.group_size
-    zero = unpacked.zero.repeat_interleave(size, dim=1)[:, :columns]
-    torch.sub(unpacked.integers.view(torch.int8), zero.view(torch.int8), out=place.weight)
-    place.scale.copy_(unpacked.scale.view(place.scale.shape))
+    zero = unpacked.zero.repeat(size, axis=1)[:, :columns]
+    write(place.weight, unpacked.integers.view(np.int8) - zero.view(np.int8))
+    write(place.scale, unpacked.scale.reshape(place.scale.shape))
 
 
-def _of_matrix(tensor: torch.Tensor, part: str, i: int) -> torch.Tensor:
+def _of_matrix(tensor: np.ndarray, part: str, i: int) -> np.ndarray:
     """Return the part of a tensor that belongs to matrix `i` of a stack.
 
     All matrices share their shape and the order of their groups.
     """
-    return tensor if part in ("weight_shape", "weight_g_idx") or tensor.dim() < 2 else tensor[i]
+    return tensor if part in ("weight_shape", "weight_g_idx") or tensor.ndim < 2 else tensor[i]
 
 
 def _row_ranges(rows: int, columns: int) -> Iterator[tuple[int, int]]:

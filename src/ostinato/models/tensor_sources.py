@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ostinato.formats import quantization_config
 from ostinato.formats.checkpoint_json import is_gguf
-from ostinato.formats.mapped_files import opened
+from ostinato.formats.mapped_files import SafetensorsFile
 from ostinato.formats.quantization_config import FLOATS
-from ostinato.layers.allocation import BlockView, WeightTarget
+from ostinato.layers.allocation import BlockView, QuantizedView, WeightTarget
 from ostinato.models.base import CausalLM
 from ostinato.models.weight_shards import TensorShard
 from ostinato.plan.quantization import StoredWeights
@@ -23,12 +23,12 @@ VALUES = "values"
 
 @dataclass
 class TensorSource:
-    """Tensors of one weight: part -> (file, name there).
+    """Tensors of one weight: part -> (mapped file, name there).
 
     The part is `VALUES`, or the name that the checkpoint's format gives it.
     """
 
-    parts: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    parts: dict[str, tuple[SafetensorsFile, str]] = field(default_factory=dict)
     is_transposed: bool = False
     """True if the tensor is stored transposed."""
     is_quantised: bool = False
@@ -36,9 +36,13 @@ class TensorSource:
     """True if gates and values take turns (`CausalLM.in_turns`)."""
 
     @property
-    def main(self) -> tuple[Path, str]:
+    def main(self) -> tuple[SafetensorsFile, str]:
         """File and name of the tensor with the values."""
         return next(self.parts[part] for part in (*quantization_config.PACKED, VALUES) if part in self.parts)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the tensors by part, mapped from their files, which may be several."""
+        return {part: file.tensor(name) for part, (file, name) in self.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,17 @@ class CheckpointMismatch:
         return "\n".join(parts)
 
 
-def names_in(model: CausalLM, files: list[Path]) -> set[str]:
+def names_in(model: CausalLM, files: Sequence[SafetensorsFile]) -> set[str]:
     """Return `model`'s names of the tensors in the files."""
-    names: set[str | None] = set()
-    for file in files:
-        with opened(file) as tensors:
-            names |= {model.checkpoint_name(name) for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    names = {model.checkpoint_name(name) for file in files for name in file.names}
     return {name for name in names if name is not None}
 
 
 def find_sources(
-    model: CausalLM, files: list[Path], places: Mapping[str, WeightTarget], shares: Mapping[str, TensorShard]
+    model: CausalLM,
+    files: Sequence[SafetensorsFile],
+    places: Mapping[str, WeightTarget],
+    shares: Mapping[str, TensorShard],
 ) -> tuple[dict[str, TensorSource], CheckpointMismatch]:
     """Return the source of each target, and what is missing, left over or of another shape or type.
 
@@ -91,43 +95,39 @@ def find_sources(
     sources: dict[str, TensorSource] = {}
     unexpected, misshapen, mistyped, differing = [], [], [], []
     for file in files:
-        with opened(file) as tensors:
-            for source_name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-                name = model.checkpoint_name(source_name)
-                if name is None:
-                    continue
-                place, part = (name, VALUES) if stored is None else quantization_config.split(stored, name, VALUES)
-                if place not in places or (part != VALUES and len(places[place].shape) < 2):
-                    unexpected.append(source_name)
-                    continue
-                source = sources.setdefault(place, TensorSource())
-                if part in source.parts and not _equal(source.parts[part], tensors.get_tensor(source_name)):
-                    differing.append(source_name)
-                source.parts[part] = (file, source_name)
-                stored_slice = tensors.get_slice(source_name)
-                shape, kind = list(stored_slice.get_shape()), stored_slice.get_dtype()
-                of_place = list(shares.get(place, places[place]).shape)
-                source.in_turns = place.endswith(model.in_turns)
-                if part == VALUES:
-                    source.is_transposed = place.endswith(model.transposed)
-                    expected = [*of_place[:-2], *reversed(of_place[-2:])] if source.is_transposed else of_place
-                    source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
-                    if kind not in FLOATS and not source.is_quantised:
-                        mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
-                else:
-                    assert stored is not None, "only quantised weights have parts"
-                    if part == "weight_shape" and shape in ([2], [len(of_place)]):
-                        shape = tensors.get_tensor(source_name).tolist()
-                    expected = quantization_config.shape(stored, part, of_place, shape)
-                    if kind not in (types := quantization_config.types(stored, part)):
-                        wanted = " or ".join(types)
-                        mistyped.append(f"{source_name} is {kind}, expected {wanted}")
-                if shape != expected and place.endswith(model.transposable):
-                    source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
-                if shape != expected and (
-                    part != VALUES or not source.is_transposed or place.endswith(model.transposed)
-                ):
-                    misshapen.append(f"{source_name} is {shape}, expected {expected}")
+        for source_name in file.names:
+            name = model.checkpoint_name(source_name)
+            if name is None:
+                continue
+            place, part = (name, VALUES) if stored is None else quantization_config.split(stored, name, VALUES)
+            if place not in places or (part != VALUES and len(places[place].shape) < 2):
+                unexpected.append(source_name)
+                continue
+            source = sources.setdefault(place, TensorSource())
+            if part in source.parts and not _equal(source.parts[part], file.tensor(source_name)):
+                differing.append(source_name)
+            source.parts[part] = (file, source_name)
+            shape, kind = file.shape(source_name), file.dtype(source_name)
+            of_place = list(shares.get(place, places[place]).shape)
+            source.in_turns = place.endswith(model.in_turns)
+            if part == VALUES:
+                source.is_transposed = place.endswith(model.transposed)
+                expected = [*of_place[:-2], *reversed(of_place[-2:])] if source.is_transposed else of_place
+                source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
+                if kind not in FLOATS and not source.is_quantised:
+                    mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+            else:
+                assert stored is not None, "only quantised weights have parts"
+                if part == "weight_shape" and shape in ([2], [len(of_place)]):
+                    shape = file.tensor(source_name).tolist()
+                expected = quantization_config.shape(stored, part, of_place, shape)
+                if kind not in (types := quantization_config.types(stored, part)):
+                    wanted = " or ".join(types)
+                    mistyped.append(f"{source_name} is {kind}, expected {wanted}")
+            if shape != expected and place.endswith(model.transposable):
+                source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
+            if shape != expected and (part != VALUES or not source.is_transposed or place.endswith(model.transposed)):
+                misshapen.append(f"{source_name} is {shape}, expected {expected}")
     missing, not_quantised = [name for name in places if name not in sources], []
     for name, source in sources.items():
         if stored is None:
@@ -145,11 +145,13 @@ def find_sources(
 
 def is_as_stored(stored: StoredWeights, place: WeightTarget) -> bool:
     """Return whether a target takes a checkpoint's quantised weights without a change of their values."""
-    return not isinstance(place, torch.Tensor) and stored.fits(place.name if isinstance(place, BlockView) else None)
+    return isinstance(place, QuantizedView | BlockView) and stored.fits(
+        place.name if isinstance(place, BlockView) else None
+    )
 
 
-def _equal(first: tuple[Path, str], second: torch.Tensor) -> bool:
+def _equal(first: tuple[SafetensorsFile, str], second: np.ndarray) -> bool:
     """Return whether a tensor of a file, which may be the same one, equals another."""
     file, name = first
-    with opened(file) as tensors:
-        return torch.equal(tensors.get_tensor(name), second)
+    tensor = file.tensor(name)
+    return tensor.dtype == second.dtype and np.array_equal(tensor, second)

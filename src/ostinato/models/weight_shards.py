@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
+import numpy as np
 
 from ostinato.layers.allocation import (
     NO_ORDER,
@@ -21,6 +20,7 @@ from ostinato.layers.allocation import (
 )
 from ostinato.models.base import CausalLM
 from ostinato.models.registry import make_model
+from ostinato.ops.arrays import NUMPY, ShapesOnly, dtype_name, host_values, write
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.quantize import num_groups
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
@@ -35,48 +35,45 @@ class TensorShard:
     dim: int
     parts: tuple[tuple[int, int], ...]
 
-    def read(self, tensor: Any) -> torch.Tensor:
-        """Return the rank's part of `tensor`.
-
-        `tensor` may be a slice of safetensors, from which only that part is read. A single part of a tensor is a view
-        of it.
-        """
+    def read(self, tensor: np.ndarray) -> np.ndarray:
+        """Return the rank's part of `tensor`. A single part is a view of it."""
         before = (slice(None),) * self.dim
-        if len(self.parts) == 1 and isinstance(tensor, torch.Tensor):
-            return tensor[(*before, slice(*self.parts[0]))]
-        return torch.cat([tensor[(*before, slice(first, end))] for first, end in self.parts], self.dim)
+        parts = [tensor[(*before, slice(first, end))] for first, end in self.parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, self.dim)
 
     def allocate_full(self, place: WeightTarget) -> WeightTarget:
-        """Allocate a target for the whole tensor; `place` is the rank's part."""
+        """Allocate a target for the whole tensor on the host; `place` is the rank's part."""
         *rows, columns = self.shape
-        if isinstance(place, torch.Tensor):
-            return torch.empty(self.shape, dtype=place.dtype)
         if isinstance(place, BlockView):
             row_bytes = BLOCK_FORMATS[place.name].row_bytes(columns)
             order = place.order
             if order is not None and self.cuts_rows:
-                order = torch.full((columns,), NO_ORDER, dtype=torch.int32)
-            return BlockView(torch.empty((*rows, row_bytes), dtype=torch.uint8), place.name, columns, order)
-        groups = () if place.group_size is None else (num_groups(columns, place.group_size),)
-        weight = torch.empty(self.shape, dtype=torch.int8)
-        return QuantizedView(weight, torch.empty((*rows, *groups), dtype=torch.float32), place.group_size)
+                order = NUMPY.sharing(np.full(columns, NO_ORDER, np.int32))
+            return BlockView(NUMPY.empty((*rows, row_bytes), "uint8"), place.name, columns, order)
+        if isinstance(place, QuantizedView):
+            groups = () if place.group_size is None else (num_groups(columns, place.group_size),)
+            scale = NUMPY.empty((*rows, *groups), "float32")
+            return QuantizedView(NUMPY.empty(self.shape, "int8"), scale, place.group_size)
+        return NUMPY.empty(self.shape, dtype_name(place.dtype))
 
     def copy_shard(self, whole: WeightTarget, place: WeightTarget) -> None:
-        """Copy the rank's part of `whole`, a target of the same kind, to `place`."""
-        if isinstance(place, torch.Tensor) and isinstance(whole, torch.Tensor):
-            place.copy_(self.read(whole))
-        elif isinstance(place, BlockView) and isinstance(whole, BlockView):
-            place.bytes.copy_(self.of_blocks(place.name).read(whole.bytes))
+        """Copy the rank's part of `whole`, a target of the same kind on the host, to `place`."""
+        if isinstance(place, BlockView) and isinstance(whole, BlockView):
+            write(place.bytes, self.of_blocks(place.name).read(host_values(whole.bytes)))
             if self.cuts_rows and place.order is not None and whole.order is not None:
                 # Groups are adjacent in a row, so a part of it has whole groups, with inputs of all ranks.
                 assert len(self.parts) == 1, "inputs that have an order are cut into one part for each rank"
-                place.order.copy_(whole.order[slice(*self.parts[0])])
+                write(place.order, host_values(whole.order[slice(*self.parts[0])]))
         elif isinstance(place, QuantizedView) and isinstance(whole, QuantizedView):
-            place.weight.copy_(self.read(whole.weight))
-            if self.cuts_rows and place.group_size is None:
-                place.scale.copy_(whole.scale)
-            else:
-                place.scale.copy_(self._in_units(place.group_size or 1).read(whole.scale))
+            write(place.weight, self.read(host_values(whole.weight)))
+            scale = host_values(whole.scale)
+            if not self.cuts_rows or place.group_size is not None:
+                scale = self._in_units(place.group_size or 1).read(scale)
+            write(place.scale, scale)
+        else:
+            assert not isinstance(place, BlockView | QuantizedView), "they are of the same kind"
+            assert not isinstance(whole, BlockView | QuantizedView), "they are of the same kind"
+            write(place, self.read(host_values(whole)))
 
     def of_one(self) -> TensorShard:
         """Return the share of one matrix of a stack."""
@@ -125,7 +122,7 @@ def tensor_shards(model: CausalLM, found: Container[str] = ()) -> dict[str, Tens
     rank = model.build.rank
     # The whole model has the prediction head if this one has it.
     drafter = None if model.head is None else whole_spec.head
-    build = WeightAllocator(model.build.ops, torch.float32, torch.device("meta"))
+    build = WeightAllocator(model.build.ops, ShapesOnly(), "float32")
     whole = make_model(build, replace(whole_spec, drafter=drafter))
     shard_shapes = {name: tuple(view.shape) for name, view in checkpoint_views(model, found=found)}
     segments, of_whole = _segments(model), _segments(whole)

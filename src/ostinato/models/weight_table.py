@@ -13,12 +13,12 @@ from ostinato.models.base import CausalLM, PredictionHead
 from ostinato.models.registry import make_model
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS
 from ostinato.ops.step_inputs import (
-    ENCODER_TABLE,
     EncoderInputs,
     LayerCache,
     StepInputs,
     Table,
     encoder_sizes,
+    encoder_table,
     step_sizes,
     step_table,
 )
@@ -41,11 +41,13 @@ def with_weight_table(spec: ModelSpec) -> ModelSpec:
     blocks = dict(zip(kinds, backbone.layers, strict=True))
     layers = {layer: _layer(sketch, model, layer, block) for layer, block in blocks.items()}
     apart = [module for module in (backbone.layers, head, encoder) if module is not None]
-    weights, ops = _rows(model, without=apart), _names(_own(_step(sketch, model, decodes=False)))
+    weights, ops = _rows(model, without=apart), set[str]()
+    for decoding, count in ((0, 1), (1, 2)):  # A step of both kinds of rows joins their results.
+        ops |= _names(_own(_step(sketch, model, decoding, count)))
     hidden, logits_of = sketch.trace.input((1, spec.hidden_size), sketch.dtype), cast("Any", model.compute_logits)
     ops |= _names(sketch.trace.run(lambda: logits_of(hidden))) - set(COLLECTIVE_OPS)
     backbone.layers = ModuleList(blocks[layer] for layer in spec.layers)
-    step = _step(sketch, model, decodes=True)
+    step = _step(sketch, model, decode_rows=1)
     own = _own(step)
     table = replace(
         spec,
@@ -69,7 +71,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
 
     `step` has the model's calls, followed by those with which the head follows it.
     """
-    inputs = _step_inputs(sketch, model, decodes=True)
+    inputs = _step_inputs(sketch, model, decode_rows=1)
     hidden = sketch.trace.input((1, spec.hidden_elements), sketch.dtype)
     memory = [NO_MEMORY] * (len(head.blocks) + 1)
     draft = sketch.trace.run(lambda: head(hidden, model.embedding(inputs.token_ids), inputs, memory))
@@ -107,7 +109,8 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
 def encoder_calls(sketch: Sketch, encoder: Module, spec: VisionSpec) -> CallTrace:
     """Return the encoder's calls for one output token."""
     patches = spec.patches_per_token
-    inputs = EncoderInputs(**_inputs(sketch, ENCODER_TABLE, encoder_sizes(patches, 1, spec.patch_elements, spec.taps)))
+    sizes = encoder_sizes(patches, 1, spec.patch_elements, spec.taps)
+    inputs = EncoderInputs(**_inputs(sketch, encoder_table(sketch.dtype), sizes))
     return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
 
 
@@ -120,12 +123,12 @@ def _names(calls: CallTrace) -> set[str]:
     return {call.operation for call in calls.calls} & OPERATIONS.keys()
 
 
-def _step(sketch: Sketch, model: CausalLM, decodes: bool) -> CallTrace:
-    """Return the calls for one token, of a row that `decodes` or of a prompt."""
+def _step(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 1) -> CallTrace:
+    """Return the calls for one token of each row, of which the first `decode_rows` decode."""
     head, vision = model.head, model.encoder
     behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
     memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
-    return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decodes), memory))
+    return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decode_rows, rows), memory))
 
 
 def _own(step: CallTrace) -> CallTrace:
@@ -133,8 +136,8 @@ def _own(step: CallTrace) -> CallTrace:
     return CallTrace(step.calls[: step.result + 1], step.result)
 
 
-def _step_inputs(sketch: Sketch, model: CausalLM, decodes: bool) -> StepInputs:
-    return StepInputs(**_step_buffers(sketch, model, rows=1), num_decode_rows=int(decodes))
+def _step_inputs(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 1) -> StepInputs:
+    return StepInputs(**_step_buffers(sketch, model, rows), num_decode_rows=decode_rows)
 
 
 def _step_buffers(sketch: Sketch, model: CausalLM, rows: int) -> dict[str, Any]:

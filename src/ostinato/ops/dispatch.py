@@ -9,33 +9,76 @@ copies all else.
 
 from __future__ import annotations
 
+import ast
 import importlib
-import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Protocol, cast
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import torch
+import numpy as np
 
+from ostinato.ops.arrays import dtype_name, numpy_dtype
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
-from ostinato.ops.reference.collectives import Collectives, rms_norm_gathered
 from ostinato.os_support import request_matrix_units, spin_turns
 
-Kernel = Callable[..., torch.Tensor]
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+Kernel = Callable[..., "Array"]
+
+
+class Collectives(Protocol):
+    """Connection of rank `number` with the others.
+
+    All ranks make the same calls in the same order, with tensors of one shape and dtype.
+    """
+
+    number: int
+
+    def all_reduce(self, x: Array) -> Array:
+        """Add the other ranks' tensors to `x`, in place, and return it."""
+        ...
+
+    def all_gather(self, x: Array) -> list[Array]:
+        """Return every rank's `x`, in the order of ranks, on all of them."""
+        ...
+
+    def gather(self, x: Array) -> list[Array] | None:
+        """Return every rank's `x` on the first rank, and None on the others."""
+        ...
+
+
+class SingleRankCollectives:
+    """Connection of the single rank of a model that is not sharded."""
+
+    number = 0
+
+    def all_reduce(self, x: Array) -> Array:
+        return x
+
+    def all_gather(self, x: Array) -> list[Array]:
+        return [x]
+
+    def gather(self, x: Array) -> list[Array] | None:
+        return [x]
+
+
+NO_COLLECTIVES = SingleRankCollectives()
 
 
 class Recorder(Protocol):
     """Recorder of a model's calls, so that they can be repeated without the model's Python."""
 
-    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
+    def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> Array:
         """Call a kernel and record the call."""
         ...
 
-    def split(
-        self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], others: tuple[object, ...]
-    ) -> torch.Tensor:
+    def split(self, name: str, function: Kernel, tensors: tuple[Array, ...], others: tuple[object, ...]) -> Array:
         """Call a part of a layer; record it as one call if parts of that name are left out of the graph."""
         ...
 
@@ -49,14 +92,14 @@ class CallHook:
     def wrap(self, name: str, kernel: Kernel) -> Kernel:
         """Return a function that calls `kernel` through the recorder."""
 
-        def call(*args: object, **kwargs: object) -> torch.Tensor:
+        def call(*args: object, **kwargs: object) -> Array:
             if self.recorder is None:
                 return kernel(*args, **kwargs)
             return self.recorder.kernel(name, kernel, args, kwargs)
 
         return call
 
-    def split(self, name: str, function: Kernel, tensors: tuple[torch.Tensor, ...], *others: object) -> torch.Tensor:
+    def split(self, name: str, function: Kernel, tensors: tuple[Array, ...], *others: object) -> Array:
         """Call `function(*tensors, *others)`, a part that piecewise graphs may leave out.
 
         The part is `attention` or `state`, whose work depends on the rows of a step, or `moe`, whose kernel may not be
@@ -75,61 +118,91 @@ class NativeKernel:
         self,
         extension: NativeExtension,
         name: str,
-        reference: Callable[..., torch.Tensor],
+        parameters: Mapping[str, object],
         result: Result,
         options: Mapping[str, object],
         threads: int = 0,
     ) -> None:
         """Make the kernel `name` of `extension` callable.
 
-        `result` is the rule for the tensor that the kernel writes (`ops/operations.py`); `options` are arguments passed
-        in each call. It runs on `threads` threads, or with 0 on as many as torch's.
+        `parameters` are those of its operation (`operation_parameters`), `result` is the rule for the array that the
+        kernel writes (`ops/operations.py`), and `options` are arguments passed in each call. It runs on `threads`
+        threads; with 0 on as many as torch's in a process that has imported torch, else on one per core.
         """
         self.extension = extension
         self.threads = threads
         self.name = name
         self._run = getattr(extension, name)
         self._result = result
-        parameters = inspect.signature(reference).parameters
         self._names = tuple(parameters)
-        self._given = {each.name: each.default for each in parameters.values() if each.default is not each.empty}
+        self._given = {name: default for name, default in parameters.items() if default is not REQUIRED}
         self._given |= options
 
-    def __call__(self, *args: object, out: torch.Tensor | None = None, **kwargs: object) -> torch.Tensor:
+    def __call__(self, *args: object, out: Array | None = None, **kwargs: object) -> Array:
         tokens, arguments = self.prepare_call(out, args, kwargs)
         self._run(tokens, arguments, self.threads)
-        written: torch.Tensor = arguments["out"]
+        written: Array = arguments["out"]
         return written
 
-    def empty_result(self, *args: object, **kwargs: object) -> torch.Tensor:
+    def empty_result(self, *args: object, **kwargs: object) -> Array:
         """Return zeros in the shape and dtype of a call's result, or the argument that the kernel writes in place.
 
         It runs nothing. The calls that follow can read zeros, also as indices.
         """
-        return self._result_tensor(torch.zeros, args, kwargs)
+        return self._result_array("zeros", args, kwargs)
 
     def prepare_call(
-        self, out: torch.Tensor | None, args: tuple[object, ...], kwargs: dict[str, object]
+        self, out: Array | None, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[int, dict[str, Any]]:
         """Return a call's number of tokens and arguments by name.
 
         They fit the extension's function of the kernel's name, and the method of a `Program` that records the call.
         Without `out`, the kernel writes a new tensor, or the argument that is the result.
         """
-        arguments = self._given | dict(zip(self._names, args, strict=False)) | kwargs
-        arguments["out"] = self._result_tensor(torch.empty, args, kwargs) if out is None else out
-        return arguments[self._names[0]].shape[0], arguments
+        arguments: dict[str, Any] = self._given | dict(zip(self._names, args, strict=False)) | kwargs
+        arguments["out"] = self._result_array("empty", args, kwargs) if out is None else out
+        tokens: int = arguments[self._names[0]].shape[0]
+        return tokens, arguments
 
-    def _result_tensor(
-        self, make: Callable[..., torch.Tensor], args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> torch.Tensor:
-        """Return the argument that is the result, or a new tensor created by `make`."""
+    def _result_array(self, maker: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Array:
+        """Return the argument that is the result, or a new array of the first argument's kind (`empty` or `zeros`)."""
         result = self._result(*args, **kwargs)
-        if isinstance(result, torch.Tensor):
-            return result
-        assert isinstance(result, tuple), "the result is an argument, or a shape and a dtype"
+        if not isinstance(result, tuple):
+            return cast("Array", result)
         shape, dtype = result
-        return make(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        first = args[0] if args else kwargs[self._names[0]]
+        if isinstance(first, np.ndarray):
+            return cast("Array", getattr(np, maker)(shape, numpy_dtype(dtype) if isinstance(dtype, str) else dtype))
+        torch = sys.modules["torch"]
+        return cast("Array", getattr(torch, maker)(shape, dtype=getattr(torch, dtype_name(dtype))))
+
+
+REQUIRED = object()
+"""Default of a parameter that has none."""
+
+
+@cache
+def operation_parameters(name: str) -> Mapping[str, object]:
+    """Return the parameters of an operation, in order, with their defaults; `REQUIRED` for one without.
+
+    They are read from the source of the operation's reference, which is not imported: it imports torch.
+    """
+    spec = find_spec(f"ostinato.ops.reference.{OPERATIONS[name].file}")
+    assert spec is not None, "an operation has a reference"
+    definitions = _definitions(str(spec.origin))
+    arguments = definitions[name].args
+    named = [*arguments.posonlyargs, *arguments.args]
+    defaults = [REQUIRED] * (len(named) - len(arguments.defaults)) + [ast.literal_eval(d) for d in arguments.defaults]
+    found = dict(zip((each.arg for each in named), defaults, strict=True))
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found[each.arg] = REQUIRED if default is None else ast.literal_eval(default)
+    return found
+
+
+@cache
+def _definitions(source: str) -> Mapping[str, ast.FunctionDef]:
+    tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    return {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
 
 
 class Ops(Operations):
@@ -153,18 +226,21 @@ def select_ops(
 ) -> Ops:
     """Return the kernels that the plan chose.
 
-    `choices` maps an operation's name to `reference`, `native` or `triton`. An operation without an entry (the model
-    does not use it) is its reference. `isa` is the instruction set of the extension with the native kernels. With
-    `deterministic`, all kernels are native except those between `ranks`. `ranks` are those that share the model; None
-    for one rank. Native kernels run on `threads` threads, or with 0 on as many as torch's.
+    `choices` maps an operation's name to `reference`, `native` or `triton`. An operation without an entry, which the
+    model does not use, is its reference, unless all others are native: then there may be no torch. `isa` is the
+    instruction set of the extension with the native kernels. With `deterministic`, all kernels are native except those
+    between `ranks`. `ranks` are those that share the model; None for one rank. `threads` is that of `NativeKernel`.
     """
     extension = load_extension(isa) if isa is not None else None
+    is_native = all(choice == "native" for choice in choices.values()) and bool(choices)
     tap = CallHook()
 
     def between(name: str) -> Kernel:
         assert ranks is not None, "several share the model"
         if name != "sharded_rms_norm" or not deterministic:
             return partial(reference_kernel(name), ranks=ranks)
+        from ostinato.ops.reference.collectives import rms_norm_gathered  # it imports torch
+
         assert extension is not None, "a deterministic plan has native kernels"
         return partial(
             rms_norm_gathered,
@@ -182,9 +258,13 @@ def select_ops(
         if choices.get(name) == "triton":
             return triton_kernel(name)
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
-        return reference_kernel(name)
+        return reference_kernel(name) if name in choices or not is_native else partial(_not_planned, name)
 
     return Ops({name: tap.wrap(name, make_kernel(name)) for name in OPERATIONS}, tap)
+
+
+def _not_planned(name: str, *_: object, **__: object) -> Array:
+    raise AssertionError(f"{name} is called, and the plan has not seen it in the model")
 
 
 def native_kernel(
@@ -194,7 +274,7 @@ def native_kernel(
     row = OPERATIONS[name]
     assert row.native is not None, f"{name} has no native kernel"
     options = dict.fromkeys(row.native.deterministic, deterministic)
-    return NativeKernel(extension, name, reference_kernel(name), row.result, options, threads)
+    return NativeKernel(extension, name, operation_parameters(name), row.result, options, threads)
 
 
 def triton_kernel(name: str) -> Kernel:

@@ -16,12 +16,9 @@ sampled too rarely. Two tokens at one position never share a hash, as the mix is
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import numpy as np
 import torch
 
-from ostinato.ops.seeds import GOLDEN, HASH_MULTIPLIERS, HASH_SHIFTS, MASK64, mix64
+from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS, noise_keys
 
 # torch's int32 needs signed integers.
 _SIGNED_MULTIPLIERS = tuple(each - 2**32 if each >= 2**31 else each for each in HASH_MULTIPLIERS)
@@ -35,15 +32,7 @@ def key(seed: int, position: int) -> tuple[int, int]:
 
 def keys(seeds_and_positions: list[tuple[int, int]], device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `key` of each (seed, position), [rows, 2] int32."""
-    words = [mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64) for seed, position in seeds_and_positions]
-    # The low half of each comes first.
-    return torch.from_numpy(np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)).to(device)
-
-
-@lru_cache(2**12)
-def _mixed(seed: int) -> int:
-    """Return the part of a key that all positions of a request share."""
-    return mix64((seed + GOLDEN) & MASK64)
+    return torch.from_numpy(noise_keys(seeds_and_positions)).to(device)
 
 
 def gumbel(row_keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

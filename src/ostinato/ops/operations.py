@@ -263,6 +263,7 @@ PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 class Operations:
     """Rows of all operations. The files of the operations say what each computes."""
 
+    add = Operation(like_first, "pointwise", callers=("encoder",))
     # Operations between ranks have no kernel; the process group computes them (`ops/reference/collectives.py`).
     all_reduce = Operation(lambda x: x, "collectives", Implementation(reads_on_host=True), native=None)
     attention = Operation(
@@ -296,7 +297,12 @@ class Operations:
         decode_launches=1,
         work=kernel_cost.causal_conv1d_cost,
     )
-    concat = Operation(concat_shape, "pointwise", triton=Implementation(launches=pointwise.concat_launches))
+    concat = Operation(
+        concat_shape,
+        "pointwise",
+        triton=Implementation(launches=pointwise.concat_launches),
+        callers=("every step", "encoder"),
+    )
     delta_scan = Operation(
         delta_rule_shape,
         "delta",

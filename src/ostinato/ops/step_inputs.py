@@ -7,18 +7,21 @@ and the views that layers read come from it. No torch is imported, so that the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from ostinato.ops.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-    Array = torch.Tensor
-    """Array that layers and models compute with: they view it, and operations do all else."""
+    Array: TypeAlias = torch.Tensor
+    """Array that layers and models compute with, of numpy or torch: they view it, and operations do all else.
+
+    What both have is written for one of them here, since a type checker knows no array that both are.
+    """
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class InputSpec:
 
 
 Table = Mapping[str, InputSpec]
-"""Inputs by name, those of the widest dtype first, so that in one piece of memory each is aligned."""
+"""Inputs by name, those of the widest dtype first, so that in one piece of memory each is aligned.
+
+The pixels come last, in the dtype of the model.
+"""
 
 
 def _of(per: str, dtype: str, width: int | str | None = None, **facts: bool) -> Mapping[str, InputSpec]:
@@ -81,33 +87,33 @@ class StepInputs:
 
     buffers: ClassVar[str] = "step buffers"
 
-    token_ids: torch.Tensor = field(metadata=_of("token", "int64"))
+    token_ids: Array = field(metadata=_of("token", "int64"))
     """Token ids, [tokens]."""
-    positions: torch.Tensor = field(metadata=_of("token", "int64"))
+    positions: Array = field(metadata=_of("token", "int64"))
     """Positions [tokens], counted from the request's first token."""
-    kv_cells: torch.Tensor = field(metadata=_of("token", "int64"))
+    kv_cells: Array = field(metadata=_of("token", "int64"))
     """Cells [tokens] for each token's key and value: block id * block_size + offset in the block."""
-    rope_positions: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", 3, of_images=True))
+    rope_positions: Array | None = field(default=None, metadata=_of("token", "int64", 3, of_images=True))
     """Positions [tokens, 3] of each token in time, height and width, for models with images."""
-    media_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", of_images=True))
+    media_cells: Array | None = field(default=None, metadata=_of("token", "int64", of_images=True))
     """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
-    window_kv_cells: torch.Tensor | None = field(default=None, metadata=_of("token", "int64", for_windows=True))
+    window_kv_cells: Array | None = field(default=None, metadata=_of("token", "int64", for_windows=True))
     """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
-    last_seen: torch.Tensor | None = field(default=None, metadata=_of("token", "int32", of_images=True))
+    last_seen: Array | None = field(default=None, metadata=_of("token", "int32", of_images=True))
     """Last position [tokens] that each token sees, its own or its image's last one; for models with images."""
-    row_starts: torch.Tensor = field(metadata=_of("row", "int32", ends=True))
+    row_starts: Array = field(metadata=_of("row", "int32", ends=True))
     """First token of each row, and the end of the last one, [rows + 1]."""
-    start_positions: torch.Tensor = field(metadata=_of("row", "int32"))
+    start_positions: Array = field(metadata=_of("row", "int32"))
     """Position of each row's first token, [rows]."""
-    kv_lens: torch.Tensor = field(metadata=_of("row", "int32"))
+    kv_lens: Array = field(metadata=_of("row", "int32"))
     """Context length of each row after the step, [rows]."""
-    read_slots: torch.Tensor = field(metadata=_of("row", "int32"))
+    read_slots: Array = field(metadata=_of("row", "int32"))
     """Slot that each row reads, [rows]; 0 is the zero state."""
-    write_slots: torch.Tensor = field(metadata=_of("row", "int32", "slots"))
+    write_slots: Array = field(metadata=_of("row", "int32", "slots"))
     """Slots that each row writes, [rows, 1 + k]."""
-    block_tables: torch.Tensor = field(metadata=_of("row", "int32", "blocks"))
+    block_tables: Array = field(metadata=_of("row", "int32", "blocks"))
     """Blocks of each row, [rows, max_blocks]."""
-    window_block_tables: torch.Tensor | None = field(
+    window_block_tables: Array | None = field(
         default=None, metadata=_of("row", "int32", "window_blocks", for_windows=True)
     )
     """Window blocks of each row, like `block_tables`, for layers with a window.
@@ -123,7 +129,7 @@ class StepInputs:
         """Number of tokens."""
         return self.token_ids.shape[0]
 
-    def kv_targets(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def kv_targets(self, window: int | None) -> tuple[Array, Array]:
         """Return (cells, block tables) of a layer with this attention window.
 
         They locate the layer's keys and values for writing and reading.
@@ -141,17 +147,17 @@ class StepInputs:
 class LayerCache:
     """Part of the cache memory that belongs to one layer; absent parts are None."""
 
-    k_cache: torch.Tensor | None = None
+    k_cache: Array | None = None
     """Keys, [blocks, block_size, kv_heads, head_dim]; in window blocks if `in_window_blocks`."""
-    v_cache: torch.Tensor | None = None
+    v_cache: Array | None = None
     """Values, like `k_cache`; None if a token's values are part of its keys."""
-    k_scales: torch.Tensor | None = None
+    k_scales: Array | None = None
     """Scales [blocks, block_size, kv_heads] float32 of keys that are 8-bit integers (`ops/quant/quantize.py`).
 
     `v_scales` are the same for values.
     """
-    v_scales: torch.Tensor | None = None
-    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    v_scales: Array | None = None
+    states: Mapping[str, Array] = field(default_factory=dict)
     """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
     in_window_blocks: bool = False
     """True if its keys and values are in window blocks: it has a window, and the model has window blocks."""
@@ -159,7 +165,7 @@ class LayerCache:
     """Number that makes this layer's noise differ from other layers', if states are rounded stochastically."""
     packed_states: tuple[str, ...] = ()
     """Arrays of `states` that are rounded to 8 bits at block boundaries, so that packing checkpoints loses nothing."""
-    media: torch.Tensor | None = None
+    media: Array | None = None
     """Outputs of the vision encoder for each token of an image, [cells, rows, hidden].
 
     Row 0 replaces the token's embedding, row i is added after layer i - 1 (DeepStack). It belongs to no layer: it is
@@ -172,13 +178,13 @@ class LayerCache:
         return bool(self.packed_states)
 
     @property
-    def block_tensors(self) -> dict[str, torch.Tensor]:
+    def block_tensors(self) -> dict[str, Array]:
         """Tensors in blocks, or in window blocks in a layer with a window, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """All tensors of the layer, by name."""
         of_images = {} if self.media is None else {"media": self.media}
         return {**self.block_tensors, **of_images, **self.states}
@@ -195,19 +201,19 @@ class EncoderInputs:
 
     buffers: ClassVar[str] = "encoder buffers"
 
-    taps: torch.Tensor = field(metadata=_of("patch", "int64", "taps"))
+    taps: Array = field(metadata=_of("patch", "int64", "taps"))
     """Learned position embeddings that a patch's own is computed from, [patches, 4].
 
     Of an encoder with convolutions: the patches that each patch sees, [patches, size ** 2] (`runner.image_encoder`).
     """
-    positions: torch.Tensor = field(metadata=_of("patch", "int64", 2))
+    positions: Array = field(metadata=_of("patch", "int64", 2))
     """Row and column of each patch, in patches, [patches, 2]."""
-    patches: torch.Tensor = field(metadata=_of("patch", "float32", "patch_elements", is_padded=False))
-    """Pixels of the patches, [patches, patch_elements]."""
-    tap_weights: torch.Tensor = field(metadata=_of("patch", "float32", "taps"))
+    tap_weights: Array = field(metadata=_of("patch", "float32", "taps"))
     """Weights of the `taps`, of the same shape."""
-    starts: torch.Tensor = field(metadata=_of("image", "int32", ends=True))
+    starts: Array = field(metadata=_of("image", "int32", ends=True))
     """First patch of each segment, and the end of the last one, [segments + 1]."""
+    patches: Array = field(metadata=_of("patch", "model", "patch_elements", is_padded=False))
+    """Pixels of the patches, [patches, patch_elements], in the model's dtype."""
 
     @cached_property
     def num_tokens(self) -> int:
@@ -215,7 +221,12 @@ class EncoderInputs:
         return self.patches.shape[0]
 
 
-ENCODER_TABLE = _table(EncoderInputs)
+def encoder_table(dtype: str) -> Table:
+    """Return the inputs of an encoder whose model has this dtype."""
+    return {
+        name: replace(each, dtype=dtype) if each.dtype == "model" else each
+        for name, each in _table(EncoderInputs).items()
+    }
 
 
 def step_table(takes_images: bool, has_window_blocks: bool = False) -> Table:
@@ -245,11 +256,11 @@ def encoder_sizes(patches: int, images: int, patch_elements: int, taps: int = 4)
 class DecodeRows:
     """Slots and positions of decode rows, for the update of a recurrence."""
 
-    read_slots: torch.Tensor
+    read_slots: Array
     """Slots to read, [rows]."""
-    write_slots: torch.Tensor
+    write_slots: Array
     """Slots for the state after each token, [rows, tokens of a row]."""
-    start_positions: torch.Tensor
+    start_positions: Array
     """Position of each row's first token, [rows]."""
 
 
@@ -257,16 +268,16 @@ class DecodeRows:
 class PrefillRows:
     """Slots and positions of prefill rows, for the scan of a recurrence, which gets only their tokens."""
 
-    row_starts: torch.Tensor
+    row_starts: Array
     """First token of each row in the whole step, and the end of the last one, [rows + 1].
 
     These rows' tokens begin with `row_starts[0]`.
     """
-    start_positions: torch.Tensor
+    start_positions: Array
     """Position of each row's first token, [rows]."""
-    read_slots: torch.Tensor
+    read_slots: Array
     """Slots to read, [rows]."""
-    write_slots: torch.Tensor
+    write_slots: Array
     """Slots for the state after the last token, [rows]."""
     checkpoints: list[tuple[int, int, int]]
     """Further states to keep: (row, offset, slot)."""
@@ -274,11 +285,11 @@ class PrefillRows:
 
 def run_state_rows(
     step: StepInputs,
-    parts: Sequence[torch.Tensor],
-    update: Callable[..., torch.Tensor],
-    scan: Callable[..., torch.Tensor],
-    concat: Callable[..., torch.Tensor],
-) -> torch.Tensor:
+    parts: Sequence[Array],
+    update: Callable[..., Array],
+    scan: Callable[..., Array],
+    concat: Callable[..., Array],
+) -> Array:
     """Call `update(DecodeRows, *parts)` for the decode rows and `scan(PrefillRows, *parts)` for the others.
 
     Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. `concat` is that of the model's
@@ -306,14 +317,14 @@ def run_state_rows(
 def run_selective_rows(
     step: StepInputs,
     memory: LayerCache,
-    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    update: Callable[..., torch.Tensor],
-    scan: Callable[..., torch.Tensor],
-    concat: Callable[..., torch.Tensor],
+    parts: tuple[Array, Array, Array, Array],
+    weights: tuple[Array, Array, Array],
+    update: Callable[..., Array],
+    scan: Callable[..., Array],
+    concat: Callable[..., Array],
     options: tuple[object, ...] = (),
     scan_options: tuple[object, ...] = (),
-) -> torch.Tensor:
+) -> Array:
     """Apply a selective recurrence along each row: `update` to decode rows, `scan` to prefill rows.
 
     `parts` are x, dt, B and C of each token, `weights` A_log, D and dt_bias. Both operations take `options` after
@@ -325,13 +336,13 @@ def run_selective_rows(
 
 
 def _run_selective(
-    op: Callable[..., torch.Tensor],
+    op: Callable[..., Array],
     memory: LayerCache,
-    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    weights: tuple[Array, Array, Array],
     options: tuple[object, ...],
     rows: DecodeRows | PrefillRows,
-    *parts: torch.Tensor,
-) -> torch.Tensor:
+    *parts: Array,
+) -> Array:
     x, dt, B, C = parts
     A_log, D, dt_bias = weights
     arguments = (x, dt, A_log, B, C, D, dt_bias, *options, memory.states["ssm"])

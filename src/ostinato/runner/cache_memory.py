@@ -6,12 +6,11 @@ The bytes are for cache files and for migration between engines.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
-from ostinato.layers import huge_pages
+from ostinato.ops.arrays import Arrays, host_values, is_on_host
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.memory.cache_modes import INT8
@@ -20,8 +19,11 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.packed_rows import PackedRows, StatePart
 
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
-def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
+
+def allocate_layers(spec: ModelSpec, plan: Plan, arrays: Arrays) -> list[LayerCache]:
     """Return one LayerCache per layer, the drafter's after the model's.
 
     A layer that reads the keys and values of another has that layer's. After them comes one for the hidden state that a
@@ -32,25 +34,23 @@ def allocate_layers(spec: ModelSpec, plan: Plan, device: torch.device) -> list[L
     for number, layer in enumerate(spec.cached_layers):
         first = 0 if number < spec.num_layers else spec.num_layers
         keys_of = None if layer.attention is None else layer.attention.keys_of
-        memory.append(_allocate_layer(layer, plan, device, number) if keys_of is None else memory[first + keys_of])
+        memory.append(_allocate_layer(layer, plan, arrays, number) if keys_of is None else memory[first + keys_of])
     if spec.drafter is not None and spec.drafter.state.arrays:
-        memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, device)))
+        memory.append(LayerCache(states=_allocate_states(spec.drafter.state, plan, arrays)))
     return memory
 
 
-def allocate_encoder_cache(spec: ModelSpec, plan: Plan, device: torch.device) -> list[LayerCache]:
+def allocate_encoder_cache(spec: ModelSpec, plan: Plan, arrays: Arrays) -> list[LayerCache]:
     """Return the encoder cache of a model that takes images, uninitialized too. It follows the layers' memory."""
     if plan.encoder is None or spec.vision is None:
         return []
     shape = (plan.encoder.num_cells, spec.vision.hidden_rows, spec.vision.out_hidden_size)
-    dtype = getattr(torch, plan.settings.dtype)
-    return [LayerCache(media=huge_pages.empty(*shape, dtype=dtype, device=device))]
+    return [LayerCache(media=arrays.empty(shape, plan.settings.dtype))]
 
 
-def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: int) -> LayerCache:
+def _allocate_layer(layer: LayerSpec, plan: Plan, arrays: Arrays, number: int) -> LayerCache:
     settings, memory = plan.settings, plan.memory
-    dtype = getattr(torch, settings.kv_cache_dtype)
-    parts: dict[str, torch.Tensor] = {}
+    parts: dict[str, Array] = {}
     in_window_blocks = False
     noise = number if settings.ssm_state_rounding == "stochastic" else None
     if layer.attention is not None:
@@ -58,25 +58,20 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, device: torch.device, number: 
         in_window_blocks = memory.sliding_window > 0 and layer.attention.window is not None
         shape = (memory.num_window_blocks if in_window_blocks else memory.num_blocks, settings.block_size, *heads)
         for name in ("k",) if layer.attention.values_in_keys else ("k", "v"):
-            parts[f"{name}_cache"] = huge_pages.empty(*shape, dtype=dtype, device=device, fills_slowly=True)
+            parts[f"{name}_cache"] = arrays.empty(shape, settings.kv_cache_dtype, fills_slowly=True)
             if settings.kv_cache_dtype == INT8:
-                parts[f"{name}_scales"] = huge_pages.empty(
-                    *shape[:3], dtype=torch.float32, device=device, fills_slowly=True
-                )
-    states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, device)
+                parts[f"{name}_scales"] = arrays.empty(shape[:3], "float32", fills_slowly=True)
+    states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, arrays)
     packed: tuple[str, ...] = ()
     if layer.mixer is not None and memory.packed_state:
         packed = tuple(array.name for array in layer.mixer.state.arrays if array.dtype == "state")
     return LayerCache(**parts, states=states, in_window_blocks=in_window_blocks, noise=noise, packed_states=packed)
 
 
-def _allocate_states(state: StateSpec, plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
+def _allocate_states(state: StateSpec, plan: Plan, arrays: Arrays) -> dict[str, Array]:
     dtypes = {"model": plan.settings.dtype, "state": plan.settings.ssm_state_dtype}
     return {
-        array.name: huge_pages.empty(
-            plan.memory.num_slots, *array.shape, dtype=getattr(torch, dtypes[array.dtype]), device=device
-        )
-        for array in state.arrays
+        array.name: arrays.empty((plan.memory.num_slots, *array.shape), dtypes[array.dtype]) for array in state.arrays
     }
 
 
@@ -100,7 +95,7 @@ class LayerCacheMemory:
         self,
         memory: Sequence[LayerCache],
         block_size: int,
-        rows: Callable[[Sequence[torch.Tensor]], MemoryRows] | None = None,
+        rows: Callable[[Sequence[Array]], MemoryRows] | None = None,
     ) -> None:
         """Choose the copy functions and compute the sizes.
 
@@ -108,8 +103,8 @@ class LayerCacheMemory:
         does the copies; by default the one for the memory's device.
         """
         if rows is None:
-            is_on_host = all(part.device.type == "cpu" for each in memory for part in each.tensors.values())
-            rows = HostRows if is_on_host else DeviceRows
+            parts = [part for each in memory for part in each.tensors.values()]
+            rows = HostRows if all(map(is_on_host, parts)) else DeviceRows
         self._blocks, self._window_blocks, self._slots = (
             rows(of(memory)) for of in (_block_tensors, _window_block_tensors, _slot_tensors)
         )
@@ -164,8 +159,8 @@ class HostRows:
     wait for each other longer than the copy takes.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        self._parts = [_rows(part).numpy() for part in parts]
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = [host_values(part).reshape(len(part), -1).view(np.uint8) for part in parts]
         self.sizes = [part.shape[1] for part in self._parts]
 
     def read(self, index: int, into: np.ndarray) -> None:
@@ -183,27 +178,30 @@ class HostRows:
 class DeviceRows:
     """Rows of memory on a GPU. Written data is there when the call returns, whatever stream reads it."""
 
-    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        self._parts = [_rows(part) for part in parts]
+    def __init__(self, parts: Sequence[Array]) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._parts = [part.detach().view(len(part), -1).view(torch.uint8) for part in parts]
         self.sizes = [part.shape[1] for part in self._parts]
 
     def read(self, index: int, into: np.ndarray) -> None:
         if self._parts:
-            into[:] = torch.cat([part[index] for part in self._parts]).cpu().numpy()
+            into[:] = self._torch.cat([part[index] for part in self._parts]).cpu().numpy()
 
     def write(self, index: int, contents: memoryview) -> None:
-        given = torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
+        given = self._torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
         for part, own in zip(self._parts, given.split(self.sizes), strict=True):
             part[index].copy_(own)
         if self._parts and self._parts[0].device.type == "cuda":
-            torch.cuda.synchronize(self._parts[0].device)
+            self._torch.cuda.synchronize(self._parts[0].device)
 
 
-def _block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+def _block_tensors(memory: Sequence[LayerCache]) -> list[Array]:
     return [part for each in _distinct(memory) if not each.in_window_blocks for part in each.block_tensors.values()]
 
 
-def _window_block_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+def _window_block_tensors(memory: Sequence[LayerCache]) -> list[Array]:
     return [part for each in _distinct(memory) if each.in_window_blocks for part in each.block_tensors.values()]
 
 
@@ -212,7 +210,7 @@ def _distinct(memory: Sequence[LayerCache]) -> list[LayerCache]:
     return list({id(each): each for each in memory}.values())
 
 
-def _slot_tensors(memory: Sequence[LayerCache]) -> list[torch.Tensor]:
+def _slot_tensors(memory: Sequence[LayerCache]) -> list[Array]:
     return [part for each in memory for part in each.states.values()]
 
 
@@ -220,16 +218,12 @@ def _state_parts(memory: Sequence[LayerCache]) -> list[StatePart]:
     parts = []
     for layer in memory:
         for name, part in layer.states.items():
+            values = host_values(part).reshape(len(part), -1)
             if name in layer.packed_states:
-                parts.append(StatePart(part.detach().view(len(part), -1).numpy(), part.shape[-1]))
+                parts.append(StatePart(values, part.shape[-1]))
             else:
-                parts.append(StatePart(_rows(part).numpy(), 0))
+                parts.append(StatePart(values.view(np.uint8), 0))
     return parts
-
-
-def _rows(part: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as bytes: [blocks or slots, ...] -> [blocks or slots, bytes of one]."""
-    return part.detach().view(len(part), -1).view(torch.uint8)
 
 
 def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:

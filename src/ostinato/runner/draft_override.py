@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import RequestError
-from ostinato.ops import noise
+from ostinato.ops.seeds import noise_keys
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.spec_decode.model_drafters import Proposer, TokenSelector
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 
 class DraftOverride(Protocol):
@@ -55,7 +56,7 @@ class OverriddenSelector:
     def __init__(self, choose: TokenSelector, steering: DraftOverride) -> None:
         self._choose, self._steering = choose, steering
 
-    def __call__(self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
+    def __call__(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
         """Sample tokens like `sampling.sampler.select_tokens`."""
         chosen = self._choose(logits, picks, kernel)
         return {
@@ -115,7 +116,7 @@ class SyntheticDrafts:
     def _drawn(self, state: SamplingState, positions: Sequence[int]) -> list[int]:
         right = _forced_token(state)
         wrong = (right + 1) % self._vocab_size
-        words = noise.keys([(state.seed, position) for position in positions])[:, 0].tolist()
+        words = noise_keys([(state.seed, position) for position in positions])[:, 0].tolist()
         return [right if word % 2**32 / 2**32 < self._accept else wrong for word in words]
 
 

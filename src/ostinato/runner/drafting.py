@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ostinato.graphs.step_graphs import StepGraphs
 from ostinato.models.base import CausalLM
@@ -26,6 +25,9 @@ from ostinato.spec_decode.model_drafters import (
     TokenSelector,
 )
 from ostinato.spec_decode.ngram import NgramProposer
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
@@ -92,12 +94,12 @@ class GraphHeadStepRunner:
         self._graphs = graphs
         self._block_size = block_size
 
-    def first(self, batch: Batch) -> torch.Tensor:
+    def first(self, batch: Batch) -> Array:
         self._rows = batch.rows
         self._step = write_step_inputs(self._graphs.buffers, batch, self._block_size)
         return self._graphs.run(self._step)
 
-    def next(self, tokens: Sequence[int]) -> torch.Tensor:
+    def next(self, tokens: Sequence[int]) -> Array:
         write_next_tokens(self._graphs.buffers, self._rows, tokens, self._block_size)
         return self._graphs.run(self._step)
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
-from ostinato.graphs.cuda import CudaBackend
 from ostinato.graphs.encoder_graphs import EncoderGraphs
-from ostinato.graphs.recorder import StepForward
 from ostinato.graphs.step_graphs import Backend, StepGraphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
+from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonMapping
 from ostinato.models.base import CausalLM
+from ostinato.ops.arrays import dtype_name, memory_address
 from ostinato.ops.step_inputs import EncoderInputs, LayerCache
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
@@ -26,10 +24,11 @@ from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.image_encoder import write_encoder_inputs
 
-BACKENDS = {"tape": TapeBackend, "cuda": CudaBackend}
-"""Backends by their names in a plan."""
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
 log = logging.getLogger("ostinato.graphs")
-_NO_OTHERS: Mapping[str, torch.Tensor] = {}
+_NO_OTHERS: Mapping[str, Array] = {}
 
 
 def make_graphs(
@@ -40,7 +39,7 @@ def make_graphs(
     memory: Sequence[LayerCache],
     *,
     max_tokens: int,
-    others: Mapping[str, torch.Tensor] = _NO_OTHERS,
+    others: Mapping[str, Array] = _NO_OTHERS,
     make_backend: Callable[..., Backend] | None = None,
     check_size: Callable[[], object] = lambda: None,
 ) -> StepGraphs:
@@ -49,23 +48,23 @@ def make_graphs(
     `others` are further buffers that it reads, by name. `make_backend` replaces the plan's backend; `check_size` is
     that of `StepGraphs`.
     """
-    settings, device = plan.settings, model.embedding.weight.device
+    settings, arrays = plan.settings, model.build.arrays
     most = -(-settings.max_model_len // settings.block_size)
     buffers = StepBuffers(
         settings.max_num_seqs,
         max_tokens,
         most if plan.memory.num_blocks else 0,
         capture.tokens_per_row[-1],
-        device,
+        arrays,
         takes_images=model.spec.vision is not None,
         max_window_blocks=most if plan.memory.num_window_blocks else 0,
     )
 
     def persistent() -> Mapping[int, str]:
-        named = {buffer.untyped_storage().data_ptr(): name for name, buffer in others.items()}
+        named = {memory_address(buffer): name for name, buffer in others.items()}
         return {**persistent_storages(buffers, model, memory), **named}
 
-    backend = (make_backend or BACKENDS[capture.backend])(model.build.ops.tap, persistent(), device)
+    backend = (make_backend or backend_of(capture.backend))(model.build.ops.tap, persistent(), arrays)
     return StepGraphs(
         capture,
         backend,
@@ -79,11 +78,20 @@ def make_graphs(
     )
 
 
+def backend_of(name: str) -> Callable[..., Any]:
+    """Return the backend of this name in a plan."""
+    if name == "tape":
+        return TapeBackend
+    from ostinato.graphs.cuda import CudaBackend  # it imports torch
+
+    return CudaBackend
+
+
 @runtime_checkable
 class HasEncoder(Protocol):
     """A model that takes images."""
 
-    def encode(self, inputs: EncoderInputs) -> torch.Tensor:
+    def encode(self, inputs: EncoderInputs) -> Array:
         """Return the encoded images, [patches / merge_size ** 2, rows, hidden]; those of padding may be anything."""
         ...
 
@@ -96,14 +104,15 @@ def make_encoder_graphs(
     Their arena and buffers are separate from those of the text part's graphs.
     """
     assert isinstance(model, HasEncoder), "a model with a VisionSpec encodes images"
-    device, tap = model.embedding.weight.device, model.build.ops.tap
+    arrays, tap = model.build.arrays, model.build.ops.tap
     return EncoderGraphs(
         plan,
         vision,
         model.encode,
         partial(write_encoder_inputs, vision=vision),
-        device,
-        lambda persistent: BACKENDS[plan.backend](tap, persistent, device),
+        arrays,
+        dtype_name(model.build.dtype),
+        lambda persistent: backend_of(plan.backend)(tap, persistent, arrays),
         lambda: weight_storages(model),
         check_replay=check_replay,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from math import isqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder_graphs import EncoderGraphs
@@ -17,11 +17,14 @@ from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.scheduler.batch import MediaToEncode
 
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
 
 class ImageEncoder:
     """Encodes images into the encoder cache, as graphs or eagerly."""
 
-    def __init__(self, graphs: EncoderGraphs, cells: torch.Tensor | None, most_patches: int) -> None:
+    def __init__(self, graphs: EncoderGraphs, cells: Array | None, most_patches: int) -> None:
         """Keep the cache `cells` [cells, rows, hidden].
 
         Groups of at most `most_patches` patches are encoded at a time, for which activations were planned.
@@ -35,11 +38,10 @@ class ImageEncoder:
         """Encode each image and write the result to its cells. Of a pruned image, only the kept tokens are written."""
         for group in _groups(images, self._most_patches):
             for image, encoded in zip(group, self.graphs.run([each.item for each in group]), strict=True):
-                cells = torch.tensor(image.cells, device=self.cells.device)
                 kept = image.item.kept
                 if kept is not None:
-                    encoded = encoded[torch.from_numpy(kept).to(encoded.device)]
-                self.cells[cells] = encoded
+                    encoded = encoded[kept.tolist()]
+                self.cells[list(image.cells)] = encoded
 
 
 def _groups(images: Sequence[MediaToEncode], most_patches: int) -> Iterator[Sequence[MediaToEncode]]:

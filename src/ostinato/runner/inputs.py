@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from ostinato.graphs.buffers import StepBuffers
+from ostinato.ops.arrays import Arrays
 from ostinato.ops.step_inputs import StepInputs
 from ostinato.scheduler.batch import Batch, BatchRow
 
@@ -116,14 +116,14 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
 
 
 def make_step_inputs(
-    batch: Batch, block_size: int, device: torch.device, drafts: Drafts = (), *, takes_images: bool = False
+    batch: Batch, block_size: int, arrays: Arrays, drafts: Drafts = (), *, takes_images: bool = False
 ) -> StepInputs:
     """Return `batch` in new buffers of its exact size, for a single step of any size."""
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
     window_blocks = max((len(row.window_block_table) for row in rows), default=0)
-    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, device, takes_images, window_blocks)
+    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, arrays, takes_images, window_blocks)
     step = write_step_inputs(buffers, batch, block_size, drafts)
     buffers.pad(len(rows), step.num_tokens, len(rows), step.num_tokens)
     return step

@@ -5,16 +5,18 @@ In a tensor-parallel group, the first rank and its follower ranks execute each s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
+import numpy as np
 
-from ostinato.errors import Remedy
+from ostinato.errors import ConfigError, Remedy
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.graphs.encoder_graphs import EncoderGraphs
 from ostinato.graphs.step_graphs import StepGraphs
@@ -24,6 +26,16 @@ from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.observe.counts import StartupTimer
+from ostinato.ops.arrays import (
+    NUMPY,
+    Arrays,
+    TorchArrays,
+    dtype_name,
+    index_on,
+    is_floating,
+    is_on_host,
+    single_torch_thread,
+)
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
 from ostinato.plan.model import ModelSpec
@@ -46,6 +58,9 @@ from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.spec_decode.model_drafters import TokenSelector
 
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
 
 class TensorParallel(LogitRanks, Protocol):
     """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples.
@@ -63,9 +78,7 @@ class TensorParallel(LogitRanks, Protocol):
         """
         ...
 
-    def select_drafts(
-        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel, /
-    ) -> dict[int, int]:
+    def select_drafts(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel, /) -> dict[int, int]:
         """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
         ...
 
@@ -86,16 +99,32 @@ class SingleRank:
     def logits(self) -> AbstractContextManager[None]:
         return _NO_OTHER_RANKS
 
-    def select_drafts(
-        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel
-    ) -> dict[int, int]:
+    def select_drafts(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
         return self.draft_selector(logits, picks, kernel)
+
+
+def choose_arrays(plan: Plan, spec: ModelSpec) -> Arrays:
+    """Return the maker of an engine's arrays: numpy's if all kernels are native, torch's else.
+
+    Ranks exchange torch's arrays. ConfigError if torch is needed and not installed.
+    """
+    others = {choice.implementation for choice in plan.kernels.values()} - {"native"}
+    if not others and spec.ranks == 1:
+        return NUMPY
+    if find_spec("torch") is None:
+        need = f"{' and '.join(sorted(others))} kernels need" if others else f"{spec.ranks} ranks need"
+        message = f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'"
+        native = plan.device.native
+        if others and native.isa is None:
+            message += f". Native kernels, which need none, are not used: {native.reason}"
+        raise ConfigError(message)
+    return TorchArrays(plan.settings.device)
 
 
 class ModelOutput(NamedTuple):
     """Results of a step's layers."""
 
-    hidden: torch.Tensor
+    hidden: Array
     """Hidden states of the batch's tokens and drafts, followed by those of padding, [tokens, hidden]."""
     drafts: Drafts
     logits: Logits
@@ -127,16 +156,17 @@ class ModelRunner:
         self.plan = plan
         self._check_size = GraphMemoryCheck(plan.device, plan.memory.available)
         self.tensor_parallel = tensor_parallel or SingleRank()
-        self.device = torch.device(settings.device)
+        self._is_native = all(choice.implementation == "native" for choice in plan.kernels.values())
+        self.arrays = choose_arrays(plan, spec)
         self.block_size = settings.block_size
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        if settings.threads is not None and self.arrays is not NUMPY:
+            TorchArrays.set_threads(settings.threads)
         self._phases = phases or StartupTimer()
         _explain_bus_errors(plan, [each for each in (directory, draft_directory) if each is not None])
         self.model = self._make_model(
             replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
         )
-        layers, cells = allocate_layers(spec, plan, self.device), allocate_encoder_cache(spec, plan, self.device)
+        layers, cells = allocate_layers(spec, plan, self.arrays), allocate_encoder_cache(spec, plan, self.arrays)
         self.layer_memory = [*layers, *cells]
         self.drafter = make_drafter(
             plan,
@@ -168,16 +198,15 @@ class ModelRunner:
             self.image_encoder = ImageEncoder(self.encoder_graphs, cells[0].media, most_patches)
         self._phases.end("memory")
         self.measured: JsonObject = {
-            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self._weights()),
+            "weight_bytes": sum(weight.nbytes for weight in self._weights()),
         }
 
-    @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Propose drafts, encode new images, compute the batch, and sample the next tokens that are due.
 
         Writes the batch's keys, values and states.
         """
-        with self._torch_beside_kernels():
+        with self._computing():
             output = self.execute_model(batch, self._lookup_drafts(batch))
             try:
                 pool_rows(output.hidden, batch, output.drafts)
@@ -186,7 +215,6 @@ class ModelRunner:
                 output.logits.finish()  # other ranks compute every chunk, so this one must too, also after an error
             return StepResult(tuple(rows))
 
-    @torch.inference_mode()
     def launch(self, batch: Batch, previous: SampledTokens | None = None) -> SampledTokens:
         """Launch a step without drafts, and do not wait for the device.
 
@@ -197,19 +225,19 @@ class ModelRunner:
         if any(row.previous_row is not None for row in batch.rows):
             assert previous is not None, "a step ahead has one before it"
             incoming = _gather_incoming(previous.tokens, [row.previous_row for row in batch.rows])
-        with self._torch_beside_kernels():
+        with self._computing():
             output = self.execute_model(batch, incoming=incoming)
             pool_rows(output.hidden, batch)
-            return sample_rows_async(output.logits, batch.rows, kernel=self.model.build.ops.sample, device=self.device)
+            return sample_rows_async(output.logits, batch.rows, kernel=self.model.build.ops.sample, arrays=self.arrays)
 
-    def execute_model(self, batch: Batch, drafts: Drafts = (), incoming: torch.Tensor | None = None) -> ModelOutput:
+    def execute_model(self, batch: Batch, drafts: Drafts = (), incoming: Array | None = None) -> ModelOutput:
         """Compute this rank's part of a step: drafts that need weights, new images, and the layers.
 
         A drafter with weights proposes new drafts; otherwise they are `drafts`. `incoming` [rows] are the tokens of an
         overlapped step, in place of those that its rows do not know. With several ranks, every chunk of the output's
         logits must be computed before the next step.
         """
-        with self._torch_beside_kernels(), self.tensor_parallel.step(batch, drafts):
+        with self._computing(), self.tensor_parallel.step(batch, drafts):
             if self.drafter is not None and self.drafter.runs_layers:
                 drafts = self.drafter.proposer.propose(batch)
             if batch.images_to_encode:
@@ -217,7 +245,7 @@ class ModelRunner:
                 self.image_encoder.run(batch.images_to_encode)
             inputs = write_step_inputs(self.graphs.buffers, batch, self.block_size, drafts)
             if self.tensor_parallel.group is not None and any(row.previous_row is not None for row in batch.rows):
-                incoming = _share_incoming(self.tensor_parallel.group, incoming, len(batch.rows), self.device)
+                incoming = _share_incoming(self.tensor_parallel.group, incoming, len(batch.rows), self.arrays)
             self.graphs.buffers.incoming = incoming
             hidden = self.graphs.run(inputs)
             logits = Logits(self.model, hidden, logit_positions(batch, drafts), self.tensor_parallel)
@@ -229,29 +257,29 @@ class ModelRunner:
             return ()
         return self.drafter.proposer.propose(batch)
 
-    @torch.inference_mode()
     def capture(self, progress: ProgressFn = lambda what, done, total: None) -> None:
         """Capture every planned graph, and compare their memory with the plan. The encoder's graphs are timed as well.
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.
         """
-        for graphs in self._all_graphs():
-            graphs.capture_all(progress)
-        if self.graphs.planned():
-            self.measured["graphs"] = self._check_graphs()
-        if self.encoder_graphs is not None and self.encoder_graphs.planned:
-            self.encoder_graphs.capture_all(progress)
-            self.measured["encoder"] = self.encoder_graphs.figures()
-            self._check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
+        with self.arrays.inference_mode():
+            for graphs in self._all_graphs():
+                graphs.capture_all(progress)
+            if self.graphs.planned():
+                self.measured["graphs"] = self._check_graphs()
+            if self.encoder_graphs is not None and self.encoder_graphs.planned:
+                self.encoder_graphs.capture_all(progress)
+                self.measured["encoder"] = self.encoder_graphs.figures()
+                self._check_size("the encoder's graphs", self.measured["encoder"], Remedy("encoder_graph_mode", "none"))
 
-    @torch.inference_mode()
     def expose_padding(self) -> None:
         """Make mistakes in padding visible: replays compute it, and the null ids, which it reads, hold NaN."""
         for graphs in self._all_graphs():
             graphs.compute_padding()
-        for layer in self.layer_memory:
-            for cells in layer.tensors.values():
-                cells[0] = torch.nan if cells.is_floating_point() else torch.iinfo(cells.dtype).max
+        with self.arrays.inference_mode():
+            for layer in self.layer_memory:
+                for cells in layer.tensors.values():
+                    cells[0] = math.nan if is_floating(cells.dtype) else np.iinfo(dtype_name(cells.dtype)).max
 
     @property
     def takes_images(self) -> bool:
@@ -286,23 +314,20 @@ class ModelRunner:
         of_drafts = None if self.drafter is None else self.drafter.graphs
         return [self.graphs] if of_drafts is None else [self.graphs, of_drafts]
 
+    def _computing(self) -> AbstractContextManager[object]:
+        """Return the context in which steps compute."""
+        return self.arrays.inference_mode() if self.arrays is NUMPY else self._computing_with_torch()
+
     @contextmanager
-    def _torch_beside_kernels(self) -> Iterator[None]:
+    def _computing_with_torch(self) -> Iterator[None]:
         """Have torch compute with one thread meanwhile, if all kernels are native.
 
         What is left to it is small. Its threads would go on spinning for milliseconds, on the cores of the kernels'.
         """
-        if any(choice.implementation != "native" for choice in self.plan.kernels.values()):
+        with self.arrays.inference_mode(), single_torch_thread() if self._is_native else nullcontext():
             yield
-            return
-        usual = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(usual)
 
-    def _weights(self) -> list[torch.Tensor]:
+    def _weights(self) -> list[Array]:
         draft = None if self.drafter is None else self.drafter.model
         return [*self.model.parameters(), *(draft.parameters() if draft is not None else ())]
 
@@ -320,7 +345,7 @@ class ModelRunner:
         )
         # A draft model that cannot be sharded is whole on each rank.
         rank = SINGLE_RANK if group is None or spec.ranks == 1 else group.rank
-        model = build_model(WeightAllocator(ops, getattr(torch, settings.dtype), self.device, rank=rank), spec)
+        model = build_model(WeightAllocator(ops, self.arrays, settings.dtype, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH
         if "native" in choices.values() and self.plan.device.native.isa is not None:
@@ -333,27 +358,24 @@ class ModelRunner:
         return model
 
 
-def _gather_incoming(tokens: torch.Tensor, places: Sequence[int | None]) -> torch.Tensor:
-    """Return [rows] int64: those of `tokens` at `places`.
+def _gather_incoming(tokens: Array, places: Sequence[int | None]) -> Array:
+    """Return [rows]: those of `tokens` at `places`.
 
     A row of a request that ends has no token, and continues with token 0.
     """
     assert None not in places, "either all rows of a step follow others, or none does"
     if list(places) != list(range(len(tokens))):
-        index = torch.tensor(places)
-        if tokens.device.type == "cuda":
-            index = index.pin_memory().to(tokens.device, non_blocking=True)
-        tokens = tokens[index]
-    return tokens.long().clamp_(min=0)
+        tokens = tokens[list(places)] if is_on_host(tokens) else tokens.index_select(0, index_on(tokens, places))
+    return tokens.clip(min=0)
 
 
-def _share_incoming(group: RankGroup, incoming: torch.Tensor | None, rows: int, device: torch.device) -> torch.Tensor:
+def _share_incoming(group: RankGroup, incoming: Array | None, rows: int, arrays: Arrays) -> Array:
     """Return the tokens of a step that follows another, [rows] int64, on every rank.
 
     Only the first rank has sampled them. The others add zeros, so that nothing waits for the host: a sum of float32
     numbers is exact below 2^24, which no vocabulary reaches.
     """
-    tokens = torch.zeros(rows, dtype=torch.float32, device=device) if incoming is None else incoming.float()
+    tokens = arrays.zeros((rows,), "float32") if incoming is None else incoming.float()
     return group.all_reduce(tokens).long()
 
 

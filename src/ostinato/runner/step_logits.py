@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
+import numpy as np
 
 from ostinato.models.base import CausalLM
-from ostinato.ops.reference.collectives import Collectives
+from ostinato.ops.arrays import host_values
+from ostinato.ops.dispatch import Collectives
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.runner.inputs import Drafts
 from ostinato.scheduler.batch import Batch
 
 if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
     from ostinato.sampling.pooler import HiddenStatePooler
     from ostinato.sampling.state import SamplingState
 
@@ -78,12 +80,12 @@ class LogitRanks(Protocol):
 class Logits:
     """Logits of a step, computed chunk by chunk, since all of them together may not fit into memory."""
 
-    def __init__(self, model: CausalLM, hidden: torch.Tensor, positions: LogitPositions, ranks: LogitRanks) -> None:
+    def __init__(self, model: CausalLM, hidden: Array, positions: LogitPositions, ranks: LogitRanks) -> None:
         """Compute nothing yet. `hidden` [tokens, hidden] are the step's hidden states, with or without padding."""
         self._model, self._hidden, self._ranks = model, hidden, ranks
         self._chunks = deque(positions.chunks())
 
-    def next_chunk(self) -> torch.Tensor:
+    def next_chunk(self) -> Array:
         """Compute the logits of the next chunk of `LogitPositions`: [positions, vocab] float32 on the first rank."""
         positions = self._chunks.popleft()
         try:
@@ -99,7 +101,7 @@ class Logits:
             self.next_chunk()
 
 
-def _select_positions(hidden: torch.Tensor, positions: list[int]) -> torch.Tensor:
+def _select_positions(hidden: Array, positions: list[int]) -> Array:
     """Return the hidden states at some positions."""
     # If every row has one token, all are wanted in order, and no copy is needed.
     if positions != list(range(len(positions))):
@@ -107,7 +109,7 @@ def _select_positions(hidden: torch.Tensor, positions: list[int]) -> torch.Tenso
     return hidden if len(positions) == hidden.shape[0] else hidden[: len(positions)]
 
 
-def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
+def pool_rows(hidden: Array, batch: Batch, drafts: Drafts = ()) -> None:
     """Add a step's hidden states to the pool of each batch row that has one.
 
     `hidden` is [tokens, hidden], as `ModelRunner.execute_model` computes them.
@@ -117,7 +119,7 @@ def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
     if not any(pools):  # almost every step has none
         return
     found: list[tuple[HiddenStatePooler, int, int]] = []
-    vectors: list[torch.Tensor] = []
+    vectors: list[np.ndarray] = []
     has_drafts = any(drafts)
     begin = 0
     for i, (row, pool) in enumerate(zip(batch.rows, pools, strict=True)):
@@ -125,11 +127,16 @@ def pool_rows(hidden: torch.Tensor, batch: Batch, drafts: Drafts = ()) -> None:
         if pool is not None and (pool.kind == "mean" or row.samples):
             found.append((pool, row.start, end - begin))
             vectors.append(
-                # In float64, so that neither chunks nor torch's order of adding change the mean's bits.
-                hidden[begin:end].sum(0, dtype=torch.float64) if pool.kind == "mean" else hidden[end - 1].double()
+                _sum(hidden[begin:end]) if pool.kind == "mean" else host_values(hidden[end - 1]).astype(np.float64)
             )
         begin = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     if found:
-        gathered = torch.stack(vectors).cpu().numpy()
-        for (pool, start, count), vector in zip(found, gathered, strict=True):
+        for (pool, start, count), vector in zip(found, vectors, strict=True):
             pool.add(vector, start, count)
+
+
+def _sum(hidden: Array) -> np.ndarray:
+    """Return the sum over tokens, in float64, so that neither chunks nor the order of adding change the mean's bits."""
+    if isinstance(hidden, np.ndarray):
+        return hidden.astype(np.float64).sum(axis=0)
+    return host_values(hidden.double().sum(0))

@@ -2,49 +2,43 @@
 
 The order: logit bias, `min_tokens` (end tokens are ruled out), repetition penalty, frequency and presence penalty, the
 guide (what its grammar does not allow is ruled out); then, unless greedy, temperature, top-k, top-p, min-p. The first
-five are `process_logits`, the others `truncate_logits`. The guide is the last of the five, so that nothing lifts what
-it rules out, and before the others, so that these select among what it allows. If tokens tie at the threshold of top-k
-or top-p, all of them are kept, so that the result does not depend on any order.
+five are `process_logits`, the others the operation `sample`. The guide is the last of the five, so that nothing lifts
+what it rules out, and before the others, so that these select among what it allows. If tokens tie at the threshold of
+top-k or top-p, all of them are kept, so that the result does not depend on any order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ostinato.errors import Remedy, RequestError
-from ostinato.ops.reference import sample
-from ostinato.sampling.params import SamplingParams
+from ostinato.ops.arrays import host_values, is_on_host, like
 from ostinato.sampling.state import PendingToken
 
-_OFFSETS_OF_BYTES = torch.from_numpy(
-    np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
-).float()
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+_OFFSETS_OF_BYTES = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
+).astype(np.float32)
 """[256, 8]: for each byte's bits, lowest first, 0 if the bit is set and -inf otherwise."""
 
 
-def process_logits(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+def process_logits(logits: Array | np.ndarray, picks: Sequence[PendingToken]) -> None:
     """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
     vocab_size = logits.shape[-1]
     # On a CPU numpy changes few logits in less time than torch, and with the same bits.
-    flat = logits.numpy().reshape(-1) if logits.is_cpu else logits.view(-1)
+    values: Values = host_values(logits) if is_on_host(logits) else logits
+    flat = values.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):  # a model's infinite logits are found later
         _add_bias(flat, vocab_size, picks)
         _suppress_stop_tokens(flat, vocab_size, picks)
         _apply_penalties(flat, vocab_size, picks)
-    _apply_grammar_masks(logits, picks)
-
-
-def truncate_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Apply temperature, top-k, top-p and min-p: new logits [rows, vocab], the best of each row 0.
-
-    Logits of tokens that must not be sampled are -inf. A row whose best logit is not finite becomes NaN.
-    """
-    return sample.restrict(logits, torch.tensor([param.draw_settings for param in params], dtype=torch.float64))
+    _apply_grammar_masks(values, picks)
 
 
 def guide_error(pick: PendingToken) -> RequestError | None:
@@ -67,7 +61,7 @@ def guide_error(pick: PendingToken) -> RequestError | None:
     return None
 
 
-Values = np.ndarray | torch.Tensor
+Values = Any
 """Logits of all picks in one row, [picks * vocab] float32, and what is computed with them."""
 
 
@@ -81,7 +75,7 @@ def _add_bias(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> N
         return
     places = np.concatenate([_places(row, vocab_size, list(bias)) for row, bias in biased])
     values = np.array([value for _, bias in biased for value in bias.values()], dtype=np.float32)
-    flat[_like(flat, places)] += _like(flat, values)
+    flat[like(flat, places)] += like(flat, values)
 
 
 def _suppress_stop_tokens(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
@@ -91,7 +85,7 @@ def _suppress_stop_tokens(flat: Values, vocab_size: int, picks: Sequence[Pending
         if pick.suppresses_stops
     ]
     if held:
-        flat[_like(flat, np.concatenate(held))] = -math.inf
+        flat[like(flat, np.concatenate(held))] = -math.inf
 
 
 def _apply_penalties(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
@@ -107,18 +101,21 @@ def _apply_penalties(flat: Values, vocab_size: int, picks: Sequence[PendingToken
     places = np.concatenate([_places(row, vocab_size, ids) for row, (ids, _) in zip(rows, seen, strict=True)])
     params = [picks[row].state.params for row in rows]
     repetition, frequency, presence = (
-        _like(flat, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
+        like(flat, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
     )
-    counts = _like(flat, np.concatenate([output_counts for _, output_counts in seen]))
-    index = _like(flat, places)
+    counts = like(flat, np.concatenate([output_counts for _, output_counts in seen]))
+    index = like(flat, places)
     values = flat[index]
-    where: Any = np.where if isinstance(flat, np.ndarray) else torch.where
-    values = where(values > 0, values / repetition, values * repetition)
+    divided, multiplied, is_positive = values / repetition, values * repetition, values > 0
+    if isinstance(flat, np.ndarray):
+        values = np.where(is_positive, divided, multiplied)
+    else:
+        values = divided.where(is_positive, multiplied)
     flat[index] = values - frequency * counts - presence * (counts > 0)
 
 
-def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) -> None:
+def _apply_grammar_masks(logits: Values, picks: Sequence[PendingToken]) -> None:
     guided = [
         (row, guidance.allowed_mask(pick.drafts)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
     ]
@@ -132,15 +129,14 @@ def _apply_grammar_masks(logits: torch.Tensor, picks: Sequence[PendingToken]) ->
             bits = np.frombuffer(mask, dtype=np.uint8)[: allowed.shape[1]]
             allowed[place, : len(bits)] = bits
     # Adding takes the same time for any mask, unlike filling, and values that are not finite do not vanish.
-    looked_up = torch.nn.functional.embedding(_like(logits, allowed).int(), _OFFSETS_OF_BYTES.to(logits.device))
-    offsets = looked_up.view(len(guided), -1)[:, :vocab_size]
+    looked_up: Values = (
+        _OFFSETS_OF_BYTES.take(allowed, axis=0)
+        if isinstance(logits, np.ndarray)
+        else like(logits, _OFFSETS_OF_BYTES)[like(logits, allowed).long()]
+    )
+    offsets = looked_up.reshape(len(guided), -1)[:, :vocab_size]
     if len(guided) == len(picks):
         logits += offsets
         return
     for place, (row, _) in enumerate(guided):
         logits[row] += offsets[place]
-
-
-def _like(logits: Values, values: np.ndarray) -> Any:
-    """Return `values` as an array of the kind of `logits`, on their device."""
-    return values if isinstance(logits, np.ndarray) else torch.from_numpy(values).to(logits.device)

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from ostinato.errors import ModelError, Remedy, RequestError
-from ostinato.ops import noise
+from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like
+from ostinato.ops.seeds import noise_keys
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling.logits_processing import guide_error, process_logits
 from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import BatchRow, RowResult, TokenLogprobs
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 # Number of logits that are normalised at a time, as their log-probabilities are a copy.
 _MAX_LOGITS_AT_ONCE = 2**22
 
 
 def score_tokens(
-    logits: torch.Tensor, logits_rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
+    logits: Array, logits_rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Score `token_ids[i]` by row `logits_rows[i]` of `logits` [positions, vocab], with the `num_top[i]` best tokens.
 
@@ -34,16 +37,45 @@ def score_tokens(
     slab = max(1, _MAX_LOGITS_AT_ONCE // logits.shape[-1])
     for start in range(0, len(logits_rows), slab):
         part = slice(start, start + slab)
-        rows = logits[torch.tensor(logits_rows[part], device=logits.device)]
-        scored += _score_slab(rows, token_ids[part], num_top[part])
+        rows = logits[list(logits_rows[part])]
+        if is_on_host(rows):
+            scored += _score_on_host(host_values(rows), token_ids[part], num_top[part])
+        else:
+            scored += _score_on_device(rows, token_ids[part], num_top[part])
     return scored
 
 
-def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+def _score_on_host(logits: np.ndarray, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    vocab_size = logits.shape[-1]
+    scored = []
+    with np.errstate(invalid="ignore", over="ignore"):  # a model's infinite logits are found elsewhere
+        largest = logits.max(axis=-1)
+        # The sum is in float64, so that its order does not matter.
+        total = np.exp(logits - largest[:, None]).sum(axis=-1, dtype=np.float64)
+        for row, token, wanted, most, log_total in zip(logits, token_ids, num_top, largest, np.log(total), strict=True):
+            rank = int(np.count_nonzero(row > row[token])) + 1
+            ids = _best(row, min(wanted, vocab_size)) if wanted > 0 else np.zeros(0, np.int64)
+            logprobs = ((row[[token, *ids]] - most).astype(np.float64) - log_total).astype(np.float32).tolist()
+            top = tuple(zip(ids.tolist(), logprobs[1:], strict=True))
+            scored.append(TokenLogprobs(token, logprobs[0], rank, top))
+    return scored
+
+
+def _best(row: np.ndarray, count: int) -> np.ndarray:
+    """Return the ids of the `count` best tokens of one row: the best first, of equal ones the lowest id."""
+    if count < len(row):
+        threshold = np.partition(row, len(row) - count)[len(row) - count]
+        ids = np.flatnonzero(row >= threshold)
+    else:
+        ids = np.arange(len(row))
+    return ids[np.argsort(-row[ids], kind="stable")[:count]]
+
+
+def _score_on_device(logits: Array, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     logprobs = logits.log_softmax(dim=-1)
-    ids = torch.tensor(token_ids, device=logits.device)[:, None]
+    ids = like(logits, np.array(token_ids, np.int64))[:, None]
     # The sum is in int32, as torch copies its input to the dtype of the sum.
-    ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=torch.int32) + 1).tolist()
+    ranks = ((logits > logits.gather(1, ids)).sum(dim=-1, dtype=ids.int().dtype) + 1).tolist()
     chosen = logprobs.gather(1, ids).squeeze(1).tolist()
     vocab_size = logits.shape[-1]
     # One more than asked for shows whether the last place is shared.
@@ -63,9 +95,7 @@ def _score_slab(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequenc
     return scored
 
 
-def _top_with_ties(
-    logits: torch.Tensor, logprobs: torch.Tensor, wanted: int, threshold: float
-) -> list[tuple[int, float]]:
+def _top_with_ties(logits: Array, logprobs: Array, wanted: int, threshold: float) -> list[tuple[int, float]]:
     """Return the best `wanted` tokens of one row if several tokens share the last place."""
     ids = (logits >= threshold).nonzero().squeeze(1)
     order = logits[ids].sort(descending=True, stable=True).indices[:wanted]
@@ -76,7 +106,7 @@ def _top_with_ties(
 class LogitChunks(Protocol):
     """Logits of a step, which come in chunks: all sampled positions, then the scored ones in parts."""
 
-    def next_chunk(self) -> torch.Tensor:
+    def next_chunk(self) -> Array:
         """Return the logits of the next positions, [positions, vocab] float32."""
         ...
 
@@ -84,9 +114,7 @@ class LogitChunks(Protocol):
 class SampleKernel(Protocol):
     """Kernel `sample` (`ops/reference/sample.py`)."""
 
-    def __call__(
-        self, logits: torch.Tensor, settings: torch.Tensor = ..., keys: torch.Tensor = ..., /
-    ) -> torch.Tensor: ...
+    def __call__(self, logits: Array, settings: Array = ..., keys: Array = ..., /) -> Array: ...
 
 
 class _SampledPosition(NamedTuple):
@@ -111,7 +139,7 @@ class SampledTokens:
     `tokens` [rows] are on the model's device: the last of each row, or a negative number if it has none.
     """
 
-    def __init__(self, tokens: torch.Tensor, results: Sequence[RowResult] = ()) -> None:
+    def __init__(self, tokens: Array, results: Sequence[RowResult] = ()) -> None:
         self.tokens, self._results = tokens, results
 
     def results(self) -> Sequence[RowResult]:
@@ -122,10 +150,12 @@ class SampledTokens:
 class _TokensOnDevice(SampledTokens):
     """Sampled tokens, one per row, whose copy to the host may still be under way."""
 
-    def __init__(self, tokens: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+    def __init__(self, tokens: Array, rows: Sequence[BatchRow]) -> None:
         """Start the copy to the host, and do not wait for it."""
         super().__init__(tokens)
         self._rows = rows
+        import torch
+
         self._on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         self._on_host.copy_(tokens, non_blocking=True)
         self._copied = torch.cuda.Event()
@@ -137,7 +167,7 @@ class _TokensOnDevice(SampledTokens):
 
 
 def sample_rows_async(
-    logits: LogitChunks, rows: Sequence[BatchRow], *, kernel: SampleKernel, device: torch.device
+    logits: LogitChunks, rows: Sequence[BatchRow], *, kernel: SampleKernel, arrays: Arrays
 ) -> SampledTokens:
     """Sample a step without drafts, as `sample_rows` does, but read the results only when they are asked for.
 
@@ -146,9 +176,9 @@ def sample_rows_async(
     if not all(row.num_logits == 1 and row.sampling_state.only_samples for row in rows):
         results = sample_rows(logits, rows, kernel=kernel)
         last = [result.token_ids[-1] if result.token_ids else -1 for result in results]
-        return SampledTokens(torch.tensor(last, dtype=torch.int32).to(device), results)
+        return SampledTokens(arrays.of(last, "int32"), results)
     tokens = _sample_one_per_row(logits, rows, kernel)
-    if device.type == "cpu":
+    if arrays.is_on_host:
         return SampledTokens(tokens, _single_token_results(rows, tokens.tolist()))
     return _TokensOnDevice(tokens, rows)
 
@@ -205,7 +235,7 @@ def sample_rows(
     ]
 
 
-def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
+def select_tokens(logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
     """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
 
     Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
@@ -214,27 +244,27 @@ def select_tokens(logits: torch.Tensor, picks: Sequence[PendingToken], kernel: S
     best logit are left out.
     """
     if not all(pick.state.needs_no_processing or pick.needs_no_processing for pick in picks):
-        logits = logits.clone()
+        logits = copied(logits)
         process_logits(logits, picks)
     tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], kernel)
     return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
 
 
 def _sample_logits(
-    logits: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int], kernel: SampleKernel
-) -> torch.Tensor:
+    logits: Array, states: Sequence[SamplingState], positions: Sequence[int], kernel: SampleKernel
+) -> Array:
     """Return the token of each row of `logits`, [rows] int32; -1 if no best logit is finite.
 
     The logits need no more processing before temperature.
     """
     if all(state.is_greedy for state in states):
         return kernel(logits)
-    settings = torch.from_numpy(np.array([state.draw_settings for state in states], dtype=np.float64))
-    keys = noise.keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
-    return kernel(logits, settings, keys)
+    settings = np.array([state.draw_settings for state in states], dtype=np.float64)
+    keys = noise_keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
+    return kernel(logits, like(logits, settings), like(logits, keys))
 
 
-def _sample_one_per_row(logits: LogitChunks, rows: Sequence[BatchRow], kernel: SampleKernel) -> torch.Tensor:
+def _sample_one_per_row(logits: LogitChunks, rows: Sequence[BatchRow], kernel: SampleKernel) -> Array:
     """Return the tokens of rows that need one each, and whose requests want nothing else, as in most steps."""
     states: list[SamplingState] = [row.sampling_state for row in rows]
     positions = [row.start + len(row.token_ids) for row in rows]

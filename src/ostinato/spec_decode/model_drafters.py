@@ -7,32 +7,33 @@ several deep by feeding it its own hidden state. The interface of all proposers 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from ostinato.models.base import CausalLM
-from ostinato.ops.reference.conv import first_inputs
+from ostinato.ops.arrays import dtype_name
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch, BatchRow
 
-TokenSelector = Callable[[torch.Tensor, Sequence[PendingToken], SampleKernel], dict[int, int]]
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
+TokenSelector = Callable[["Array", Sequence[PendingToken], SampleKernel], dict[int, int]]
 """Function that samples tokens, with the signature of `sample.sampler.choose`."""
 
-RunDraftBatch = Callable[[Batch], torch.Tensor]
+RunDraftBatch = Callable[[Batch], "Array"]
 """Function that runs a batch through a drafter -> hidden states of its tokens, [tokens or more, hidden]."""
 
 
 class HeadStepRunner(Protocol):
     """Runner of consecutive steps of one token per row, through layers that have no slots."""
 
-    def first(self, batch: Batch) -> torch.Tensor:
+    def first(self, batch: Batch) -> Array:
         """Run the first step, of a batch; returns hidden states as `RunDraftBatch`."""
         ...
 
-    def next(self, tokens: Sequence[int]) -> torch.Tensor:
+    def next(self, tokens: Sequence[int]) -> Array:
         """Run the next step of the same rows with these tokens; returns hidden states as `RunDraftBatch`."""
         ...
 
@@ -119,13 +120,13 @@ class PredictionHeadForward:
         embedding = model.embedding
         # A quantised weight's rows may be packed blocks, so its shape is not the hidden size.
         size = model.spec.hidden_size
-        self.hidden = torch.zeros(max_rows, size, dtype=embedding.dtype, device=embedding.weight.device)
+        self.hidden = model.build.arrays.zeros((max_rows, size), dtype_name(embedding.dtype))
         """Hidden states to start from, [max_num_seqs, hidden]."""
 
-    def __call__(self, step: StepInputs) -> torch.Tensor:
+    def __call__(self, step: StepInputs) -> Array:
         """Return the head's hidden states, [rows, hidden]."""
         embedded = self._model.embedding(step.token_ids)
-        hidden: torch.Tensor = self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
+        hidden: Array = self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
         return hidden
 
 
@@ -158,8 +159,10 @@ class MtpProposer:
 
     def _draft(self, rows: Sequence[BatchRow]) -> list[tuple[int, ...]]:
         states = self._head.memory[-1].states["hidden"]
-        read_slots = torch.tensor([row.read_slot for row in rows], device=states.device)
-        hidden = first_inputs(states, read_slots)
+        hidden = states[[row.read_slot for row in rows], 0]
+        for index, row in enumerate(rows):
+            if row.read_slot == 0:  # its content is not read
+                hidden[index] = 0
         drafts: list[tuple[int, ...]] = [()] * len(rows)
         now = list(range(len(rows)))
         for depth in range(max(row.num_drafts for row in rows)):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, Remedy
+from ostinato.ops.arrays import host_values
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.verify.engine_configs import plain_config, with_cache
 from ostinato.verify.reference_run import text_logits
@@ -51,7 +52,6 @@ def exact_config(config: EngineConfig) -> EngineConfig:
     return config.with_settings(quantization=weights, kv_cache_dtype="auto")
 
 
-@torch.inference_mode()
 def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
     """Measure the loss of `engine`'s model on the second part of each text, computed in one step per text.
 
@@ -68,27 +68,32 @@ def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text
     plain = plain_config(exact.with_settings(max_model_len=max(longest, 2)), longest)
     reference = EngineCore(with_cache(plain, [None], 1))
     rows = [_differences(engine, reference, *text) for text in texts if len(text[1])]
-    relative, largest, divergence, same = torch.cat(rows).unbind(-1)
+    relative, largest, divergence, same = np.concatenate(rows).T
     return LogitLoss(
         positions=len(relative),
-        mean_difference=relative.mean().item(),
-        largest_difference=largest.max().item(),
-        kl_divergence=divergence.mean().item(),
-        same_greedy=same.mean().item(),
+        mean_difference=float(relative.mean()),
+        largest_difference=float(largest.max()),
+        kl_divergence=float(divergence.mean()),
+        same_greedy=float(same.mean()),
     )
 
 
-def _differences(
-    engine: EngineCore, reference: EngineCore, prompt: Sequence[int], answer: Sequence[int]
-) -> torch.Tensor:
+def _differences(engine: EngineCore, reference: EngineCore, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
     """Compute mean and largest difference, KL divergence and agreement on the best token, for each token.
 
     Returns [tokens of the answer, 4] float64.
     """
     text = [*prompt, *answer[:-1]]
-    given, exact = (text_logits(each, text, len(answer)).double() for each in (engine, reference))
-    apart = (given - exact).abs() / exact.abs().amax(-1, keepdim=True)
-    expected = exact.log_softmax(-1)
-    divergence = (expected.exp() * (expected - given.log_softmax(-1))).sum(-1)
-    same = (given.argmax(-1) == exact.argmax(-1)).double()
-    return torch.stack((apart.mean(-1), apart.amax(-1), divergence, same), dim=-1).cpu()
+    given, exact = (
+        host_values(text_logits(each, text, len(answer))).astype(np.float64) for each in (engine, reference)
+    )
+    apart = np.abs(given - exact) / np.abs(exact).max(-1, keepdims=True)
+    expected = _log_softmax(exact)
+    divergence = (np.exp(expected) * (expected - _log_softmax(given))).sum(-1)
+    same = given.argmax(-1) == exact.argmax(-1)
+    return np.stack((apart.mean(-1), apart.max(-1), divergence, same), axis=-1)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted: np.ndarray = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

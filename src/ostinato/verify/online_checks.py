@@ -21,11 +21,9 @@ from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from ostinato.engine.core import EngineCore
     from ostinato.engine.output_processor import RequestState
-    from ostinato.ops.step_inputs import LayerCache
+    from ostinato.ops.step_inputs import Array, LayerCache
     from ostinato.runner.model_runner import ProgressFn
     from ostinato.sampling.grammar import GrammarState
 
@@ -146,7 +144,7 @@ class OnlineChecks:
             num_window_blocks=count if memory.num_window_blocks else 0,
             num_slots=2 if memory.num_slots else 0,
         )
-        return allocate_layers(self._engine.spec, replace(plan, memory=own), runner.device)
+        return allocate_layers(self._engine.spec, replace(plan, memory=own), runner.arrays)
 
     def _check(self, generation: RequestState) -> Iterator[None]:
         """Compute a request's first output again, and compare it. Yields after each chunk."""
@@ -180,10 +178,8 @@ class OnlineChecks:
             yield
         self.counts.checked += 1
 
-    def _logits(self, text: list[int], start: int, end: int, count: int) -> list[torch.Tensor]:
+    def _logits(self, text: list[int], start: int, end: int, count: int) -> list[Array]:
         """Compute tokens `start` to `end - 1`, and return the logits [vocab] of the last `count` of them, if any."""
-        import torch
-
         from ostinato.runner.inputs import make_step_inputs
         from ostinato.runner.step_logits import logit_positions
 
@@ -202,9 +198,9 @@ class OnlineChecks:
             num_scored=count,
         )
         batch = Batch((row,), num_decode_rows=0)
-        with torch.inference_mode():
+        with runner.arrays.inference_mode():
             step = make_step_inputs(
-                batch, engine.plan.settings.block_size, runner.device, takes_images=runner.takes_images
+                batch, engine.plan.settings.block_size, runner.arrays, takes_images=runner.takes_images
             )
             hidden = runner.model(step, self._layers)
             if not count:

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+import ml_dtypes
+import numpy as np
 
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.media.media_prompt import MediaPrompt
-from ostinato.ops import noise
-from ostinato.ops.seeds import mix64
+from ostinato.ops.arrays import host_values, numpy_dtype
+from ostinato.ops.reference.sample import gumbel, restrict
+from ostinato.ops.seeds import mix64, noise_keys
 from ostinato.ops.sizes import MAX_INT8
 from ostinato.plan.memory.cache_modes import INT8
 from ostinato.runner.inputs import make_step_inputs
 from ostinato.runner.step_logits import logit_positions
-from ostinato.sampling.logits_processing import process_logits, truncate_logits
+from ostinato.sampling.logits_processing import process_logits
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import Batch, BatchRow, MediaToEncode, MediaUse
 from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
 from ostinato.verify.test_prompts import Prompt
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 FIRST_PREEMPTION, GAP = 3, 5
 """Steps before all requests are preempted for the first time, and from there to the second.
@@ -153,7 +158,7 @@ class PlainPath:
         best = [score.best[0][0] for score in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
 
-    def _scores(self, case: ReferenceCase, place: int, logits: torch.Tensor) -> Scores:
+    def _scores(self, case: ReferenceCase, place: int, logits: Array) -> Scores:
         """Return the scores from `logits` [vocab], processed as for sampling the token at `place`."""
         params = case.params
         # The seed is the request's own, so its first sample has it unchanged.
@@ -161,22 +166,20 @@ class PlainPath:
         return token_scores(self.engine, state, logits)
 
 
-@torch.inference_mode()
-def token_scores(engine: EngineCore, state: SamplingState, logits: torch.Tensor) -> Scores:
+def token_scores(engine: EngineCore, state: SamplingState, logits: Array) -> Scores:
     """Return the scores of the next token of `state` from its `logits` [vocab], with its noise if it is sampled."""
     params, position = state.params, len(state.prompt_token_ids) + len(state.output_token_ids)
-    values = logits[None].clone()
+    values = host_values(logits)[None].copy()
     process_logits(values, [PendingToken(state, position)])
-    largest = values[values.isfinite()].abs().max().item()
+    largest = float(np.abs(values[np.isfinite(values)]).max())
     if not params.greedy:
-        values = truncate_logits(values, [params])
-        tokens = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
-        values += noise.gumbel(noise.keys([(state.seed, position)], values.device)[:, None], tokens)
+        values = restrict(values, np.array([params.draw_settings], np.float64))
+        values[0] += gumbel(noise_keys([(state.seed, position)])[0], np.arange(values.shape[1], dtype=np.int32))
         largest /= params.temperature
-    order = values[0].sort(descending=True, stable=True)  # the lowest of equal ones comes first, as in sampling
-    first, second = zip(order.indices[:2].tolist(), order.values[:2].tolist(), strict=True)
+    order = np.argsort(-values[0], kind="stable")[:2]  # the lowest of equal ones comes first, as in sampling
+    first, second = zip(order.tolist(), values[0, order].tolist(), strict=True)
     tolerance = TIE_EPS * _rounding(engine) * largest
-    return Scores((first, second), tolerance, lambda token: values[0, token].item())
+    return Scores((first, second), tolerance, lambda token: float(values[0, token]))
 
 
 def _rounding(engine: EngineCore) -> float:
@@ -184,11 +187,10 @@ def _rounding(engine: EngineCore) -> float:
     settings = engine.plan.settings
     kept = (settings.ssm_state_dtype,) if engine.spec.has_recurrence else ()
     coarse = 1 / MAX_INT8 if settings.kv_cache_dtype == INT8 else 0.0
-    return max(coarse, *(torch.finfo(getattr(torch, dtype)).eps for dtype in (settings.dtype, *kept)))
+    return max(coarse, *(float(ml_dtypes.finfo(numpy_dtype(dtype)).eps) for dtype in (settings.dtype, *kept)))
 
 
-@torch.inference_mode()
-def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None) -> torch.Tensor:
+def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None) -> Array:
     """Compute the logits of the last `count` tokens of `text`, with its images, in one step, without a graph.
 
     Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
@@ -208,9 +210,10 @@ def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: Medi
         media=_encoded(engine, media),
     )
     batch = Batch((row,), num_decode_rows=0)
-    step = make_step_inputs(batch, block_size, runner.device, takes_images=runner.takes_images)
-    hidden = runner.model(step, runner.layer_memory)
-    return runner.model.compute_logits(hidden[logit_positions(batch).scored])
+    with runner.arrays.inference_mode():
+        step = make_step_inputs(batch, block_size, runner.arrays, takes_images=runner.takes_images)
+        hidden = runner.model(step, runner.layer_memory)
+        return runner.model.compute_logits(hidden[logit_positions(batch).scored])
 
 
 def _encoded(engine: EngineCore, media: MediaPrompt | None) -> tuple[MediaUse, ...]:

@@ -8,6 +8,7 @@ import torch
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
+from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS
 from ostinato.runner.inputs import make_step_inputs
@@ -19,7 +20,7 @@ from tests.support.vl_models import encoder_inputs, random_items, vl_model, vl_s
 
 require_triton()
 
-pytestmark = pytest.mark.skipif(DEVICE != CPU, reason="cache and steps of these tests lie in the CPU's memory")
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="cache and steps of these tests lie in the CPU's memory")
 
 MODELS = ("nemotron_h_dense", "qwen3")
 """Their layers are all kinds but experts. In the interpreter a model takes ten seconds."""
@@ -39,7 +40,7 @@ def triton_ops() -> Ops:
 def logits_of(name: str, ops: Ops) -> torch.Tensor:
     """Of the last token of both rows after each step."""
     spec = model_spec(read_config(checkpoint(name)))
-    model = build_model(WeightAllocator(ops, torch.float32, CPU), spec)
+    model = build_model(WeightAllocator(ops, TorchArrays("cpu"), "float32"), spec)
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
     with torch.inference_mode():

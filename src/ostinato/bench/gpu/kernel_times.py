@@ -64,19 +64,19 @@ def operation_times(
     States and caches of the step's slots and blocks are written again and again. `driver` replaces the GPU's own; on a
     CPU without one, calls are timed without a graph.
     """
-    inputs = make_step_inputs(step, runner.block_size, runner.device, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.arrays, takes_images=runner.takes_images)
     log = CallLog()
     with recording(runner.model.build.ops.tap, log):
         hidden = runner.model(inputs, runner.layer_memory)
     log.calls["logits"] = [partial(runner.model.compute_logits, hidden[-rows:])]
-    if driver is None and runner.device.type == "cuda":
-        driver = CudaDriver(runner.device)
+    if driver is None and not runner.arrays.is_on_host:
+        driver = CudaDriver(torch.device(runner.arrays.device))
     times, eager = [], []
     for name, calls in log.calls.items():
         play = None if driver is None else captured(calls, driver)
         if play is None and driver is not None:
             eager.append(name)
-        seconds = best_seconds(play or partial(run_all, calls), runner.device, passes)
+        seconds = best_seconds(play or partial(run_all, calls), runner.arrays.device, passes)
         times += [(name, seconds / len(calls))] * len(calls)
     return times, tuple(eager)
 

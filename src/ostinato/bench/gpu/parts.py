@@ -119,9 +119,10 @@ def versions(engine: EngineCore) -> dict[str, str]:
     found = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
     if find_spec("triton") is not None:
         found["triton"] = version("triton")
-    if engine.runner.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(engine.runner.device)
-        found |= {"device": torch.cuda.get_device_name(engine.runner.device), "capability": f"{major}.{minor}"}
+    if not engine.runner.arrays.is_on_host:
+        device = torch.device(engine.runner.arrays.device)
+        major, minor = torch.cuda.get_device_capability(device)
+        found |= {"device": torch.cuda.get_device_name(device), "capability": f"{major}.{minor}"}
     return found
 
 
@@ -132,7 +133,7 @@ def taken_bytes(engine: EngineCore) -> dict[str, int | None]:
     """
     import torch
 
-    device = engine.runner.device
+    device = torch.device(engine.runner.arrays.device)
     if device.type != "cuda":
         return {"reserved_peak": None, "device_used": None}
     free, total = torch.cuda.mem_get_info(device)

@@ -62,7 +62,7 @@ def measure_recurrences(device_name: str, options: Mapping[str, Any], keep: Call
     results: list[JsonObject] = []
     faults: list[str] = []
     data: JsonObject = {"dtype": options["dtype"], "results": results, "faults": faults}
-    data["machine"] = measure_bandwidth(device).to_json()
+    data["machine"] = measure_bandwidth(device.type).to_json()
     counts = [(rows, rows) for rows in options["rows"]] if "rows" in options else [(1, options["tokens"])]
     cases = [
         (CASES[operation.partition("_")[0]], operation, rows, tokens)
@@ -127,7 +127,7 @@ def graph_seconds(
         partial(call, each) for each in (first, *(case.make_states() for _ in range(layers - 1)))
     ]
     play = kernel_times.captured(calls, driver)
-    seconds = best_seconds(play or partial(kernel_times.run_all, calls), device, PASSES)
+    seconds = best_seconds(play or partial(kernel_times.run_all, calls), device.type, PASSES)
     return seconds / layers, play is not None
 
 

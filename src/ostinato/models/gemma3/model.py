@@ -39,7 +39,7 @@ class Projector(Module):
         squares = x.reshape(-1, self.count, x.shape[-1])
         parts = [squares[:, i] for i in range(self.count)]
         while len(parts) > 1:  # in pairs, which rounds less than one after the other
-            pairs = [first + second for first, second in zip(parts[::2], parts[1::2], strict=False)]
+            pairs = [self.ops.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
             parts = [*pairs, *parts[2 * len(pairs) :]]
         mean = self.ops.multiply(parts[0], self.share)
         return self.ops.linear(self.mm_soft_emb_norm(mean), self.weight)

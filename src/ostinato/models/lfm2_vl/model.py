@@ -49,14 +49,13 @@ class VisionTower(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
         super().__init__()
-        self.cast = build.cast
         self.embeddings = PatchEmbeddings(build, vision)
         self.encoder = Blocks(build, vision, activation, norm_eps)
         self.post_layernorm = LayerNorm(build, vision.hidden_size, norm_eps)
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches, hidden]."""
-        x = self.embeddings(self.cast(inputs.patches), inputs)
+        x = self.embeddings(inputs.patches, inputs)
         for block in self.encoder.layers:
             x = block(x, None, inputs.starts)
         return self.post_layernorm(x)
@@ -86,7 +85,7 @@ class Lfm2VL(Lfm3VL):
     def make_encoder(self, vision: VisionSpec) -> Encoder:
         hyper: Lfm2VLHyperparameters = self.spec.hyperparameters
         tower = VisionTower(self.build, vision, hyper.activation, hyper.norm_eps)
-        return Encoder(self.build, tower, Projector(self.build, vision, hyper))
+        return Encoder(tower, Projector(self.build, vision, hyper))
 
     def make_block(self, layer: LayerSpec) -> Block:
         return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)

@@ -28,7 +28,7 @@ class PatchAttention(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
         super().__init__()
-        self.ops, self.repeat, self.names = build.ops, build.repeat, ATTENTION_NAMES
+        self.ops, self.names = build.ops, ATTENTION_NAMES
         size, self.head_dim = vision.hidden_size, vision.hidden_size // vision.num_heads
         self.group = vision.num_heads // hyper.num_kv_heads
         self.kv_size = hyper.num_kv_heads * self.head_dim
@@ -43,8 +43,15 @@ class PatchAttention(Module):
         parts = split_columns(self.qkv(x), (x.shape[1], self.kv_size, self.kv_size))
         q, k, v = (part.reshape(patches, -1, self.head_dim) for part in parts)
         q, k = self.ops.rotate(self.q_norm(q), angles), self.ops.rotate(self.k_norm(k), angles)
-        out = self.ops.encoder_attention(q, self.repeat(k, self.group), self.repeat(v, self.group), starts)
+        out = self.ops.encoder_attention(q, self._each_head(k), self._each_head(v), starts)
         return self.out_proj(out.reshape(patches, -1), residual)
+
+    def _each_head(self, x: Array) -> Array:
+        """Return the keys or values of each head, [patches, kv heads, size] -> [patches, heads, size]."""
+        each = x
+        for _ in range(self.group - 1):
+            each = self.ops.concat(each, x)
+        return each.reshape(x.shape[0], -1, self.head_dim)
 
 
 class SpatialConv(Module):
@@ -56,26 +63,25 @@ class SpatialConv(Module):
 
     def __init__(self, build: ModelBuilder, size: int, side: int) -> None:
         super().__init__()
-        self.ops, self.repeat, self.size, self.side = build.ops, build.repeat, size, side
+        self.ops, self.size, self.side = build.ops, size, side
         stored = {"stored_shape": (size, 1, side, side), "stored_transposed": True}
         self.weight = self.declare(build, "weight", side * side, size, role="convolution", **stored)
 
     def forward(self, x: Array, inputs: EncoderInputs) -> Array:
         """Convolve each image, [patches, channels] -> [patches, channels]."""
-        side, patches = self.side, x.shape[0]
-        wide = self.repeat(x.reshape(patches, 1, -1), side).reshape(patches, -1)
-        zeros = inputs.taps[:, 0] * 0
-        rows = [self._row(wide, zeros, inputs, row * side) for row in range(side)]
+        wide = x
+        for _ in range(self.side - 1):
+            wide = self.ops.concat(wide, x)
+        rows = [self._row(wide, inputs, row * self.side) for row in range(self.side)]
         total = rows[0]
         for row in rows[1:]:
-            total = total + row
+            total = self.ops.add(total, row)
         return total
 
-    def _row(self, wide: Array, zeros: Array, inputs: EncoderInputs, first: int) -> Array:
+    def _row(self, wide: Array, inputs: EncoderInputs, first: int) -> Array:
         """Sum the neighbours that a row of weights is for, [patches, channels]."""
         end = first + self.side
-        weights = self.ops.embedding(zeros, self.weight[first:end].reshape(1, -1), 1.0)
-        products = self.ops.multiply(wide, weights).reshape(-1, self.size)
+        products = self.ops.multiply(wide, self.weight[first:end].reshape(1, -1)).reshape(-1, self.size)
         return self.ops.weighted_embedding(inputs.taps[:, first:end], inputs.tap_weights[:, first:end], products)
 
 
@@ -136,7 +142,6 @@ class VisionTower(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
         super().__init__()
-        self.cast = build.cast
         self.patchifier = linear(build, vision.patch_elements, vision.hidden_size, bias=False)
         self.embedding_norm = RMSNorm(build, vision.hidden_size, hyper.norm_eps)
         self.layers = ModuleList(VisionBlock(build, vision, hyper, attends) for attends in hyper.attends)
@@ -147,7 +152,7 @@ class VisionTower(Module):
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches, hidden]."""
-        x = self.embedding_norm(self.patchifier(self.cast(inputs.patches)))
+        x = self.embedding_norm(self.patchifier(inputs.patches))
         angles = self.rotary(inputs.positions)
         for block in self.layers:
             x = block(x, inputs, angles)
@@ -174,15 +179,15 @@ class Encoder(Module):
 
     is_in_checkpoint = False
 
-    def __init__(self, build: ModelBuilder, tower: Module, projector: Module) -> None:
+    def __init__(self, tower: Module, projector: Module) -> None:
         super().__init__()
-        self.stack = build.stack
         self.vision_tower = tower
         self.multi_modal_projector = projector
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [tokens, 1, hidden of the text part]."""
-        return self.stack((self.multi_modal_projector(self.vision_tower(inputs)),))
+        tokens = self.multi_modal_projector(self.vision_tower(inputs))
+        return tokens.reshape(tokens.shape[0], 1, -1)
 
 
 class TextBackbone(Backbone):
@@ -224,7 +229,7 @@ class Lfm3VL(CausalLM):
         """Make the encoder of images."""
         hyper: Lfm3VLHyperparameters = self.spec.hyperparameters
         tower = VisionTower(self.build, vision, hyper)
-        return Encoder(self.build, tower, Projector(self.build, vision, hyper))
+        return Encoder(tower, Projector(self.build, vision, hyper))
 
     def make_block(self, layer: LayerSpec) -> Block | SandwichBlock:
         """Make a block of the text part."""

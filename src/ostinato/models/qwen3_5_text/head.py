@@ -16,9 +16,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
 if TYPE_CHECKING:
-    import torch
-
-    from ostinato.ops.step_inputs import LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Qwen35Head(PredictionHead):
@@ -49,24 +47,20 @@ class Qwen35Head(PredictionHead):
         else:
             self.rotary = Rotary(build, spec.rope)
 
-    def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> torch.Tensor:
+    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         x, angles = self._join(hidden, embedded), self._angles(step)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
             x = block(x, angles, step, layer_memory)
         return self.norm(x)
 
-    def update_head_cache(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, step: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
+    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
         x = self._join(self.previous_hidden(hidden, step, memory[-1]), embedded)
         [block], angles = self.blocks, self._angles(step)
         assert isinstance(block, Block), "its blocks are made here"
         assert isinstance(block.self_attn, Attention), "a head's layer has attention"
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
 
-    def _angles(self, step: StepInputs) -> torch.Tensor:
+    def _angles(self, step: StepInputs) -> Array:
         """Return the angles of the step's tokens.
 
         An entry has the position of its token, and not of the hidden state before it: all differences are the same,
@@ -74,6 +68,6 @@ class Qwen35Head(PredictionHead):
         """
         return self.rotary(step.rope_positions if self.is_axial else step.positions)
 
-    def _join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    def _join(self, hidden: Array, embedded: Array) -> Array:
         """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))

@@ -13,27 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
+from ostinato.ops.arrays import AnyArray, TorchArrays, bits_as, converted, dtype_name, host_values, library, write
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS, INT4_ZERO_BITS, MAX_INT4, MAX_INT8
 
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
+
 INT4_SLAB = 2**18
 """Values that torch quantises in one call."""
 
-QuantizeInt4 = Callable[[torch.Tensor, torch.Tensor, int], None]
+QuantizeInt4 = Callable[[np.ndarray, "Array", int], None]
 """Function (values [rows, in], weight uint8 [rows, bytes of a row], group size) -> None.
 
 It writes the result of `quantize_int4` for the values into the weight's blocks.
 """
 
 
-def quantize_int4(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantise `values` [rows, in] -> integers uint8 [rows, in]; scales float32 and zero points uint8, [rows, groups].
+def quantize_int4(values: Array, group_size: int) -> tuple[Array, Array, Array]:
+    """Quantise torch's `values` [rows, in] -> integers uint8 [rows, in], scales float32 and zero points uint8.
+
+    Scales and zero points are [rows, groups].
 
     It tries `INT4_STEPS` scales. The first spans a group's range; each of the others spans less, so that more of the
     largest values are cut off. Each is replaced by the scale that fits its integers best (least squares: sum(v q) /
@@ -41,7 +47,7 @@ def quantize_int4(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, 
     values are rounded with it once more. A scale leaves the bits of the zero point free. A group with a value that is
     not finite has a scale that is not finite.
     """
-    v = values.float().unflatten(1, (-1, group_size))
+    torch, v = library(values), values.float().unflatten(1, (-1, group_size))
     low, high = v.amin(dim=-1, keepdim=True).clamp(max=0), v.amax(dim=-1, keepdim=True).clamp(min=0)
     span = (high - low) / MAX_INT4
     divisor = torch.where(span > 0, span, 1.0)
@@ -61,44 +67,51 @@ def quantize_int4(values: torch.Tensor, group_size: int) -> tuple[torch.Tensor, 
     return whole.flatten(1), scale.squeeze(-1), zero.squeeze(-1)
 
 
-def quantize_int4_into(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
+def quantize_int4_into(values: np.ndarray, weight: Array, group_size: int) -> None:
     """Quantise by torch on the device of `weight`, as a `QuantizeInt4` function.
 
     It takes several times the memory of its values, so it works in slabs of rows.
     """
-    rows = max(1, INT4_SLAB // max(1, values.shape[1]))
+    target, rows = _of_torch(weight), max(1, INT4_SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
-        slab = values[begin : begin + rows].to(weight.device)
-        weight[begin : begin + rows] = pack_int4(*quantize_int4(slab, group_size))
+        slab = _of_torch(values[begin : begin + rows]).to(target.device)
+        target[begin : begin + rows] = pack_int4(*quantize_int4(slab, group_size))
+
+
+def _of_torch(array: np.ndarray | Array) -> Array:
+    """Return torch's array of the same memory."""
+    return TorchArrays("cpu").sharing(array) if isinstance(array, np.ndarray) else array
 
 
 def native_quantize_int4(extension: NativeExtension) -> QuantizeInt4:
     """Return a `QuantizeInt4` function that calls an extension's kernel, which reads the values once and in place."""
 
-    def quantize_by_kernel(values: torch.Tensor, weight: torch.Tensor, group_size: int) -> None:
-        if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            values = values.float()
-        named = {"values": values, "weight": weight.view(torch.int8), "group_size": group_size}
+    def quantize_by_kernel(values: np.ndarray, weight: Array, group_size: int) -> None:
+        named = {"values": _readable(values), "weight": bits_as(weight, "int8"), "group_size": group_size}
         extension.quantize_int4(len(values), named)
 
     return quantize_by_kernel
 
 
-def _rounded(v: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+def _rounded(v: Array, scale: Array, zero: Array) -> Array:
     """Return the integers less the zero point."""
     whole = (v / scale).round_().add_(zero).clamp_(0, MAX_INT4)
     return whole.sub_(zero)
 
 
-def _with_room(scale: torch.Tensor) -> torch.Tensor:
+def _with_room(scale: Array) -> Array:
     """Return the nearest number whose bits for the zero point are 0."""
+    torch = library(scale)
     return ((scale.view(torch.int32) + (INT4_ZERO_BITS + 1) // 2) & ~INT4_ZERO_BITS).view(torch.float32)
 
+
+MAX_FLOAT8 = 448.0
+"""Largest number of float8_e4m3fn."""
 
 INT8_SLAB = 2**19
 """Values that torch quantises in one call."""
 
-QuantizeInt8 = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], None]
+QuantizeInt8 = Callable[[np.ndarray, "Array", "Array", int | None], None]
 """Function (values [rows, in], weight int8 [rows, in], scale, group size) -> None.
 
 It writes the result of `quantize_int8` for the values into the weight and its scale.
@@ -109,57 +122,53 @@ def num_groups(in_size: int, group_size: int) -> int:
     return -(-in_size // group_size)
 
 
-def quantize_int8(values: torch.Tensor, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `values` [rows, in] -> int8 [rows, in] and scales.
+def quantize_int8(values: Array, group_size: int | None) -> tuple[Array, Array]:
+    """Quantise torch's `values` [rows, in] -> int8 [rows, in] and scales.
 
     The largest magnitude becomes 127 and the rest is rounded to nearest, so the error is at most half a scale.
     """
-    grouped = _grouped(values.float(), group_size)
+    torch, grouped = library(values), _grouped(values.float(), group_size)
     scale = grouped.abs().amax(dim=-1, keepdim=True) / MAX_INT8
     whole = (grouped / torch.where(scale > 0, scale, 1.0)).round_().clamp_(-MAX_INT8, MAX_INT8).to(torch.int8)
     whole = whole.flatten(1)[:, : values.shape[1]].contiguous()
     return whole, scale.squeeze(-1) if group_size is not None else scale.view(-1)
 
 
-def quantize_int8_into(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> None:
+def quantize_int8_into(values: np.ndarray, weight: Array, scale: Array, group_size: int | None) -> None:
     """Quantise by torch on the device of `weight`, as a `QuantizeInt8` function.
 
     It takes several times the memory of its values, so it works in slabs of rows.
     """
-    rows = max(1, INT8_SLAB // max(1, values.shape[1]))
+    target, scales, rows = _of_torch(weight), _of_torch(scale), max(1, INT8_SLAB // max(1, values.shape[1]))
     for begin in range(0, len(values), rows):
-        end = begin + rows
-        weight[begin:end], scale[begin:end] = quantize_int8(values[begin:end].to(weight.device), group_size)
+        slab = _of_torch(values[begin : begin + rows]).to(target.device)
+        target[begin : begin + rows], scales[begin : begin + rows] = quantize_int8(slab, group_size)
 
 
 def native_quantize_int8(extension: NativeExtension) -> QuantizeInt8:
     """Return a `QuantizeInt8` function that calls an extension's kernel, which reads the values once and in place."""
 
-    def quantize_by_kernel(
-        values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, group_size: int | None
-    ) -> None:
-        if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            values = values.float()
-        named = {"values": values, "weight": weight, "scale": scale, "group_size": group_size}
+    def quantize_by_kernel(values: np.ndarray, weight: Array, scale: Array, group_size: int | None) -> None:
+        named = {"values": _readable(values), "weight": weight, "scale": scale, "group_size": group_size}
         extension.quantize(len(values), named)
 
     return quantize_by_kernel
 
 
-def dequantize(weight: torch.Tensor, scale: torch.Tensor, group_size: int | None) -> torch.Tensor:
+def dequantize(weight: AnyArray, scale: AnyArray, group_size: int | None) -> AnyArray:
     """Return the values of `weight` int8 [rows, in] with its scales, [rows, in] in the dtype of the scales."""
     if group_size is None:
-        return weight * scale[:, None]
-    spread = scale.repeat_interleave(group_size, dim=1)[:, : weight.shape[1]]
-    return weight * spread
+        return cast(AnyArray, weight * scale[:, None])
+    repeat: Any = np.repeat if isinstance(scale, np.ndarray) else library(scale).repeat_interleave
+    return cast(AnyArray, weight * repeat(scale, group_size, 1)[:, : weight.shape[1]])
 
 
-def _grouped(values: torch.Tensor, group_size: int | None) -> torch.Tensor:
+def _grouped(values: Array, group_size: int | None) -> Array:
     """Split [rows, in] into [rows, groups, group_size], padding the last group with zeros."""
     if group_size is None:
         return values.unsqueeze(1)
     missing = num_groups(values.shape[1], group_size) * group_size - values.shape[1]
-    groups: torch.Tensor = F.pad(values, (0, missing)).unflatten(1, (-1, group_size))
+    groups: Array = library(values).nn.functional.pad(values, (0, missing)).unflatten(1, (-1, group_size))
     return groups
 
 
@@ -170,33 +179,34 @@ class WeightQuantizers:
     int8: QuantizeInt8 = quantize_int8_into
     int4: QuantizeInt4 = quantize_int4_into
 
-    def quantize_blocks(self, values: torch.Tensor, weight: torch.Tensor, name: str) -> None:
+    def quantize_blocks(self, values: np.ndarray | Array, weight: Array, name: str) -> None:
         """Write `values` [rows, in] into `weight` in blocks of the format `name`, which `can_be_made`.
 
         `weight` is uint8 [rows, bytes of a row].
         """
-        made = BLOCK_FORMATS[name]
+        values, made = host_values(values), BLOCK_FORMATS[name]
         assert made.can_be_made, f"the plan quantises no weights to {name}"
         elements = made.elements
         if made.family == "float8":
-            weight.copy_(_float8(values.float(), elements))
+            write(weight, _float8(values.astype(np.float32), elements))
             return
         if made.family == "int4":
             self.int4(values, weight, elements)
             return
-        whole = torch.empty(values.shape, dtype=torch.int8, device=weight.device)
-        scale = torch.empty(len(values), values.shape[1] // elements, device=weight.device)
-        self.int8(values, whole, scale, elements)
-        parts = (scale.half().unsqueeze(-1).view(torch.uint8), whole.view(torch.uint8).unflatten(1, (-1, elements)))
-        weight.copy_(torch.cat(parts, dim=2).flatten(1))
+        groups = (len(values), values.shape[1] // elements)
+        whole, scale = np.empty(values.shape, np.int8), np.empty(groups, np.float32)
+        self.int8(values, cast("Array", whole), cast("Array", scale), elements)
+        parts = scale.astype(np.float16)[:, :, None].view(np.uint8), whole.view(np.uint8).reshape(*groups, elements)
+        write(weight, np.concatenate(parts, axis=2).reshape(len(values), -1))
 
 
-def _float8(values: torch.Tensor, elements: int) -> torch.Tensor:
+def _float8(values: np.ndarray, elements: int) -> np.ndarray:
     """Return blocks of `values` float32 [rows, in], scaled so that a block's largest value is the largest of float8."""
-    groups = values.unflatten(1, (-1, elements))
-    scale = groups.abs().amax(dim=2) / torch.finfo(torch.float8_e4m3fn).max
-    small = groups / torch.where(scale > 0, scale, 1.0).unsqueeze(2)
-    return pack_float8(small.to(torch.float8_e4m3fn).flatten(1), scale)
+    groups = values.reshape(len(values), -1, elements)
+    scale = np.abs(groups).max(axis=2) / np.float32(MAX_FLOAT8)
+    with np.errstate(invalid="ignore"):
+        small = groups / np.where(scale > 0, scale, np.float32(1))[:, :, None]
+    return pack_float8(converted(small.reshape(values.shape), "float8_e4m3fn"), scale)
 
 
 BY_TORCH = WeightQuantizers()
@@ -205,3 +215,8 @@ BY_TORCH = WeightQuantizers()
 def native_quantizers(extension: NativeExtension) -> WeightQuantizers:
     """Return the quantisers that use an extension's kernels."""
     return WeightQuantizers(native_quantize_int8(extension), native_quantize_int4(extension))
+
+
+def _readable(values: np.ndarray) -> np.ndarray:
+    """Return values in a dtype that the kernels read."""
+    return values if dtype_name(values.dtype) in ("bfloat16", "float16", "float32") else values.astype(np.float32)

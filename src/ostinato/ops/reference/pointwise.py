@@ -16,6 +16,14 @@ from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import Blocks
 
 
+def add(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Add `first` and `second` [tokens, size], in one dtype -> [tokens, size], each sum rounded once.
+
+    `second` may have one row for all tokens.
+    """
+    return first + second
+
+
 def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Concatenate `first` [tokens, a] and `second` [tokens, b], in one dtype -> [tokens, a + b].
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import matches
+from ostinato.os_support import usable_cores
 from ostinato.plan.device.gpu_catalogue import CATALOGUE, DEVICE_NAMES, DeviceSpec
 from ostinato.plan.device.kernel_support import detect_native, detect_triton
 from ostinato.plan.device.linux import core_limit, cpu_model, memory_limit, processor_of, read_lines
@@ -63,7 +64,7 @@ def _detect_cpu(root: Path, environ: Mapping[str, str]) -> DeviceSpec:
     source = f"this machine ({cpu_model(root)})"
     if limit is not None and limit < memory:
         memory, source = limit, f"{source}, memory limited by its cgroup"
-    cores, quota = len(os.sched_getaffinity(0)), core_limit(root)
+    cores, quota = usable_cores(), core_limit(root)
     if quota is not None and quota < cores:
         cores, source = quota, f"{source}, cores limited by its cgroup"
     native = detect_native(root)

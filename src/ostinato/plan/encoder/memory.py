@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ostinato.ops.operations import Backend
 from ostinato.ops.scratch import native_encoder_attention, triton_linear
 from ostinato.ops.sizes import DTYPE_BYTES
-from ostinato.ops.step_inputs import ENCODER_TABLE, encoder_sizes, table_bytes
+from ostinato.ops.step_inputs import encoder_sizes, encoder_table, table_bytes
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.memory.activations import pool_bytes
 from ostinato.plan.memory.kernel_scratch import native_scratch
@@ -52,7 +52,7 @@ def encoding_bytes(
     with a Triton kernel; if one of the encoder's has neither, everything is counted as a float32 copy too. `sees_all`
     is true if attention is masked over all patches, as the reference does on a GPU in float32.
     """
-    inputs = encoder_buffer_bytes(vision, tokens, tokens)
+    inputs = encoder_buffer_bytes(vision, dtype, tokens, tokens)
     peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= vision.ops)
     held = peak // 4 + min(HEAP, peak // 2)
     return peak + held + _mask_bytes(vision, tokens, sees_all) + _scratch(vision, tokens, native, threads)
@@ -78,7 +78,7 @@ def encoder_graph_bytes(
     if not budgets:
         return 0
     largest = max(budgets)
-    buffers = encoder_buffer_bytes(vision, largest, items)
+    buffers = encoder_buffer_bytes(vision, dtype, largest, items)
     if backend == "tape":
         return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], largest * vision.patches_per_token)
     if set(triton) >= vision.ops:
@@ -90,10 +90,10 @@ def encoder_graph_bytes(
     return buffers + pool_bytes(peak + _mask_bytes(vision, largest, sees_all))
 
 
-def encoder_buffer_bytes(vision: VisionSpec, tokens: int, items: int) -> int:
+def encoder_buffer_bytes(vision: VisionSpec, dtype: str, tokens: int, items: int) -> int:
     """Return the bytes of the buffers for the inputs of `items` images of `tokens` output tokens in all."""
     patches = tokens * vision.patches_per_token
-    return table_bytes(ENCODER_TABLE, encoder_sizes(patches, items, vision.patch_elements, vision.taps))
+    return table_bytes(encoder_table(dtype), encoder_sizes(patches, items, vision.patch_elements, vision.taps))
 
 
 def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
