@@ -143,6 +143,8 @@ class Lifecycle:
             )
             try:
                 await engine.watch(self.settings.engine_timeout, self._stalled)
+                if self.settings.kv_events != "off":
+                    await engine.publish_cache_events(self.settings.kv_events == "tokens")
                 await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
                 if engine.failure is not None:  # meanwhile
                     raise engine.failure
@@ -237,6 +239,7 @@ class Lifecycle:
         until = clock() + self.settings.drain_timeout
         engine = self._engine
         if engine is not None:
+            engine.end_cache_events()
             log.info("shutting down; %d requests are unfinished", engine.num_unfinished)
             while engine.num_unfinished and clock() < until:
                 await asyncio.sleep(0.02)
