@@ -39,8 +39,8 @@ from ostinato.serve.http.streaming import DONE, LoopTurns
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """The request in the engine's form."""
+class PreparedCompletion:
+    """Prompts in the engine's form."""
 
     params: SamplingParams
     prompts: list[list[int]]
@@ -64,14 +64,14 @@ class CompletionRequest(GenerationBody):
         Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)
     ] = None
 
-    def prepare(self, work: RequestContext) -> _Prepared:
+    def prepare(self, work: RequestContext) -> PreparedCompletion:
         prompts = prompts_in(self.prompt, "prompt")
         self.check(work.settings, work.model_name, len(prompts))
         self.check_echo()
         params = _params(self, work.default_params)
         ids = [token_ids(work, prompt, "prompt") for prompt in prompts]
         echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
-        return _Prepared(params, ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
+        return PreparedCompletion(params, ids, echoes, plain_guide(self.guide_request()), self.max_tokens == 0)
 
     def check_echo(self) -> None:
         """Raise ApiError for fields that need `echo`."""
@@ -86,7 +86,7 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts; with `stream`, in server-sent events."""
         model = models()
-        prepared: _Prepared = request.state.prepared
+        prepared: PreparedCompletion = request.state.prepared
         client = request.state.client
         model.engine.queue_limit.check(len(prepared.prompts) * prepared.params.n, client)
         guide = await model.compiler.compiled(prepared.guide, client)
