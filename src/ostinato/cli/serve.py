@@ -200,7 +200,10 @@ def ray_config(
 @_route_options
 def route(
     serving: JsonObject,
-    target: Model = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The servers' checkpoint on this machine.", show_default=False),
+    ] = None,
     backends: Annotated[
         str, typer.Option(metavar="URL,URL,...", help="The servers, such as http://127.0.0.1:8001.")
     ] = "",
@@ -221,8 +224,10 @@ def route(
     from ostinato.serve.route.proxy import RouteLifecycle, RouteSettings, make_route_app
     from ostinato.serve.server import run_server
 
+    policy = serving.pop("routing", "prefix")
     settings = ServeSettings(**serving)
-    chosen = RouteSettings(tuple(url.strip() for url in backends.split(",") if url.strip()), target, backend_key)
+    urls = tuple(url.strip() for url in backends.split(",") if url.strip())
+    chosen = RouteSettings(urls, target, backend_key, policy)
     lifecycle = RouteLifecycle(settings, chosen)
     status = run_server(
         lambda: (lifecycle, make_route_app(lifecycle)),

@@ -21,7 +21,7 @@ from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.errors import ConfigError
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.plan.plan import Plan
-from ostinato.replicas.router import ReplicaChoice
+from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.api_router import ApiRouter, PathRules
@@ -67,6 +67,7 @@ class RouteSettings:
     """Checkpoint with the tokenizer; that of the backends' plan if it is left out."""
     backend_key: str | None = None
     """Key for the backends, in place of the clients' own."""
+    routing: RoutingPolicy = "prefix"
 
 
 class RouteLifecycle(ServerLifecycle):
@@ -80,20 +81,20 @@ class RouteLifecycle(ServerLifecycle):
             raise ConfigError("backend_key has characters that a header cannot have")
         if not route.backends:
             raise ConfigError("a router needs backends: give their URLs, separated by commas")
-        self._route, self._addresses = route, [BackendAddress.read(url) for url in dict.fromkeys(route.backends)]
+        self.route, self._addresses = route, [BackendAddress.read(url) for url in dict.fromkeys(route.backends)]
         self.reader: PromptReader | None = None
         """Reader of prompts; None until a backend is ready."""
 
     def start(self) -> None:
         """Look for backends on the running loop."""
-        self.pool = BackendPool(self._addresses, self.settings.routing, self._route.backend_key)
+        self.pool = BackendPool(self._addresses, self.route.routing, self.route.backend_key)
         self.pool.on_first, self.pool.on_failure = self._make_reader, self._fail
         self.loop_delay.start()
         self.pool.start()
         self.on_ready()
 
     def _make_reader(self, plan: Plan, names: tuple[str, ...]) -> None:
-        self.reader = PromptReader(plan, self._route.model or plan.settings.model, names, self.settings)
+        self.reader = PromptReader(plan, self.route.model or plan.settings.model, names, self.settings)
 
     def _fail(self, error: ConfigError) -> None:
         self.error = error
@@ -271,7 +272,7 @@ class RouterProxy:
 
     async def _prompt(self, request: Request, path: str, sent: bytes) -> SubmitRequest | None:
         reader = self._lifecycle.reader
-        if reader is None or self._lifecycle.settings.routing != "prefix":
+        if reader is None or self._lifecycle.route.routing != "prefix":
             return None
         reading = reader.read(path, sent, request.state.client, request.state.request_id)
         return await cancel_on_disconnect(request, reading)
