@@ -124,6 +124,12 @@ def test_readers_are_few_and_leave_nothing_behind(served: Served) -> None:
         next(batches)
 
 
+def test_a_head_ends_though_the_stream_does_not(served: Served) -> None:
+    answer = httpx2.head(f"{served.url}/kv_events", timeout=PATIENCE)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert not served.engine.cache_events._readers
+
+
 def test_a_server_without_the_setting_says_which_it_needs() -> None:
     with serving(graph_mode="none", max_model_len=256) as served:
         answer = httpx2.get(f"{served.url}/kv_events", timeout=PATIENCE)

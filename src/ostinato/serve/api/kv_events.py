@@ -15,7 +15,7 @@ from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockStored, CacheE
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.streaming import EventStream
+from ostinato.serve.http.streaming import EVENTS, EventStream
 
 KEEP_ALIVE = 10.0
 """Seconds without news after which a comment is sent, so that both sides notice a connection that is gone."""
@@ -36,6 +36,8 @@ def kv_events_router(lifecycle: Lifecycle) -> ApiRouter:
                 "hold the text of all clients"
             )
             raise ApiError(403, message, code="kv_events")
+        if request.state.record.method == "HEAD":
+            return Response(media_type=EVENTS)  # a stream without an end has no other head
         engine = lifecycle.engine
         hub = engine.cache_events
         assert hub is not None, "made before the server is ready"
