@@ -125,12 +125,16 @@ def test_conversations_of_every_api_are_read_as_the_servers_read_them(
 def test_a_stream_passes_through_as_it_comes_and_a_client_that_leaves_ends_its_request(
     routed: Routed, servers: list[Served]
 ) -> None:
-    body = {"prompt": prompt_of(50), "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": prompt_of(50), "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    for served in servers:  # so that the stream does not end before it is left
+        served.probe.delay = 0.1
     with httpx2.stream("POST", f"{routed.url}/v1/completions", json=body, timeout=PATIENCE) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         number = int(response.headers["x-ostinato-backend"])
         next(response.iter_lines())
-        servers[number].until(lambda: servers[number].engine.num_unfinished == 1)
+        assert servers[number].engine.num_unfinished == 1
+    for served in servers:
+        served.probe.delay = 0.0
     servers[number].until(lambda: servers[number].engine.num_unfinished == 0)
     routed.until(lambda: sum(backend["running"] for backend in routed.backends()) == 0)
     short = {**body, "max_tokens": 5}

@@ -29,7 +29,7 @@ BackendState = Literal["connecting", "ready", "draining", "down", "foreign"]
 
 PERIOD = 1.0
 """Seconds between two looks at a backend's health, and before it is asked again after it was lost."""
-PATIENCE = 5.0
+PATIENCE = 20.0
 """Seconds that a backend may take to answer a question about itself."""
 SILENCE = 40.0
 """Seconds without an event or a comment after which the stream of events counts as broken."""
