@@ -19,7 +19,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
-SECRET_VARIABLES = {"api_key": "OSTINATO_API_KEY", "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD"}
+SECRET_VARIABLES = {
+    "api_key": "OSTINATO_API_KEY",
+    "backend_key": "OSTINATO_BACKEND_KEY",
+    "ssl_keyfile_password": "OSTINATO_SSL_KEYFILE_PASSWORD",
+}
 """Setting -> an environment variable that is for the server alone: its processes do not get it."""
 
 

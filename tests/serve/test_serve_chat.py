@@ -169,6 +169,60 @@ def test_a_history_rewritten_after_a_breakpoint_is_read_from_the_cache_up_to_it(
     assert details("27.", "Who has more?") == (0, created)
 
 
+@pytest.mark.parametrize("after", [0, {"after": -3, "ttl": "1h"}])
+def test_a_response_has_breakpoints_after_its_items(client, after):
+    story = {"role": "user", "content": f"Ben has 12 pens and Cleo has 15 books. {after} " * 6}
+    extra = {"cache_breakpoints": [after], "cache_salt": f"response {after}"}
+
+    def details(answer, question):
+        items = [story, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        usage = client.responses.create(model="demo", input=items, max_output_tokens=2, extra_body=extra).usage
+        return usage.input_tokens_details.cache_write_tokens, usage.input_tokens_details.cached_tokens
+
+    created, read = details("They have 27 things.", "How many pens?")
+    assert (created > 48, created % 16, read) == (True, 0, 0)
+    assert details("27.", "Who has more?") == (0, created)
+
+
+@pytest.mark.parametrize(("prompt", "mark"), [("Ben has 12 pens. " * 8, 90), ([*range(5, 105)], {"after": -20})])
+def test_a_plain_prompt_has_breakpoints_at_characters_or_at_token_ids(client, prompt, mark):
+    extra = {"cache_breakpoints": [mark], "cache_salt": f"plain {mark}"}
+
+    def details(end):
+        changed = prompt[:90] + end if isinstance(prompt, str) else [*prompt[:80], *end.encode()]
+        usage = client.completions.create(model="demo", prompt=changed, max_tokens=1, extra_body=extra).usage
+        return getattr(
+            usage.prompt_tokens_details, "cache_creation_tokens", 0
+        ), usage.prompt_tokens_details.cached_tokens
+
+    created, read = details("one end, 20 bytes ..")
+    assert (created > 0, created % 16, read) == (True, 0, 0)
+    assert details("another, 20 bytes ..") == (0, created)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "a b c", "cache_breakpoints": [6]}, "cache_breakpoints[0]"),
+        ("completions", {"prompt": [5, 6], "cache_breakpoints": [1, {"after": 0}]}, "cache_breakpoints[1]"),
+        ("completions", {"prompt": [5, 6], "cache_breakpoints": [{"after": "system"}]}, "cache_breakpoints[0]"),
+        ("completions", {"prompt": ["a", "b"], "cache_breakpoints": [1]}, "cache_breakpoints"),
+        ("completions", {"prompt": "a b c", "cache_breakpoints": [1] * 5}, "cache_breakpoints"),
+        ("completions", {"prompt": "a b c", "cache_breakpoints": [10**400]}, "cache_breakpoints[0]"),
+        ("responses", {"input": "a", "cache_breakpoints": [1]}, "cache_breakpoints[0]"),
+        ("responses", {"input": "a", "cache_breakpoints": [{"after": "system"}]}, "cache_breakpoints[0]"),
+        ("responses", {"input": "a", "instructions": "unread", "cache_breakpoints": [{"after": "system"}]},
+         "cache_breakpoints[0]"),
+        ("responses", {"input": "a", "cache_breakpoints": [{"after": 0, "mood": 1}]}, "cache_breakpoints[0].mood"),
+        ("responses", {"input": [{"type": "reasoning", "summary": []}, {"role": "user", "content": "a"}],
+                       "cache_breakpoints": [0]}, "cache_breakpoints[0]"),
+    ],
+)  # fmt: skip
+def test_a_breakpoint_that_is_not_there_is_refused_by_its_place(client, path, body, param):
+    answer = httpx2.post(f"{client.base_url}{path}", json={"max_tokens": 1, **body} if path == "completions" else body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
 class Verdict(pydantic.BaseModel):
     right: bool
     grade: Literal["good", "bad"]

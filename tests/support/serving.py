@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,8 @@ import uvicorn
 from ostinato.config import EngineConfig
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import HttpConnection
-from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
+from ostinato.serve.route.proxy import RouteLifecycle, RouteSettings, make_route_app
 from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
@@ -81,8 +82,58 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
     config = EngineConfig(**{"model": "demo", "dtype": "float32", "threads": 1, **settings})
     probe = Probe(reference=without_native_kernels())
     lifecycle = Lifecycle(config, ServeSettings(**{"port": 0, **UNHURRIED, **(serve or {})}), make=probe)
+    with in_thread(make_app(lifecycle), lifecycle) as (url, loop, server):
+        served = Served(url, lifecycle, loop, probe, server)
+        try:
+            if wait:
+                served.until(lambda: lifecycle.status != "starting")
+                assert lifecycle.error is None, lifecycle.error
+            yield served
+        finally:
+            server.should_exit = True
+            probe.close()
+
+
+@dataclass
+class Routed:
+    """A running router."""
+
+    url: str
+    lifecycle: RouteLifecycle
+    server: uvicorn.Server
+
+    def backends(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx2.get(f"{self.url}/backends", timeout=PATIENCE).json()["backends"]
+        return found
+
+    def until(self, condition: Any, timeout: float = PATIENCE) -> None:
+        """Waits until `condition()` holds."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, "what was waited for did not happen"
+            time.sleep(0.01)
+
+
+@contextmanager
+def routing(
+    urls: Sequence[str], *, num_ready: int | None = None, key: str | None = None, **serve: Any
+) -> Iterator[Routed]:
+    """A router in front of servers; waits until `num_ready` (open: all) are ready and have told what they cached."""
+    lifecycle = RouteLifecycle(
+        ServeSettings(**{"port": 0, **UNHURRIED, **serve}), RouteSettings(tuple(urls), None, key)
+    )
+    with in_thread(make_route_app(lifecycle), lifecycle) as (url, _, server):
+        routed = Routed(url, lifecycle, server)
+        most = len(urls) if num_ready is None else num_ready
+        routed.until(lambda: sum(each.has_events for each in lifecycle.pool.backends.values()) >= most)
+        yield routed
+
+
+@contextmanager
+def in_thread(app: Any, lifecycle: ServerLifecycle) -> Iterator[tuple[str, asyncio.AbstractEventLoop, uvicorn.Server]]:
+    """An application on a free port, its loop, and its server."""
     http: Any = partial(HttpConnection, occupancy=lifecycle.occupancy)
-    web = uvicorn.Config(make_app(lifecycle), host="127.0.0.1", port=0, http=http, log_config=None)
+    web = uvicorn.Config(app, host="127.0.0.1", port=0, http=http, log_config=None)
     server = uvicorn.Server(web)
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -96,17 +147,12 @@ def serving(serve: dict[str, Any] | None = None, *, wait: bool = True, **setting
         assert thread.is_alive(), "the server ended before it started"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    served = Served(f"http://127.0.0.1:{port}", lifecycle, loops[0], probe, server)
     lifecycle.on_end = lambda: setattr(server, "should_exit", True)
     try:
-        if wait:
-            served.until(lambda: lifecycle.status != "starting")
-            assert lifecycle.error is None, lifecycle.error
-        yield served
+        yield f"http://127.0.0.1:{port}", loops[0], server
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        probe.close()
 
 
 def events(response: httpx2.Response) -> list[str]:

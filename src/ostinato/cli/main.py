@@ -33,6 +33,7 @@ COMMANDS = {
     "generate": "ostinato.cli.generate:generate",
     "chat": "ostinato.cli.chat:chat",
     "serve": "ostinato.cli.serve:serve",
+    "route": "ostinato.cli.serve:route",
     "plan": "ostinato.cli.plan:plan",
     "kernels": "ostinato.cli.kernels:kernels",
     "inspect": "ostinato.cli.checkpoints:inspect",

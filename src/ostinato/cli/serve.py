@@ -1,14 +1,14 @@
-"""`ostinato serve`, `ostinato batch` and `ostinato ray-config`.
+"""`ostinato serve`, `ostinato batch`, `ostinato route` and `ostinato ray-config`.
 
 `serve` is the OpenAI-compatible server. `batch` answers a file of requests to the server's endpoints without a server.
-`ray-config` writes an application for a cluster of Ray.
+`route` passes requests on to several servers. `ray-config` writes an application for a cluster of Ray.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -106,8 +106,24 @@ PANEL = "Server"
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each of ServeSettings; `serving: JsonObject` receives the given ones."""
-    flags = [_flag(name, field) for name, field in ServeSettings.model_fields.items()]
-    return with_flags(command, "serving", flags)
+    return with_flags(command, "serving", _server_flags(ServeSettings.model_fields))
+
+
+def _server_flags(names: Iterable[str]) -> list[inspect.Parameter]:
+    return [_flag(name, ServeSettings.model_fields[name]) for name in names]
+
+
+ROUTE_SETTINGS = (
+    "host", "port", "uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "root_path", "api_key",
+    "api_key_file", "insecure", "routing", "max_body", "request_timeout", "body_workers", "worker_seconds",
+    "worker_memory", "client_seconds", "client_pixels", "header_timeout", "keep_alive_timeout", "max_connections",
+    "max_connections_per_address", "drain_timeout", "log_level", "log_format", "access_log", "trusted_proxy",
+)  # fmt: skip
+"""Settings of the server that a router has too."""
+
+
+def _route_options(command: Callable[..., None]) -> Callable[..., None]:
+    return with_flags(command, "serving", _server_flags(ROUTE_SETTINGS), reads_file=True)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -191,3 +207,43 @@ def ray_config(
     from ostinato.serve.ray.config_file import ray_config as written
 
     print(written(EngineConfig(**{"model": "demo", **settings}), ServeSettings(**serving), ingresses), end="")
+
+
+@_route_options
+def route(
+    serving: JsonObject,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The servers' checkpoint on this machine.", show_default=False),
+    ] = None,
+    backends: Annotated[
+        str, typer.Option(metavar="URL,URL,...", help="The servers, such as http://127.0.0.1:8001.")
+    ] = "",
+    backend_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=SECRET_VARIABLES["backend_key"], help="A key for the servers, in place of the clients' own."
+        ),
+    ] = None,
+) -> None:
+    """Pass requests on to the one of several servers that has most of the prompt cached, within its share of the work.
+
+    The servers tell what they have cached if they run with --kv-events hashes. MODEL is the checkpoint whose tokenizer
+    is used (that of the servers' plan).
+
+    Example: ostinato route --backends http://127.0.0.1:8001,http://127.0.0.1:8002 --port 8000
+    """
+    from ostinato.serve.route.proxy import RouteLifecycle, RouteSettings, make_route_app
+    from ostinato.serve.server import run_server
+
+    policy = serving.pop("routing", "prefix")
+    settings = ServeSettings(**serving)
+    urls = tuple(url.strip() for url in backends.split(",") if url.strip())
+    chosen = RouteSettings(urls, target, backend_key, policy)
+    lifecycle = RouteLifecycle(settings, chosen)
+    status = run_server(
+        lambda: (lifecycle, make_route_app(lifecycle)),
+        settings,
+        lambda url: note(f"listening on {url} (Ctrl-C ends it)"),
+    )
+    raise typer.Exit(status)

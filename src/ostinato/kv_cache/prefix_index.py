@@ -15,6 +15,8 @@ from typing import Any
 
 import xxhash
 
+from ostinato.kv_cache.cache_events import CacheEventLog
+
 BlockHashFn = Callable[[int, bytes], int]
 """Function (hash of the block before, or 0; the block's content as bytes) -> hash of all tokens up to the block's end.
 """
@@ -204,6 +206,7 @@ class PrefixIndex:
         self._window_blocks: dict[int, WindowBlock] = {}
         self._num_changes = 0
         """Checkpoints added and removed so far."""
+        self._events: CacheEventLog | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -213,6 +216,22 @@ class PrefixIndex:
 
     def __contains__(self, entry: IndexEntry) -> bool:
         return self._entries.get(entry.key) is entry
+
+    def publish(self) -> CacheEventLog:
+        """Note all changes from now on in a log, which begins with the present contents."""
+        if self._events is None:
+            self._events = log = CacheEventLog()
+            for entry in self:
+                log.store_block(entry.key, None if entry.parent is None else entry.parent.key, entry.token_ids)
+            for checkpoint in self.checkpoints:
+                log.store_checkpoint(checkpoint.entry.key, checkpoint.entry.end)
+        return self._events
+
+    def note_cleared(self) -> None:
+        """Note for readers of events that the index is empty because everything was dropped."""
+        assert not self._entries, "the index is not empty"
+        if self._events is not None:
+            self._events.clear()
 
     @property
     def leaves(self) -> Iterator[IndexEntry]:
@@ -289,6 +308,8 @@ class PrefixIndex:
         if parent is not None:
             parent.num_children += 1
             self._leaves.pop(parent, None)
+        if self._events is not None:
+            self._events.store_block(key, None if parent is None else parent.key, entry.token_ids)
         return entry
 
     def remove(self, entry: IndexEntry) -> None:
@@ -298,6 +319,8 @@ class PrefixIndex:
         assert entry.window_block is None, "a window block is taken out before its entry"
         del self._entries[entry.key]
         del self._leaves[entry]
+        if self._events is not None:
+            self._events.remove_block(entry.key)
         parent = entry.parent
         if parent is not None:
             parent.num_children -= 1
@@ -312,6 +335,8 @@ class PrefixIndex:
         entry.lost_checkpoint = False
         self._checkpoints[slot] = checkpoint
         self._num_changes += 1
+        if self._events is not None:
+            self._events.store_checkpoint(entry.key, entry.end)
         return checkpoint
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -320,6 +345,8 @@ class PrefixIndex:
         checkpoint.entry.checkpoint = None
         del self._checkpoints[checkpoint.slot]
         self._num_changes += 1
+        if self._events is not None:
+            self._events.remove_checkpoint(checkpoint.entry.key, checkpoint.entry.end)
 
     def move_checkpoint(self, checkpoint: Checkpoint, slot: int) -> None:
         """Note that a checkpoint is in another slot or, with a negative one, packed."""

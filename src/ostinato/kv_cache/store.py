@@ -455,7 +455,10 @@ class CacheStore:
         self.damaged_keys = RecentKeys(MAX_EVICTED_KEYS)
         if self.files is not None:
             self.files.directory.clear()
-        return len(self.index) == 0
+        if len(self.index):
+            return False
+        self.index.note_cleared()
+        return True
 
     def touch(self, entry: IndexEntry | None) -> None:
         """Note that the prefix up to `entry` was used now. O(its blocks)."""

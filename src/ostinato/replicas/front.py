@@ -194,7 +194,8 @@ class ReplicaSet:
 
     def _dispatch(self, request_id: str) -> None:
         request = self._requests[request_id]
-        request.replica = self._table.placed.choose(request_id, request.submitted)
+        choice = self._table.placed.choose(request_id, request.submitted)
+        request.replica = None if choice is None else choice.name
         if request.replica is not None:
             self._replicas[request.replica].link.send(request.submitted)
 
@@ -244,7 +245,7 @@ class ReplicaSet:
     def _add_replica(self, link: ReplicaLink, started: EngineStarted) -> None:
         if self._table.placement is None:
             self.started = started
-            self._table.placement = ReplicaPlacement(started, self._policy, self._loop.time)
+            self._table.placement = ReplicaPlacement(started.plan, self._policy, self._loop.time)
         elif not agrees(started, self.started):
             log.error("replica %s has another model or other settings than the first, and gets no requests", link.name)
             link.close()

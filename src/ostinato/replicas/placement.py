@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ostinato.engine.process.engine_messages import EngineStarted, SubmitRequest
+from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.kv_cache.eviction import EvictionCosts
 from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
 from ostinato.plan.plan import Plan
-from ostinato.replicas.router import MAX_SESSIONS, PromptTimes, ReplicaRouter, RoutingPolicy
+from ostinato.replicas.router import MAX_SESSIONS, PromptTimes, ReplicaChoice, ReplicaRouter, RoutingPolicy
 
 FADING = 0.02
 """Weight of one answer's length in the running mean."""
@@ -96,15 +96,17 @@ class AnswerLengths:
 class ReplicaPlacement:
     """Chooses replicas for requests by their prompts, their conversations, and the lengths of answers so far."""
 
-    def __init__(self, started: EngineStarted, policy: RoutingPolicy, clock: Callable[[], float]) -> None:
-        """Create the router from `started`, the first replica's report."""
-        self.plan = started.plan
-        times, seconds_per_output = predict_times(started.plan)
-        self.router = ReplicaRouter(started.plan.settings.block_size, times, seconds_per_output, policy)
+    def __init__(self, plan: Plan, policy: RoutingPolicy, clock: Callable[[], float]) -> None:
+        """Create the router from the first replica's plan."""
+        self.plan = plan
+        times, seconds_per_output = predict_times(plan)
+        self.router = ReplicaRouter(plan.settings.block_size, times, seconds_per_output, policy)
         self.answers = AnswerLengths()
         self._conversations, self._clock = ConversationTracker(), clock
 
-    def choose(self, request_id: str, request: SubmitRequest, among: Collection[str] | None = None) -> str | None:
+    def choose(
+        self, request_id: str, request: SubmitRequest, among: Collection[str] | None = None
+    ) -> ReplicaChoice | None:
         """Choose a replica of `among` (None: of all) for a request, and count the request as sent there.
 
         None if no such replica takes new requests.
@@ -115,5 +117,4 @@ class ReplicaPlacement:
         expected = self.answers.expected(request.params.max_tokens) * request.params.n
         session = self._conversations.session(block_hashes)
         now = self._clock()
-        choice = router.route(request_id, block_hashes, len(request.prompt_token_ids), now, expected, session, among)
-        return None if choice is None else choice.name
+        return router.route(request_id, block_hashes, len(request.prompt_token_ids), now, expected, session, among)

@@ -190,9 +190,9 @@ class RequestMover:
             request.stays = "no_room" if alike else "foreign" if taking else "refused" if refused else "no_replica"
         else:
             self._table.router.note_end(request_id)
-            target = self._table.placed.choose(request_id, request.submitted, room)
+            choice = self._table.placed.choose(request_id, request.submitted, room)
             self._table.router.note_first_token(request_id)  # its prompt is computed already
-            return target
+            return None if choice is None else choice.name
         return None
 
     def _send_on(self, request_id: str, request: TrackedRequest, move: RequestMove) -> None:

@@ -25,6 +25,7 @@ from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
+from ostinato.serve.api.kv_events import kv_events_router
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.api.ollama import ollama_reports_router, ollama_router
 from ostinato.serve.api.openapi_page import PATH as DOCS
@@ -134,6 +135,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         public_router(lifecycle, counts),
         service_router(lifecycle, models),
         observation_router(lifecycle),
+        kv_events_router(lifecycle),
         ollama_reports_router(lifecycle),
     ]
     pages = [page_router(lifecycle.settings.root_path), openapi_page_router(app.openapi)]

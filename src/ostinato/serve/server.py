@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_process import freeze_gc, make_engine
@@ -21,7 +22,7 @@ from ostinato.plan.plan import make_plan
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.connection_limits import ConnectionLimits
-from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
 from ostinato.serve.http.listener import EarlyAnswers, listening, url_of
 from ostinato.serve.http.tls import Certificates, TlsLayer
 from ostinato.serve.settings import ServeSettings
@@ -72,25 +73,37 @@ def serve(
     Errors of an engine that cannot be planned, or cannot start, are raised unchanged. Loggers are as before at the
     end.
     """
+
+    def made() -> tuple[ServerLifecycle, ASGIApp]:
+        lifecycle = _lifecycle(config, settings, progress, make)
+        return lifecycle, make_app(lifecycle)
+
+    return run_server(made, settings, announce, early)
+
+
+def run_server(
+    make: Callable[[], tuple[ServerLifecycle, ASGIApp]],
+    settings: ServeSettings,
+    announce: Callable[[str], None],
+    early: tuple[socket.socket, EarlyAnswers] | None = None,
+) -> int:
+    """Serve an application with its lifecycle, as `serve` does."""
     with (
         unblocked_output() as dropped,
         logs_to(settings.log_format, settings.log_level, access=settings.access_log),
     ):
-        return _serve(config, settings, progress, announce, make, dropped, early)
+        lifecycle, app = make()
+        lifecycle.dropped_lines = dropped
+        return _run(lifecycle, app, settings, announce, early)
 
 
-def _serve(
-    config: EngineConfig,
+def _run(
+    lifecycle: ServerLifecycle,
+    app: ASGIApp,
     settings: ServeSettings,
-    progress: ProgressFn,
     announce: Callable[[str], None],
-    make: MakeEngine,
-    dropped_lines: Callable[[], int],
     early: tuple[socket.socket, EarlyAnswers] | None,
 ) -> int:
-    lifecycle = _lifecycle(config, settings, progress, make)
-    lifecycle.dropped_lines = dropped_lines
-    app = make_app(lifecycle)
     certificates = None
     if settings.ssl_certfile is not None:
         certificates = Certificates(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)

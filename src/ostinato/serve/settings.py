@@ -86,8 +86,8 @@ class ServeSettings(BaseModel):
     api_key_file: Path | None = None
     """A file with further keys, one a line.
 
-    A line is a key, or a name for logs and metrics and a key, and perhaps a weight that multiplies its client's turns
-    and share (`NAME KEY weight=4`). SIGHUP makes the server read it again.
+    A line is a key, or a name for logs and metrics and a key, and perhaps a weight of its client's turns and share
+    (`NAME KEY weight=4`). SIGHUP makes the server read it again.
     """
     insecure: bool = False
     """Listen on an address that other machines reach though there is no api_key."""
@@ -96,7 +96,7 @@ class ServeSettings(BaseModel):
     served_model_name: tuple[str, ...] = ()
     """The model's name in requests and answers (that of the checkpoint).
 
-    Several may be given: requests may use any, answers have the first.
+    Of several, requests may use any; answers have the first.
     """
     tool_call_parser: str | None = None
     """The form of the model's tool calls, such as hermes or generic (what chat template or vocabulary show)."""
@@ -143,6 +143,8 @@ class ServeSettings(BaseModel):
     """Inputs of a request for embeddings."""
     allow_cache_reset: bool = False
     """Serve `POST /reset_prefix_cache`, which drops all prefixes that no running request uses, of all clients."""
+    kv_events: Literal["off", "hashes", "tokens"] = "off"
+    """Serve `GET /kv_events`, changes of the prefix cache for routers; tokens are the text of all clients."""
     unknown_fields: UnknownFields = "error"
     """Unknown fields of a request: an error, ignored with a log line and the header x-ignored-fields, or ignored."""
     request_timeout: float = Field(600.0, gt=0)
@@ -184,10 +186,7 @@ class ServeSettings(BaseModel):
     Open: a Ray of this server, on this machine, that ends with it.
     """
     routing: RoutingPolicy = "prefix"
-    """Choice of the replica for a request: by cached prefix, or between two random ones.
-
-    With prefix it is the replica that has computed the request's first tokens.
-    """
+    """Choice of the replica for a request: by cached prefix, or between two random ones."""
     header_timeout: float = Field(15.0, gt=0)
     """Seconds that the headers of a request may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)
@@ -195,12 +194,12 @@ class ServeSettings(BaseModel):
     max_connections: int = Field(0, ge=0)
     """Connections at once; 0: as many as the process has file descriptors for, less 64.
 
-    A further one gets status 503. The process raises its own limit of descriptors.
+    A further one gets status 503.
     """
     max_connections_per_address: int = Field(256, ge=0)
     """Connections at once of one address; 0: any number.
 
-    Those from this machine and of a trusted_proxy are not counted.
+    Those of this machine and a trusted_proxy do not count.
     """
     drain_timeout: float = Field(30.0, ge=0)
     """Seconds that running requests have to end after SIGTERM."""
@@ -324,6 +323,9 @@ class ServeSettings(BaseModel):
         elif self.verify_rate:
             message = "verify_rate is for one engine in this server's place: leave out replicas"
             raise _wrong("verify_rate", message, [Remedy("verify_rate", 0.0)])
+        elif self.kv_events != "off":
+            message = "kv_events are of one engine: leave out replicas, which this server routes to by itself"
+            raise _wrong("kv_events", message, [Remedy("kv_events", "off")])
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
             message = f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"
             raise _wrong("max_replicas", message, [Remedy("max_replicas", self.replicas), Remedy("max_replicas", None)])

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +71,13 @@ SEGMENTS = 8
 """Segments that `record_limit` has room for. The oldest is removed when another one begins."""
 _RUN = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?")
 """Names of the folders that recorders make; nothing is ever removed from others."""
+
+
+# These run over all rows of each step, so they are loops in C.
+_name_of, _table_of = attrgetter("request_id"), attrgetter("block_table")
+_places_of = attrgetter("start", "read_slot", "write_slots", "checkpoints")
+_counts_of = attrgetter("num_drafts", "num_logits", "num_scored")
+_tokens_of, _logprobs_of, _finish_of = attrgetter("token_ids"), attrgetter("logprobs"), attrgetter("finish_reason")
 
 
 class RecordedEngine(Protocol):
@@ -205,42 +213,40 @@ class StepLog(ABC):
         They are numbers, so that it is the same everywhere. Most steps have the block tables of the one before.
         """
         rows = batch.rows
-        tables = [row.block_table for row in rows]
+        tables = list(map(_table_of, rows))
         if tables != self._tables:
             self._tables, self._tables_hash = tables, hash(tuple(tables))
-        values = [(row.start, row.read_slot, row.write_slots, row.checkpoints) for row in rows]
+        values = tuple(map(_places_of, rows))
         if batch.num_decode_rows == len(rows) and not batch.num_drafts:
             counts: tuple[object, ...] = ()
         else:
-            counts = tuple([(len(row.token_ids), row.num_drafts, row.num_logits, row.num_scored) for row in rows])
+            counts = tuple([(len(row.token_ids), *_counts_of(row)) for row in rows])
         sizes = batch.num_decode_rows, batch.num_drafts
         if not self._has_more:
-            return hash((sizes, self._tables_hash, tuple(values), counts))
+            return hash((sizes, self._tables_hash, values, counts))
         others = tuple([row.window_block_table for row in rows if row.window_block_table])
         ahead = tuple([row.previous_row for row in rows if row.previous_row is not None])
         cells = tuple([tuple(image.cells) for image in batch.images_to_encode])
         uses = tuple([(use.start, use.end, tuple(use.cells)) for row in rows if row.media for use in row.media])
-        return hash((sizes, self._tables_hash, tuple(values), counts, others, ahead, cells, uses))
+        return hash((sizes, self._tables_hash, values, counts, others, ahead, cells, uses))
 
     def _plain_tokens(self, batch: Batch, updates: Sequence[RequestUpdate]) -> list[int] | None:
         """Return the tokens of a step in which every row gave one, and none ended; None for other steps."""
         rows = batch.rows
         if len(updates) != len(rows) or batch.num_decode_rows != len(rows):
             return None
-        tokens = []
-        for update in updates:
-            if len(update.token_ids) != 1 or update.finish_reason is not None or update.logprobs is not None:
-                return None
-            tokens.append(update.token_ids[0])
-        names = [row.request_id for row in rows]
+        if any(map(_finish_of, updates)) or any(map(_logprobs_of, updates)):
+            return None
+        try:
+            tokens = [token for (token,) in map(_tokens_of, updates)]
+        except ValueError:  # of some row, not one
+            return None
+        names = list(map(_name_of, rows))
         if names != self._row_names:
             known = [self._outputs[name] for name in names]
             self._row_names = names
             self._row_numbers, self._row_outputs = [number for number, _ in known], [output for _, output in known]
-        for output in self._row_outputs:
-            if output.finish_reason is not None:  # a stop string
-                return None
-        return tokens
+        return None if any(map(_finish_of, self._row_outputs)) else tokens  # one may have a stop string
 
     def _rows(self, batch: Batch, updates: Sequence[RequestUpdate]) -> tuple[list[RowRecord], int]:
         """Return the rows of any step, and a hash of the log-probabilities in it, or 0."""

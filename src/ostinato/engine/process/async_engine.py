@@ -12,8 +12,10 @@ from ostinato.config import EngineConfig
 from ostinato.engine.input_processor import check_length
 from ostinato.engine.migration.drain import DrainResult, drain
 from ostinato.engine.migration.wire_format import params_of, unpack_snapshot
+from ostinato.engine.process.cache_event_hub import CacheEventHub
 from ostinato.engine.process.engine_errors import EngineDraining, EngineFailed, EngineStopped
 from ostinato.engine.process.engine_messages import (
+    CacheEvents,
     CompileGuide,
     EngineReply,
     EngineStart,
@@ -105,6 +107,8 @@ class AsyncEngine:
         self._calls = PendingCalls(process.send)
         self._stopping = self._draining = False
         self._heartbeat: Heartbeat | None = None
+        self.cache_events: CacheEventHub | None = None
+        """Events of the prefix index for readers; None before `publish_cache_events`."""
         process.on_message, process.on_end = self._handle_message, self.fail
 
     @classmethod
@@ -338,6 +342,14 @@ class AsyncEngine:
         picture: JsonObject = await self._ask("prefixes")
         return picture
 
+    async def publish_cache_events(self, with_tokens: bool) -> None:
+        """Have the engine tell all changes of its prefix index from now on, to the readers of `cache_events`.
+
+        With tokens, what readers get is text of all clients.
+        """
+        self.cache_events = CacheEventHub(with_tokens)
+        await self._ask("publish")
+
     async def reset_prefix_cache(self) -> bool:
         """Drop every prefix that no running request uses; return False if some are in use."""
         return bool(await self._ask("reset"))
@@ -357,6 +369,7 @@ class AsyncEngine:
     async def stop(self) -> None:
         """End every unfinished request, with EngineStopped, and the process."""
         self._stopping = True
+        self.end_cache_events()
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for name in list(self._streams):
@@ -367,6 +380,11 @@ class AsyncEngine:
                 await asyncio.wait_for(self._calls.send("close", Query("close", "close")), SAVE_PATIENCE + 5)
         self._calls.fail_all(EngineStopped("the engine was stopped"))
         await self._process.end()
+
+    def end_cache_events(self) -> None:
+        """End the streams of cache events. Readers then ask whether the server still takes requests."""
+        if self.cache_events is not None:
+            self.cache_events.end()
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -390,6 +408,9 @@ class AsyncEngine:
                 self._calls.resolve(call_id, exported, None)
             case EngineReply(call_id, result, error):
                 self._calls.resolve(call_id, result, error)
+            case CacheEvents(events):
+                if self.cache_events is not None:
+                    self.cache_events.publish(events)
             case RequestFailed(request_id, error):
                 if request_id in self._streams:
                     self._streams.finish(request_id, error)
@@ -401,6 +422,7 @@ class AsyncEngine:
         if self.failure is not None:
             return
         self.failure = error
+        self.end_cache_events()
         for stream in self.streams():
             if not self.is_pending(stream):  # entering streams get the error from their call
                 self._streams.finish(stream.request_id, _failed(error))

@@ -24,6 +24,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.process.engine_errors import picklable_error, step_error
 from ostinato.engine.process.engine_messages import (
     AbortRequest,
+    CacheEvents,
     Channel,
     CompileGuide,
     DeltasHandled,
@@ -44,6 +45,7 @@ from ostinato.engine.process.engine_messages import (
 )
 from ostinato.engine.process.engine_process import freeze_gc
 from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta, packed
+from ostinato.kv_cache.cache_events import CacheEvent, CacheEventLog
 from ostinato.kv_cache.index_snapshot import prefix_hit_keys, snapshot_index
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.observe.logs import set_log_levels
@@ -62,6 +64,9 @@ _LOOK_AT_RANKS = 1.0
 
 _LOOK_AT_FILES = 1.0
 """Seconds between looks whether the model's files were written to."""
+
+_EVENT_PERIOD = 0.02
+"""Seconds between two messages with events of the prefix index, while requests run."""
 
 log = logging.getLogger("ostinato.engine")
 
@@ -161,6 +166,9 @@ class EngineLoop:
         """True if the last thing that was done is a part of an online check."""
         self._reported_keys: frozenset[int] | None = None
         """Block hashes that were reported last."""
+        self._cache_events: CacheEventLog | None = None
+        """Log of the prefix index, if the server wants its events."""
+        self._next_events = 0.0
         # One thread compiles one guide at a time: more would take processor time from steps.
         self._compiler = ThreadPoolExecutor(1, "guides")
         self._compiling: dict[str, tuple[Future[Grammar], SubmitRequest | ImportRequest | None]] = {}
@@ -171,6 +179,7 @@ class EngineLoop:
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
             "reset": self._engine.reset_prefix_cache,
             "check": self._check,
+            "publish": self._publish,
             "close": partial(self._engine.close, SAVE_PATIENCE),
         }
 
@@ -185,10 +194,12 @@ class EngineLoop:
                 self._handle(message)
             self._handle_compiled()
             self._look_at_files()
-            messages: list[EngineReply | RequestExported | OutputDeltas] = [*self._replies]
+            messages: list[EngineReply | RequestExported | OutputDeltas | CacheEvents] = [*self._replies]
             self._replies.clear()
             if deltas := self._due_deltas():
                 messages.append(OutputDeltas([_sendable(delta) for delta in deltas]))
+            if self._cache_events is not None and (events := self._due_events(self._cache_events)):
+                messages.append(CacheEvents(events))
             if messages:
                 self._channel.send(*messages)
 
@@ -199,6 +210,14 @@ class EngineLoop:
             return []
         self._pace.sent(are_all)
         return self._deltas.take(urgent_alone=not are_all)
+
+    def _due_events(self, log: CacheEventLog) -> list[CacheEvent]:
+        """Return the events of the prefix index that are to be sent now; they wait a little to share messages."""
+        now = time.monotonic()
+        if self._engine.has_unfinished and now < self._next_events:
+            return []
+        self._next_events = now + _EVENT_PERIOD
+        return log.take()
 
     def _look_at_files(self) -> None:
         """Check the model's files about once a second.
@@ -321,6 +340,9 @@ class EngineLoop:
         keys = prefix_hit_keys(cache.store.index, self._engine.plan.memory.num_slots > 0)
         reported_keys, self._reported_keys = self._reported_keys, keys
         return None if keys == reported_keys else keys
+
+    def _publish(self) -> None:
+        self._cache_events = self._engine.scheduler.cache.store.index.publish()
 
     def _check(self) -> int:
         scheduler = self._engine.scheduler

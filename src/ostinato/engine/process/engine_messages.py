@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.cache_events import CacheEvent
 from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
     from ostinato.runner.model_runner import ProgressFn
 
-QueryKind = Literal["observe", "hits", "prefixes", "reset", "check", "close"]
+QueryKind = Literal["observe", "hits", "prefixes", "reset", "check", "publish", "close"]
 """Questions to the engine.
 
 `observe`: a StatsSnapshot. `hits`: the block hashes at which a prompt may hit (`prefix_hit_keys`), or None if they have
 not changed since the last time. `prefixes`: a picture of the prefix index (`cache.picture`). `check`: for how many
-requests anything is kept; AssertionError if the bookkeeping is inconsistent. `close`: nothing, once the prefix cache is
+requests anything is kept; AssertionError if the bookkeeping is inconsistent. `publish`: nothing, but CacheEvents from
+now on, the present contents first. `close`: nothing, once the prefix cache is
 saved to files, if the plan says so.
 """
 
@@ -161,6 +163,12 @@ class OutputDeltas(NamedTuple):
     """Output deltas of requests since the last such message."""
 
     deltas: Sequence[OutputDelta]
+
+
+class CacheEvents(NamedTuple):
+    """Events of the prefix index since the last such message."""
+
+    events: list[CacheEvent]
 
 
 class RequestFailed(NamedTuple):

@@ -111,15 +111,14 @@ class ChatRequest(GenerationBody, ConversationBody):
         conversation = conversation_of(work.text, self, tools.offered_tools)
         if self.cache_breakpoints:
             roles = [message.role for message in self.messages]
-            marks = read_breakpoints(self.cache_breakpoints, roles, len(conversation.tools or ()), "cache_breakpoints")
+            num_tools = len(conversation.tools or ())
+            marks = read_breakpoints(self.cache_breakpoints, roles, num_tools, range(len(roles)))
             conversation = replace(conversation, marks=marks)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
         logprobs = num_logprobs(self.top_logprobs, bool(self.logprobs), "logprobs to be true")
         prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
-        for where in prepared.missing_marks:
-            raise field_error(where, "cannot be located: the chat template does not give out what it follows as it is")
-        return prepared
+        return prepared.with_all_marks()
 
     def parameter_fields(self) -> dict[str, str]:
         renamed = {"logprobs": "top_logprobs"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -14,6 +14,7 @@ from pydantic import Field
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta, join_samples
 from ostinato.json_io import JsonObject
+from ostinato.kv_cache.marks import Mark
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, Prompts, prompts_in, token_ids
@@ -29,18 +30,19 @@ from ostinato.serve.api.generation_run import (
 )
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.chat.cache_marks import read_positions
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
 from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.api_router import ApiRouter
-from ostinato.serve.http.json_bodies import unsupported_field
+from ostinato.serve.http.json_bodies import ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.streaming import DONE, LoopTurns
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """The request in the engine's form."""
+class PreparedCompletion:
+    """Prompts in the engine's form."""
 
     params: SamplingParams
     prompts: list[list[int]]
@@ -48,6 +50,8 @@ class _Prepared:
     """The text that each prompt's outputs begin with."""
     guide: GuidePlan | None
     scores_only: bool
+    marks: Mapping[str, Mark]
+    """Positions at which the client wants checkpoints, by the places of their marks in the body."""
 
 
 class CompletionRequest(GenerationBody):
@@ -59,21 +63,30 @@ class CompletionRequest(GenerationBody):
     """Return the log-probability of each token, and this number of the most likely tokens."""
     echo: bool | None = None
     """Begin the text with the prompt, and the log-probabilities with those of its tokens."""
+    cache_breakpoints: ListOf[int | JsonObject] | None = None
+    """Positions up to which later prompts will share this one, at most 4: characters of a text, or token ids.
+
+    Each is a number, or `{"after": a number, "ttl": "5m", "1h" or seconds}`. A checkpoint is kept there, and pinned for
+    its time.
+    """
     suffix: Annotated[Literal[""] | None, unsupported_field("a prompt is only continued at its end", but="")] = None
     best_of: Annotated[
         Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)
     ] = None
 
-    def prepare(self, work: RequestContext) -> _Prepared:
+    def prepare(self, work: RequestContext) -> PreparedCompletion:
         prompts = prompts_in(self.prompt, "prompt")
         self.check(work.settings, work.model_name, len(prompts))
         self.check_echo()
         params = _params(self, work.default_params)
         ids = [token_ids(work, prompt, "prompt") for prompt in prompts]
         echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
+        if self.cache_breakpoints and len(prompts) > 1:
+            raise field_error("cache_breakpoints", f"is for one prompt, and there are {len(prompts)}")
+        marks = read_positions(work, self.cache_breakpoints, prompts[0], ids[0])
         guide = plain_guide(self.guide_request())
         self.check_guide(guide)
-        return _Prepared(params, ids, echoes, guide, self.max_tokens == 0)
+        return PreparedCompletion(params, ids, echoes, guide, self.max_tokens == 0, marks)
 
     def check_echo(self) -> None:
         """Raise ApiError for fields that need `echo`."""
@@ -88,14 +101,14 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts; with `stream`, in server-sent events."""
         model = models()
-        prepared: _Prepared = request.state.prepared
+        prepared: PreparedCompletion = request.state.prepared
         client = request.state.client
         model.engine.queue_limit.check(len(prepared.prompts) * prepared.params.n, client)
         guide = await model.compiler.compiled(prepared.guide, client)
         deadline, record = body.deadline(lifecycle.settings), request.state.record
         params = prepared.params
         run = await GenerationRun.start(
-            model.engine, prepared.prompts, params, body, deadline, record, guide, client=client
+            model.engine, prepared.prompts, params, body, deadline, record, guide, client=client, marks=prepared.marks
         )
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)

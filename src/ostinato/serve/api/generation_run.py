@@ -35,6 +35,7 @@ from ostinato.serve.chat.conversation import Conversation, render, starts_in_rea
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, answer_guide
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
+from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.streaming import (
     EVENTS,
     PIECE,
@@ -259,6 +260,12 @@ class PreparedChat:
     """Places in the body of marks whose positions cannot be located."""
     is_plain: bool = False
     """True if the prompt is no conversation, so that the whole answer is content."""
+
+    def with_all_marks(self) -> PreparedChat:
+        """Return this conversation. ApiError if one of its marks cannot be located."""
+        for where in self.missing_marks:
+            raise field_error(where, "cannot be located: the chat template does not give out what it follows as it is")
+        return self
 
     def form(self, text: ModelText) -> AnswerLayout:
         """Return the form that the answer may have."""

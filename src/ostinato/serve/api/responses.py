@@ -245,7 +245,10 @@ def _ended(response: JsonObject, items: ResponseItems, output: CompletionOutput,
         "output": items.items,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": run.num_created_tokens,
+            },
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": run.reasoning_tokens or 0},
             "total_tokens": usage["total_tokens"],

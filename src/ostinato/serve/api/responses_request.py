@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -13,6 +13,7 @@ from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, num_logprobs
 from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat, compact, prepare_chat
 from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.chat.cache_marks import read_breakpoints
 from ostinato.serve.chat.conversation import (
     Conversation,
     FunctionCall,
@@ -120,6 +121,12 @@ class ResponsesRequest(GenerationBody):
     `message.output_text.logprobs`: the log-probability of each token of a message. `reasoning.encrypted_content`
     changes nothing: reasoning is returned as plain text.
     """
+    cache_breakpoints: ListOf[int | JsonObject] | None = None
+    """Positions up to which later prompts will share this one, at most 4.
+
+    Each is the index of an item of input, or `{"after": "system", "tools" or an index, "ttl": "5m", "1h" or seconds}`.
+    A checkpoint is kept there, and pinned for its time.
+    """
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Number of the most likely tokens to return at each place; needs `include` to ask for log-probabilities."""
     n: Annotated[None, unsupported_field("a response has one output")] = None  # type: ignore[assignment]
@@ -151,12 +158,18 @@ class ResponsesRequest(GenerationBody):
             continue_final_message=False,
             places=places,
         )
+        if self.cache_breakpoints:
+            roles, message_of = [message["role"] for message in messages], {name: i for i, name in enumerate(places)}
+            item_places = ["input"] if isinstance(self.input, str) else [f"input[{i}]" for i in range(len(items))]
+            num_tools, of_items = len(conversation.tools or ()), [message_of.get(place) for place in item_places]
+            marks = read_breakpoints(self.cache_breakpoints, roles, num_tools, of_items, "input items")
+            conversation = replace(conversation, marks=marks)
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
         most, is_asked = self.max_output_tokens, _LOGPROBS in (self.include or ())
         logprobs = num_logprobs(self.top_logprobs, is_asked, f'include to hold "{_LOGPROBS}"')
         chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
-        return PreparedResponse(chat, chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
+        return PreparedResponse(chat.with_all_marks(), chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
 
     def _echo(self, params: SamplingParams) -> JsonObject:
         """Return the members of a response that repeat what was asked for."""

@@ -105,12 +105,22 @@ class WorkerContext:
     remote: bool
     """True if images are fetched from URLs."""
 
-    def work(self) -> RequestContext:
+    def text(self) -> ModelText:
+        """Load the tokenizer, the chat template and what images need."""
         started = self.started
         tokenizer, template = load_tokenizer_and_template(started.plan.settings, started.directory)
         media = load_media_input(started.directory, started.vision, tokenizer, started.plan, self.remote)
         max_model_len = started.plan.settings.max_model_len
-        text = ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
+        return ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
+
+    def loop_work(self) -> RequestContext:
+        """Return the work for requests that are prepared on an event loop."""
+        return RequestContext(self.text(), self.settings, self.model_name, self.started.default_params)
+
+    def work(self) -> RequestContext:
+        """Return the work of a worker process."""
+        started, text = self.started, self.text()
+        tokenizer = text.tokenizer
         ends = [token for token in tokenizer.eos_token_ids if token < started.vocab_size]
         grammars = GrammarCompiler(tokenizer, started.vocab_size, ends)
         with suppress(RequestError):  # which each guide raises again

@@ -8,10 +8,11 @@ count only if the text before them is that of the prompt.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.message_media import split_media
@@ -53,35 +54,76 @@ def read_cache_control(value: object, where: str) -> float | None:
 
 
 def read_breakpoints(
-    values: Sequence[int | dict[str, Any]] | None, roles: Sequence[str], num_tools: int, param: str
+    values: Sequence[int | JsonObject] | None,
+    roles: Sequence[str],
+    num_tools: int,
+    messages: Sequence[int | None],
+    what: str = "messages",
 ) -> list[ChatMark]:
-    """Return the marks of OpenAI bodies: indices of messages, or `{"after": "system", "tools" or an index}`.
+    """Return the marks of the field `cache_breakpoints`.
 
-    An object may have a `ttl`. ApiError, which names the entry, for what is not there.
+    They are indices of `what`, or `{"after": "system", "tools" or an index}`. `messages` has the message that each of
+    these is in the conversation, None for one that is a part of another; `roles` are those of the messages. An object
+    may have a `ttl`. ApiError, which names the entry, for what is not there.
     """
-    marks = []
-    for number, value in enumerate(values or ()):
-        where, ttl = f"{param}[{number}]", DEFAULT_TTL
-        after: object = value
-        if isinstance(value, dict):
-            check_members(value, ("after", "ttl"), where)
-            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
+    marks, count = [], len(messages)
+    for where, after, ttl in _entries(values):
         if after == "tools" and num_tools:
             marks.append(ChatMark(where, ttl, tool=num_tools - 1))
             continue
         leading = [place for place, role in enumerate(roles) if role in ("system", "developer")]
-        if after == "system" and leading:
-            after = leading[0]
-        if isinstance(after, bool) or not isinstance(after, int) or not -len(roles) <= after < len(roles):
-            known = [f"an index of messages (0 to {len(roles) - 1}, or from the end, -1)"]
+        message = leading[0] if after == "system" and leading else None
+        if _is_integer(after) and -count <= after < count:
+            message = messages[after]
+            if message is None:
+                raise field_error(where, f"is a part of the message after or before it; give another of the {what}")
+        if message is None:
+            known = [f"an index of {what} (0 to {count - 1}, or from the end, -1)"]
             known += ['{"after": "system"}'] * bool(leading) + ['{"after": "tools"}'] * bool(num_tools)
             raise field_error(where, f"should be {' or '.join(known)}")
-        marks.append(ChatMark(where, ttl, after % len(roles)))
-    check_number(marks, param)
+        marks.append(ChatMark(where, ttl, message))
     return marks
 
 
-def check_number(marks: Sequence[ChatMark], param: str) -> None:
+def read_positions(
+    work: RequestContext, values: Sequence[int | JsonObject] | None, prompt: str | list[int], token_ids: Sequence[int]
+) -> dict[str, Mark]:
+    """Return the marks of `cache_breakpoints` in a prompt that is no conversation, by their places in the body.
+
+    They are positions in the prompt, or `{"after": a position, "ttl": ...}`: characters of a text, or token ids; from
+    the end if negative. ApiError, which names the entry, for what is not there.
+    """
+    marks, count = {}, len(prompt)
+    for where, after, ttl in _entries(values):
+        if not _is_integer(after) or not -count < after <= count or after == 0:
+            unit = "characters" if isinstance(prompt, str) else "token ids"
+            raise field_error(where, f"should be a number of {unit} from 1 to {count}, or from the end, such as -1")
+        position = after % count or count
+        if isinstance(prompt, str):
+            position = _token_position(work, prompt[:position], token_ids, where, adds_special=True)
+        if not position:
+            raise field_error(where, "cannot be located: the text up to it has other tokens than the prompt")
+        marks[where] = Mark(position, ttl)
+    return marks
+
+
+def _entries(values: Sequence[int | JsonObject] | None) -> Iterator[tuple[str, Any, float]]:
+    """Yield (place in the body, what the mark follows, seconds). ApiError for too many, and a wrong form or time."""
+    check_number(values or (), "cache_breakpoints")
+    for number, value in enumerate(values or ()):
+        where, ttl = f"cache_breakpoints[{number}]", DEFAULT_TTL
+        after: Any = value
+        if isinstance(value, dict):
+            check_members(value, ("after", "ttl"), where)
+            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
+        yield where, after, ttl
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_number(marks: Sequence[object], param: str) -> None:
     """Raise ApiError for more marks than a request may have."""
     if len(marks) > MAX_MARKS:
         raise ApiError(400, f"{param}: {len(marks)} marks are too many; a request may have {MAX_MARKS}", param=param)
@@ -109,12 +151,14 @@ def _word_beside(prompt: str) -> str:
     return f"OstinatoCacheMark{hashlib.sha256(prompt.encode(errors='replace')).hexdigest()[:16]}"
 
 
-def _token_position(work: RequestContext, text: str, token_ids: Sequence[int], param: str) -> int:
+def _token_position(
+    work: RequestContext, text: str, token_ids: Sequence[int], param: str, adds_special: bool = False
+) -> int:
     """Return how many tokens the prompt shares with a text that it begins with; 0 if that is not nearly all of it.
 
     Images have no text: a mark after one is not located.
     """
-    prefix = work.encode(text, False, param) if text else []
+    prefix = work.encode(text, adds_special, param) if text else []
     shared = _shared(prefix, token_ids)
     return shared if len(prefix) - shared <= _MAX_MERGED else 0
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -79,7 +80,40 @@ StartEngine = Callable[..., Awaitable[AsyncEngine]]
 """Function that starts an engine, with max_waiting and max_per_client as in `AsyncEngine.start`."""
 
 
-class Lifecycle:
+class ServerLifecycle(ABC):
+    """Lifecycle of a server, whatever answers its requests; and what all its connections share."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Make the lifecycle. ConfigError if the process may not have as many connections as the settings say."""
+        self.settings = settings
+        self.keys = ApiKeys(settings)
+        self.loop_delay = EventLoopLag()
+        self.refusals = RefusalLog()
+        """Requests and connections refused before the application."""
+        self.proxies = TrustedProxies(settings.trusted_proxy)
+        raise_fd_limit(settings.max_connections)
+        most = settings.max_connections or fd_limited_connections()
+        self.occupancy = ConnectionCounter(most, settings.max_connections_per_address, self.proxies.trusts)
+        self.draining = False
+        self.error: BaseException | None = None
+        """Error that kept the server from starting, or ended it."""
+        self.dropped_lines: Callable[[], int] = lambda: 0
+        """Function that returns the number of dropped lines of output."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Function called once requests are accepted."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Function called when the server should exit: it has failed, or everything is drained."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Refuse new requests, wait at most `drain_timeout` seconds for those that run, and call `on_end`."""
+
+    @abstractmethod
+    def exit_status(self) -> int:
+        """Return the process's status after the end. If the server could not start, its error is raised."""
+
+
+class Lifecycle(ServerLifecycle):
     """Lifecycle of the engine: it starts while the server already answers, and stops with the server."""
 
     def __init__(
@@ -95,28 +129,12 @@ class Lifecycle:
         `make` makes the engine; see `AsyncEngine.start`, which `start_engine` replaces. ConfigError if the process may
         not have as many connections as the settings say.
         """
-        self.config, self.settings = config, settings
-        self.keys = ApiKeys(settings)
-        self.loop_delay = EventLoopLag()
+        super().__init__(settings)
+        self.config = config
         self.model_name = settings.name_of(config.model)
         self.created = int(time.time())
-        self.refusals = RefusalLog()
-        """Requests and connections refused before the application."""
-        self.proxies = TrustedProxies(settings.trusted_proxy)
-        raise_fd_limit(settings.max_connections)
-        most = settings.max_connections or fd_limited_connections()
-        self.occupancy = ConnectionCounter(most, settings.max_connections_per_address, self.proxies.trusts)
-        self.draining = False
-        self.error: BaseException | None = None
-        """Error that kept the engine from starting, or ended it."""
         self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
         """Function called with the engine before requests are accepted: it makes what they all need."""
-        self.dropped_lines: Callable[[], int] = lambda: 0
-        """Function that returns the number of dropped lines of output."""
-        self.on_ready: Callable[[], None] = lambda: None
-        """Function called once requests are accepted."""
-        self.on_end: Callable[[], None] = lambda: None
-        """Function called when the server should exit: the engine has failed, or everything is drained."""
         if settings.verify_rate:
             make = partial(make_checked_engine, make, settings.verify_rate)
         self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
@@ -143,6 +161,8 @@ class Lifecycle:
             )
             try:
                 await engine.watch(self.settings.engine_timeout, self._stalled)
+                if self.settings.kv_events != "off":
+                    await engine.publish_cache_events(self.settings.kv_events == "tokens")
                 await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
                 if engine.failure is not None:  # meanwhile
                     raise engine.failure
@@ -229,7 +249,6 @@ class Lifecycle:
         return self.engine
 
     async def drain(self) -> None:
-        """Refuse new requests, wait at most `drain_timeout` seconds for those that run, and call `on_end`."""
         if self.draining:
             return
         self.draining = True
@@ -237,6 +256,7 @@ class Lifecycle:
         until = clock() + self.settings.drain_timeout
         engine = self._engine
         if engine is not None:
+            engine.end_cache_events()
             log.info("shutting down; %d requests are unfinished", engine.num_unfinished)
             while engine.num_unfinished and clock() < until:
                 await asyncio.sleep(0.02)

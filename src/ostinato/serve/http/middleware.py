@@ -30,7 +30,7 @@ from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.api_keys import client_of
 from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.json_bodies import Body, check_type, read_body
-from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
 from ostinato.serve.http.streaming import ClientDisconnected, cancel_on_disconnect, log_failure
 from ostinato.serve.http.unknown_fields import HEADER
 
@@ -121,7 +121,7 @@ class RequestMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        lifecycle: Lifecycle,
+        lifecycle: ServerLifecycle,
         counts: ResponseCounts,
         rules: PathRules,
         tracing: Tracing | None = None,

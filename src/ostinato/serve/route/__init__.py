@@ -1,0 +1,1 @@
+"""The router in front of several servers: `ostinato route`."""

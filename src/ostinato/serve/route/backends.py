@@ -1,0 +1,305 @@
+"""Backends of the router: each is watched, and what it has cached is known from its `/kv_events`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from ostinato.engine.process.engine_messages import SubmitRequest
+from ostinato.errors import ConfigError
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.kv_cache.prefix_index import BlockHashes
+from ostinato.plan.plan import Plan
+from ostinato.replicas.index_sync import IndexChanges
+from ostinato.replicas.placement import ReplicaPlacement
+from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
+from ostinato.serve.http.streaming import side_by_side
+from ostinato.serve.route.upstream import BackendAddress, HeaderList, UpstreamError, UpstreamReply, open_reply
+
+log = logging.getLogger("ostinato.serve")
+
+BackendState = Literal["connecting", "ready", "draining", "down", "foreign"]
+
+PERIOD = 1.0
+"""Seconds between two looks at a backend's health, and before it is asked again after it was lost."""
+PATIENCE = 20.0
+"""Seconds that a backend may take to answer a question about itself."""
+SILENCE = 40.0
+"""Seconds without an event or a comment after which the stream of events counts as broken."""
+MAX_EVENT = 2**26
+"""Bytes of one event."""
+
+
+class IndexReader:
+    """Changes of the blocks at which a prompt may hit, from a backend's batches of events."""
+
+    def __init__(self, has_state: bool) -> None:
+        self._is_whole = True
+        self._number = 0
+        self._stored, self._removed = (
+            ("CheckpointStored", "CheckpointRemoved") if has_state else ("BlockStored", "BlockRemoved")
+        )
+
+    def changes(self, events: Sequence[JsonMapping]) -> IndexChanges:
+        """Return what a batch of events changes together. KeyError, TypeError or ValueError for what is none."""
+        added, removed = dict[int, None](), dict[int, None]()
+        is_whole, self._is_whole = self._is_whole, False
+        for event in events:
+            kind = event["type"]
+            if kind == "AllBlocksCleared":
+                added, removed, is_whole = {}, {}, True
+            if kind not in (self._stored, self._removed):
+                continue
+            keys = event["block_hashes"] if "block_hashes" in event else [event["block_hash"]]
+            into, out_of = (added, removed) if kind == self._stored else (removed, added)
+            for key in map(int, keys):
+                into[key] = None
+                out_of.pop(key, None)
+        self._number += 1
+        return IndexChanges(self._number, tuple(added), tuple(removed), is_whole)
+
+
+@dataclass
+class Backend:
+    """A server behind the router, and what is known of it."""
+
+    address: BackendAddress
+    number: int
+    """Position among the backends, from 0."""
+    state: BackendState = "connecting"
+    reason: str = ""
+    """Reason why it gets no requests."""
+    has_events: bool = False
+    """True if its cache is known from its events."""
+    num_running: int = 0
+    num_sent: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.address.url
+
+    def to_json(self) -> JsonObject:
+        return {
+            "url": self.name,
+            "state": self.state,
+            "reason": self.reason or None,
+            "kv_events": self.has_events,
+            "running": self.num_running,
+            "sent": self.num_sent,
+        }
+
+
+class BackendPool:
+    """Backends, and the policy that chooses among those that take requests. Used on one event loop."""
+
+    def __init__(self, addresses: Sequence[BackendAddress], policy: RoutingPolicy, key: str | None) -> None:
+        """Create the pool. `key` is sent to backends in place of the clients' own."""
+        self.backends = {each.url: Backend(each, number) for number, each in enumerate(addresses)}
+        self.placement: ReplicaPlacement | None = None
+        """The policy; None until the first backend is ready."""
+        self.on_first: Callable[[Plan, tuple[str, ...]], None] = lambda plan, names: None
+        """Function called with the first backend's plan and served names. Its ConfigError ends the router."""
+        self.on_failure: Callable[[ConfigError], None] = lambda error: None
+        self.key_headers: HeaderList = () if key is None else ((b"authorization", b"Bearer " + key.encode()),)
+        self._policy: RoutingPolicy = policy
+        self._facts: tuple[object, ...] = ()
+        self._joining = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def num_running(self) -> int:
+        return sum(backend.num_running for backend in self.backends.values())
+
+    @property
+    def ready(self) -> list[str]:
+        """Names of the backends that take requests."""
+        return [name for name, backend in self.backends.items() if backend.state == "ready"]
+
+    def start(self) -> None:
+        """Watch all backends on the running loop."""
+        self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self.backends.values()]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def choose(self, request_id: str, prompt: SubmitRequest | None, among: Collection[str]) -> ReplicaChoice | None:
+        """Choose a backend and count the request as sent there; None if there is none. `note_end` must follow.
+
+        Without a prompt, it is the backend with the least work.
+        """
+        if self.placement is None:
+            return None
+        if prompt is not None:
+            return self.placement.choose(request_id, prompt, among)
+        router, now = self.placement.router, asyncio.get_running_loop().time()
+        return router.route(request_id, BlockHashes(router.block_size), 1, now, among=among)
+
+    def note_first_byte(self, request_id: str) -> None:
+        assert self.placement is not None, "a request was sent"
+        self.placement.router.note_first_token(request_id)
+
+    def note_end(self, request_id: str) -> None:
+        assert self.placement is not None, "a request was sent"
+        self.placement.router.note_end(request_id)
+
+    def lose(self, name: str, reason: str) -> None:
+        """Send nothing to a backend until it answers again: it cannot be reached, or says that it takes nothing."""
+        backend = self.backends[name]
+        if backend.state in ("ready", "draining"):
+            log.warning("backend %s gets no requests: %s", name, reason)
+            if self.placement is not None:
+                self.placement.router.remove(name)
+        if backend.state != "foreign":
+            backend.state = "down"
+        backend.reason, backend.has_events = reason, False
+
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            try:
+                await self._check_health(backend)
+                if await self._join(backend):
+                    await side_by_side([self._follow(backend), self._poll(backend)])
+            except UpstreamError as error:
+                self.lose(backend.name, str(error))
+            except ConfigError as error:
+                self.on_failure(error)
+                return
+            except Exception as error:  # whatever one backend says, the others are served
+                log.exception("backend %s answers in a way that the router does not know", backend.name)
+                self.lose(backend.name, f"unexpected: {type(error).__name__}")
+            await asyncio.sleep(PERIOD if backend.state != "foreign" else 10 * PERIOD)
+
+    async def _poll(self, backend: Backend) -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            if backend.state == "down":  # a request has found out
+                raise UpstreamError(backend.reason)
+            await self._check_health(backend)
+
+    async def _check_health(self, backend: Backend) -> None:
+        """Note a backend that drains. UpstreamError if it is not ready."""
+        async with self._asking(backend, "/health") as reply:
+            status = str((await reply.json()).get("status"))
+        if status == "ready":
+            if backend.state == "draining":
+                raise UpstreamError("it was started anew")
+            return
+        if status == "draining" and backend.state in ("ready", "draining"):
+            if backend.state == "ready":
+                log.info("backend %s drains", backend.name)
+                if self.placement is not None:
+                    self.placement.router.drain(backend.name)
+            backend.state, backend.reason = "draining", "it drains"
+            return
+        raise UpstreamError(f"it is {status[:40]}")
+
+    async def _join(self, backend: Backend) -> bool:
+        """Take in a backend that is ready. Return False, with the reason in the backend, if it serves something else.
+
+        UpstreamError if it does not say what it serves.
+        """
+        async with self._asking(backend, "/plan") as reply:
+            try:
+                plan = Plan.from_json(await reply.json())
+            except (ValidationError, ValueError, KeyError, TypeError):
+                raise UpstreamError("its /plan is that of another version of ostinato") from None
+        async with self._asking(backend, "/v1/models") as reply:
+            listed = (await reply.json()).get("data", [])
+        names = tuple(sorted(str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model))
+        if not names:
+            raise UpstreamError("its /v1/models has no names")
+        settings = plan.settings
+        facts = names, plan.model, settings.block_size, settings.max_model_len, plan.memory.num_slots > 0
+        async with self._joining:
+            if self.placement is None:
+                await asyncio.to_thread(self.on_first, plan, names)
+                self.placement = ReplicaPlacement(plan, self._policy, asyncio.get_running_loop().time)
+                self._facts = facts
+        if facts != self._facts:
+            reason = "its model, names, block_size or max_model_len differ from those of the first backend"
+            if backend.state != "foreign":
+                log.error("backend %s gets no requests: %s", backend.name, reason)
+            backend.state, backend.reason = "foreign", reason
+            return False
+        self.placement.router.add(backend.name)
+        backend.state, backend.reason = "ready", ""
+        log.info("backend %s is ready; there are %d", backend.name, len(self.ready))
+        return True
+
+    async def _follow(self, backend: Backend) -> None:
+        """Follow a backend's events until they end, which is an UpstreamError; return if it sends none."""
+        placement = self.placement
+        assert placement is not None, "the backend has joined"
+        reply = await open_reply(backend.address, "GET", b"/kv_events", self.key_headers)
+        with contextlib.closing(reply):
+            if reply.status in (403, 404):
+                log.warning(
+                    "backend %s does not tell what it has cached (start it with --kv-events hashes): the router knows "
+                    "only what it has sent there itself",
+                    backend.name,
+                )
+                return
+            _check_status(reply, "/kv_events")
+            index, buffer = IndexReader(placement.plan.memory.num_slots > 0), bytearray()
+            pieces = reply.pieces()
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        piece = await anext(pieces, None)
+                except TimeoutError:
+                    raise UpstreamError(f"its events are silent for {SILENCE:g} s") from None
+                if piece is None:
+                    await self._check_health(backend)  # perhaps it drains
+                    if backend.state == "draining":
+                        return
+                    raise UpstreamError("its events ended")
+                buffer += piece
+                *events, rest = buffer.split(b"\n\n")
+                buffer = bytearray(rest)
+                if len(buffer) > MAX_EVENT:
+                    raise UpstreamError(f"one of its events is larger than {MAX_EVENT} bytes")
+                for event in events:
+                    self._apply(placement, backend, index, bytes(event))
+                    await asyncio.sleep(0)
+
+    def _apply(self, placement: ReplicaPlacement, backend: Backend, index: IndexReader, event: bytes) -> None:
+        data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
+        if not data or backend.state not in ("ready", "draining"):
+            return
+        try:
+            batch = json.loads(data)
+            changes = index.changes(batch["events"])
+        except (ValueError, KeyError, TypeError):
+            raise UpstreamError("its events have another form") from None
+        placement.router.apply(backend.name, changes)
+        backend.has_events = backend.has_events or batch.get("replay_left") == 0
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, backend: Backend, path: str) -> AsyncIterator[UpstreamReply]:
+        """Ask a backend about itself, and close its reply. UpstreamError if it takes too long, or refuses."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                with contextlib.closing(
+                    await open_reply(backend.address, "GET", path.encode(), self.key_headers)
+                ) as reply:
+                    if path != "/health":
+                        _check_status(reply, path)
+                    yield reply
+        except TimeoutError:
+            raise UpstreamError(f"{path} took longer than {PATIENCE:g} s") from None
+
+
+def _check_status(reply: UpstreamReply, path: str) -> None:
+    if reply.status in (401, 403):
+        raise UpstreamError(f"{path} has status {reply.status}: the router needs a key, as backend_key")
+    if reply.status != 200:
+        raise UpstreamError(f"{path} has status {reply.status}")
