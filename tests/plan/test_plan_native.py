@@ -179,16 +179,17 @@ def test_a_stand_in_is_never_chosen() -> None:
         assert choose_isa(sorted(names), flags, "x86_64", GRANTED).isa is None
 
 
-def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", list(TABLE))
+def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path, machine: str) -> None:
     script, written = ROOT / "cmake/write_instruction_sets.py", tmp_path / "isas.cmake"
-    subprocess.run([sys.executable, "-I", "-S", "-B", script, ROOT / "src", "x86_64", written], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-B", script, ROOT / "src", machine, written], check=True)
     values = {}
     for line in written.read_text().splitlines()[1:]:
         name, *words = line.removeprefix("set(").removesuffix(")").split()
         values[name] = words
-    assert values["known_isas"] == list(X86)
-    assert values["stand_ins"] == list(TEST_ISAS["x86_64"])
+    chosen, stand_ins = list(CPU_FLAGS[machine]), list(TEST_ISAS[machine])
+    assert (values["known_isas"], values["stand_ins"]) == (chosen, stand_ins)
     assert values["runnable_isas"] == runnable_here()
-    assert {name: values[f"flags_of_{name}"] for name in (*X86, *TEST_ISAS["x86_64"])} == {
-        isa.name: list(isa.compiler_flags) for isa in TABLE["x86_64"]
+    assert {name: values[f"flags_of_{name}"] for name in (*chosen, *stand_ins)} == {
+        isa.name: list(isa.compiler_flags) for isa in TABLE[machine]
     }
