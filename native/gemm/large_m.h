@@ -110,11 +110,11 @@ inline void multiply_pairs(const bf16* x, std::int64_t stride, const Float* pane
 template <int TOKENS, typename X, typename W>
 inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, std::int64_t units, const float* scales,
                            bool first, float* sums) {
-    using D = Dot<X, W>;
     Float total[TOKENS][PANEL_VECTORS] = {};
     if constexpr (IN_PAIRS_OF_ROWS<X>) {
         multiply_pairs(x, stride, panel, units, total);
     } else {
+        using D = Dot<X, W>;
         for (std::int64_t u = 0; u < units; ++u, x += K_UNIT<X, W>, panel += PANEL_VECTORS) {
             typename D::Vector rows[PANEL_VECTORS];
 #pragma GCC unroll 4
