@@ -6,8 +6,11 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check soak ranks docs-check lint style types docstrings site proofs \
+.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check aarch64-check aarch64-quick soak ranks docs-check lint style types docstrings site proofs \
   package-check wheels wheel-test release-check format kernels native native-sanitize clean
+
+# With PY of another tree, its packages are there.
+BUILD_PACKAGES := $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-build)
 
 # Packages are downloaded while kernels are compiled.
 BOTH := $(MAKE) --no-print-directory --jobs=2
@@ -64,6 +67,15 @@ triton-check: .venv/.installed-test
 # Step times over their floors, beside the stored record of this kind of processor, on a quiet machine: five minutes.
 speed-check: .venv/.installed-test native
 	PYTHONPATH=src $(PY) benchmarks/speed_check.py
+
+# The modules of aarch64 under an emulator: the tests of kernels, a recipe for each kind of layer, the demo, and other
+# processors. Sets itself up in build/aarch64 (2 GB). Tens of minutes; ARGS="--only parity" runs some parts. For CI what
+# fits in five minutes once it is set up and compiled. Skips, and says why, without Debian's packages.
+aarch64-check: $(BUILD_PACKAGES)
+	$(PY) tools/aarch64_check.py $(ARGS)
+
+aarch64-quick: $(BUILD_PACKAGES)
+	$(PY) tools/aarch64_check.py --quick $(ARGS)
 
 # `ostinato gpu-check` on a pretended GPU, in tiny shapes, and with a fault planted in every part: minutes. Then the size of
 # the tree, and the command for a machine with a GPU. PARTS names some parts; SET_UP=1 times an environment from nothing; WHEELS is a
@@ -165,9 +177,6 @@ define install_editable
 $(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation \
   --config-settings build-dir=build/editable --config-settings cmake.define.OSTINATO_ISA=none --editable $(1)
 endef
-
-# With PY of another tree, its packages are there.
-BUILD_PACKAGES := $(if $(filter $(BIN)/python,$(PY)),.venv/.installed-build)
 
 # The kernels for this machine, into src/ostinato; after a change, what changed. `native` has also the stand-ins for other
 # machines, which tests need. Both share one build folder with the same settings, so that neither compiles anew.

@@ -2,7 +2,8 @@
 //
 // A thread packs weights into a panel of its own: PANEL_OUTPUTS outputs by a span of inputs, transposed. The panel
 // stays in the L1 cache while all tokens are multiplied with it; their sums are kept from span to span. A unit is 32
-// bits of a token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds.
+// bits of a token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. BFMMLA takes two
+// rows and two tokens of four bfloat16 each: there a unit is these four, and a vector has two rows.
 // gemm/large_m_avx2.h has these products for AVX2, which has fewer registers.
 #pragma once
 
@@ -18,8 +19,23 @@ constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int PANEL_TOKENS = 6;
 
+template <typename X>
+constexpr bool IN_PAIRS_OF_ROWS = LANES == 4 && std::is_same_v<X, bf16>;
+
 template <typename X, typename W>
-constexpr int K_UNIT = Dot<X, W>::STEP / LANES;
+constexpr int K_UNIT = IN_PAIRS_OF_ROWS<X> ? 4 : Dot<X, W>::STEP / LANES;
+
+// Arrange a step of LANES rows as units.
+template <typename X>
+inline void arrange_units(Float (&rows)[LANES]) {
+    if constexpr (IN_PAIRS_OF_ROWS<X>) {
+        const Float a = rows[0], b = rows[1], c = rows[2], d = rows[3];
+        rows[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5), rows[1] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+        rows[2] = __builtin_shufflevector(a, b, 2, 3, 6, 7), rows[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    } else {
+        transpose(rows);
+    }
+}
 
 // Compute panel[unit][vector] = the units of inputs `begin` to `end` of PANEL_OUTPUTS rows, with zeros behind them.
 template <typename X, typename W>
@@ -35,7 +51,7 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
             } else {
                 for (int r = 0; r < LANES; ++r) square[r] = bits_as<Float>(D::read_first(of[r] + i, count));
             }
-            transpose(square);
+            arrange_units<X>(square);
             for (int u = 0; u < LANES; ++u) panel[u * PANEL_VECTORS + v] = square[u];
         }
     }
@@ -54,7 +70,7 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
             for (std::int64_t i = 0; i < to - from; i += STEP) {
                 Float square[LANES];
                 for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], &wide[r][i], sizeof(Float));
-                transpose(square);
+                arrange_units<X>(square);
                 Float* units = panel + (from - begin + i) / STEP * LANES * PANEL_VECTORS + v;
                 for (int u = 0; u < LANES; ++u) units[u * PANEL_VECTORS] = square[u];
             }
@@ -62,24 +78,55 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
     }
 }
 
+#if defined(OSTINATO_HAS_NEON_BF16)
+// Compute total[t][v] of TOKENS tokens in pairs, the last of which may be one token twice.
+template <int TOKENS>
+inline void multiply_pairs(const bf16* x, std::int64_t stride, const Float* panel, std::int64_t units,
+                           Float (&total)[TOKENS][PANEL_VECTORS]) {
+    constexpr int PAIRS = (TOKENS + 1) / 2, ROW_PAIRS = 2 * PANEL_VECTORS;
+    float32x4_t products[PAIRS][ROW_PAIRS] = {};  // of two tokens with two rows each
+    for (std::int64_t u = 0; u < units; ++u, x += 4, panel += ROW_PAIRS) {
+#pragma GCC unroll 3
+        for (int p = 0; p < PAIRS; ++p) {
+            const bf16 *first = x + 2 * p * stride, *second = x + std::min(2 * p + 1, TOKENS - 1) * stride;
+            const auto both = vreinterpretq_bf16_u16(vcombine_u16(vld1_u16(&first->bits), vld1_u16(&second->bits)));
+#pragma GCC unroll 8
+            for (int r = 0; r < ROW_PAIRS; ++r) {
+                products[p][r] = vbfmmlaq_f32(products[p][r], both, bits_as<bfloat16x8_t>(panel[r]));
+            }
+        }
+    }
+    for (int t = 0; t < TOKENS; ++t) {
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            const auto a = (Float)products[t / 2][v], b = (Float)products[t / 2][PANEL_VECTORS + v];
+            total[t][v] = t % 2 ? __builtin_shufflevector(a, b, 2, 3, 6, 7) : __builtin_shufflevector(a, b, 0, 1, 4, 5);
+        }
+    }
+}
+#endif
+
 // Compute sums[t][output] += scale[output] * sum_i x[t][i] * w[output][i] for TOKENS tokens and the units of a panel.
 // Scales are optional; the first span assigns instead of adding.
 template <int TOKENS, typename X, typename W>
 inline void multiply_panel(const X* x, std::int64_t stride, const Float* panel, std::int64_t units, const float* scales,
                            bool first, float* sums) {
-    using D = Dot<X, W>;
     Float total[TOKENS][PANEL_VECTORS] = {};
-    for (std::int64_t u = 0; u < units; ++u, x += K_UNIT<X, W>, panel += PANEL_VECTORS) {
-        typename D::Vector rows[PANEL_VECTORS];
+    if constexpr (IN_PAIRS_OF_ROWS<X>) {
+        multiply_pairs(x, stride, panel, units, total);
+    } else {
+        using D = Dot<X, W>;
+        for (std::int64_t u = 0; u < units; ++u, x += K_UNIT<X, W>, panel += PANEL_VECTORS) {
+            typename D::Vector rows[PANEL_VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < PANEL_VECTORS; ++v) rows[v] = bits_as<typename D::Vector>(panel[v]);
+            for (int v = 0; v < PANEL_VECTORS; ++v) rows[v] = bits_as<typename D::Vector>(panel[v]);
 #pragma GCC unroll 6
-        for (int t = 0; t < TOKENS; ++t) {
-            std::int32_t unit;
-            std::memcpy(&unit, x + t * stride, sizeof(unit));
-            const auto token = bits_as<typename D::Vector>(Int{} + unit);
+            for (int t = 0; t < TOKENS; ++t) {
+                std::int32_t unit;
+                std::memcpy(&unit, x + t * stride, sizeof(unit));
+                const auto token = bits_as<typename D::Vector>(Int{} + unit);
 #pragma GCC unroll 4
-            for (int v = 0; v < PANEL_VECTORS; ++v) total[t][v] = D::multiply_add(total[t][v], token, rows[v]);
+                for (int v = 0; v < PANEL_VECTORS; ++v) total[t][v] = D::multiply_add(total[t][v], token, rows[v]);
+            }
         }
     }
 #pragma GCC unroll 6
@@ -134,7 +181,7 @@ template <typename T, typename Y, typename X, typename W>
 void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const X* x, std::int64_t x_stride,
                     const WeightView<W>& w, const Epilogue& o, Y* y) {
     constexpr int STEP = Dot<X, W>::STEP;
-    const std::int64_t span = w.scales ? w.group : PANEL_BYTES / sizeof(Float) / PANEL_VECTORS * K_UNIT<X, W>;
+    const std::int64_t span = w.scales ? w.group : PANEL_BYTES / sizeof(Float) / PANEL_VECTORS * (STEP / LANES);
     const std::int64_t groups = w.scales ? (w.k + w.group - 1) / w.group : 0;
     const int width = panel_width(o);
     const EvenBlocks blocks(tokens, PANEL_TOKENS);  // 5 and 6 tokens, if there are 20 or more

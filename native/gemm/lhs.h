@@ -10,13 +10,17 @@
 namespace ostinato {
 
 // Type in which tokens of storage type T are multiplied: bfloat16 where the target has its products, else float32.
-#if defined(OSTINATO_HAS_AVX512_BF16)
+#if defined(OSTINATO_BF16_PRODUCTS)
 template <typename T>
 using LhsType = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
 #else
 template <typename T>
 using LhsType = float;
 #endif
+
+// The same where weights are read in place: on ARM, bfloat16 has no products with weights in blocks.
+template <typename T, typename W>
+using InPlaceLhsType = std::conditional_t<LANES == 4 && std::is_same_v<W, BlockByte>, float, LhsType<T>>;
 
 // Tokens in blocks of up to `most`, as equal as possible.
 struct EvenBlocks {

@@ -10,6 +10,7 @@
 #include "gemm/epilogue.h"
 #include "gemm/lhs.h"
 #include "gemm/ukernels/dot_i16_i8_avx2.h"
+#include "gemm/ukernels/dot_i16_planes.h"
 #include "gemm/weights.h"
 #include "quant/quantize_tokens_i16.h"
 
@@ -280,7 +281,7 @@ inline std::int64_t tokens_per_pack(std::int64_t in) {
 template <typename T, typename Y, typename W>
 void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
                   const Epilogue& o, Y* y) {
-    using X = LhsType<T>;
+    using X = InPlaceLhsType<T, W>;
     if constexpr (std::is_same_v<T, X>) {
         if (tokens <= MAX_DOT_TOKENS<W>) {
             multiply_streams<false, T>(threads, 0, x, x_stride, TokenBlocks<W>(tokens, MAX_DOT_TOKENS<W>), w, o, y);

@@ -10,14 +10,14 @@ namespace {
 template <Driver DRIVER>
 struct Of {};
 
-// A driver's function for tokens of storage type T.
-#define DRIVER(NAME, FUNCTION)                             \
-    template <typename T, typename... Args>                \
+// A driver's function for tokens of storage type T and weights of W.
+#define DRIVER(NAME, ...)                                  \
+    template <typename T, typename W, typename... Args>    \
     void run_driver(Of<Driver::NAME>, const Args&... args) { \
-        FUNCTION(args...);                                 \
+        __VA_ARGS__(args...);                              \
     }
 
-DRIVER(MOE_SMALL_M, run_experts<LhsType<T>>)
+DRIVER(MOE_SMALL_M, run_experts<InPlaceLhsType<T, W>>)
 #if defined(OSTINATO_I16)
 DRIVER(MOE_I16, run_experts<i16>)
 #endif
@@ -36,8 +36,8 @@ struct MoeFunction {
                     return ExpertWeights<W>{reinterpret_cast<const W*>(rhs.first), rhs.scales, rhs.group, rhs.n, rhs.k,
                                             rhs.format, g.fixed_order, rhs.bias};
                 };
-                run_driver<T>(Of<DRIVER>{}, threads, g.tokens, reinterpret_cast<const T*>(g.x), g.x_stride, g.choices,
-                              g.top_k, g.layer, of(g.up), of(g.down), reinterpret_cast<const T*>(g.residual),
+                run_driver<T, W>(Of<DRIVER>{}, threads, g.tokens, reinterpret_cast<const T*>(g.x), g.x_stride,
+                              g.choices, g.top_k, g.layer, of(g.up), of(g.down), reinterpret_cast<const T*>(g.residual),
                               g.residual_stride, reinterpret_cast<T*>(g.y), g.y_stride);
             }
         });

@@ -1,8 +1,8 @@
 // Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
 // of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
-// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, and, for more tokens
-// with AVX2, gemm/large_m_i16_avx2.h.
+// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, dot_i16_planes.h for
+// ARM, and, for more tokens with AVX2, gemm/large_m_i16_avx2.h.
 //
 // Each 32 or 64 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
 // binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
@@ -23,7 +23,7 @@
 #include "core/transpose.h"
 #include "quant/block_format.h"
 
-#if defined(OSTINATO_HAS_AVX2)
+#if defined(OSTINATO_HAS_AVX2) || defined(OSTINATO_HAS_DOTPROD)
 #define OSTINATO_I16
 
 namespace ostinato {
@@ -66,7 +66,49 @@ inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
     return at < count ? load_partial(x + at, count - at) : Float{};
 }
 
-#if !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_DOTPROD)
+// ARM multiplies bytes: an integer is 256 times its upper byte plus its lower byte, both with a sign, in two planes.
+// SMMLA reads 8 bytes of one plane and 8 of the other; SDOT reads 32 of each.
+#if defined(OSTINATO_HAS_I8MM)
+constexpr int PLANE_BYTES = 8;
+#else
+constexpr int PLANE_BYTES = SUBBLOCK;
+#endif
+
+// Quantize a token of `in` elements, SUBBLOCK of which share a scale. -> false if one of them is not finite
+template <typename T>
+bool quantize_token_i16(int, I16Order, const T* x, std::int64_t in, i16* token) {
+    constexpr int INFINITE = 0x7F800000, LAST_OF_BF16 = 1 << 16;
+    const I16TokenLayout layout(in);
+    for (std::int64_t number = 0; number < layout.subblocks; ++number) {
+        Float values[SUBBLOCK / LANES];
+        Int most{}, sum{};
+        for (int v = 0; v < SUBBLOCK / LANES; ++v) {
+            values[v] = load_padded(x, number * SUBBLOCK + v * LANES, in);
+            const Int bits = bits_as<Int>(values[v]) & 0x7FFFFFFF;
+            most = bits > most ? bits : most;
+        }
+        int largest = 0;
+        for (int i = 0; i < LANES; ++i) largest = std::max(largest, most[i]);
+        // Above 255/256 of a binade the scale is that of the next, since 32640 has no two bytes with a sign.
+        const PowerOfTwoScale scaling(std::min(largest, INFINITE) + LAST_OF_BF16);
+        if (!scaling.finite) return false;
+        auto* planes = reinterpret_cast<std::int8_t*>(token + number * SUBBLOCK);
+        for (int i = 0; i < SUBBLOCK; i += LANES) {
+            const Int integers = bits_as<Int>(values[i / LANES] * scaling.inverse + ROUND) - bits_as<std::int32_t>(ROUND);
+            const LaneBytes low = __builtin_convertvector(integers, LaneBytes);
+            const LaneBytes high = __builtin_convertvector((integers - __builtin_convertvector(low, Int)) >> 8, LaneBytes);
+            std::int8_t* to = planes + i / PLANE_BYTES * 2 * PLANE_BYTES + i % PLANE_BYTES;
+            std::memcpy(to, &high, LANES);
+            std::memcpy(to + PLANE_BYTES, &low, LANES);
+            sum += integers;
+        }
+        layout.scales(token)[number] = scaling.scale;
+        layout.sums(token)[number] = static_cast<float>(sum[0] + sum[1] + sum[2] + sum[3]) * scaling.scale;
+    }
+    return true;
+}
+#elif !defined(OSTINATO_HAS_AVX512)
 // Return eight numbers times `inverse` as integers.
 inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
 

@@ -88,6 +88,24 @@ def test_the_plan_names_the_micro_kernels_that_a_model_may_take() -> None:
                 "gemv_bf16_rounded_avx512bf16",
             ),
         ),
+        (
+            "aarch64_i8mm_bf16",
+            "bfloat16",
+            Quantization(),
+            ("gemv_i16_s8_smmla", "gemm_bf16_any_bfmmla", "gemv_bf16_any_bfdot"),
+        ),
+        (
+            "aarch64_dotprod",
+            "bfloat16",
+            BlockQuantization(format="int4_g32"),
+            ("gemv_i16_any_sdot", "gemm_f32_block_generic", "gemv_f32_dequant_generic"),
+        ),
+        (
+            "aarch64",
+            "bfloat16",
+            BlockQuantization(format="int4_g32"),
+            ("gemm_f32_block_generic", "gemv_f32_dequant_generic", "gemv_f32_any_generic"),
+        ),
     ],
 )
 def test_types_of_tokens_and_weights_decide_which_rows_a_product_may_take(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -68,8 +69,30 @@ def test_on_a_cpu_that_is_too_old_no_compiler_is_recommended() -> None:
     assert "compiler" not in facts.reason
 
 
-def test_every_64_bit_arm_cpu_runs_its_module() -> None:
-    assert choose_isa(["aarch64"], [], "aarch64").isa == "aarch64"
+@pytest.mark.parametrize(
+    ("hwcap", "hwcap2", "isa", "lacks"),
+    [
+        pytest.param(0x119FFB, 0, "aarch64_dotprod", "lacks bf16, i8mm", id="neoverse-n1"),
+        pytest.param(0x415FFB, 0, "aarch64", "lacks asimddp, bf16, i8mm", id="a64fx"),
+        pytest.param(0x8FB, 0, "aarch64", "lacks asimddp, asimdrdm, atomics, bf16, i8mm", id="cortex-a72"),
+        pytest.param(0xECFFFFFB, 0x7F877FFF, "aarch64_i8mm_bf16", None, id="all that an emulator knows"),
+    ],
+)
+def test_an_arm_cpu_gets_the_best_module_by_the_bits_that_the_kernel_gives_the_process(
+    tmp_path: Path, hwcap: int, hwcap2: int, isa: str, lacks: str | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/cpuinfo").write_text("flags\t\t: avx avx2\n")  # of the machine that runs an emulator
+    (tmp_path / "proc/self/auxv").write_bytes(struct.pack("<10Q", 6, 4096, 16, hwcap, 26, hwcap2, 31, 7, 0, 0))
+    flags = read_cpu_flags(tmp_path, "aarch64")
+    assert choose_isa(CPU_FLAGS["aarch64"], flags, "aarch64").isa == isa
+    best = choose_isa(["aarch64_i8mm_bf16"], flags, "aarch64")
+    assert (lacks is None) == (best.isa == "aarch64_i8mm_bf16")
+    assert lacks is None or f"installed for aarch64_i8mm_bf16, and this CPU {lacks}:" in best.reason
+
+
+def test_every_64_bit_arm_cpu_runs_a_module_even_one_that_says_nothing_of_itself(tmp_path: Path) -> None:
+    assert choose_isa(CPU_FLAGS["aarch64"], read_cpu_flags(tmp_path, "aarch64"), "aarch64").isa == "aarch64"
 
 
 def test_an_unknown_architecture_is_named_beside_the_known_ones() -> None:
@@ -86,10 +109,10 @@ def test_modules_count_only_if_this_interpreter_can_load_them(tmp_path: Path) ->
 
 
 def test_a_cpu_without_a_list_of_flags_has_none(tmp_path: Path) -> None:
-    assert read_cpu_flags(tmp_path) == frozenset()
+    assert read_cpu_flags(tmp_path, "x86_64") == frozenset()
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
-    assert read_cpu_flags(tmp_path) == frozenset()
+    assert read_cpu_flags(tmp_path, "x86_64") == frozenset()
 
 
 def test_a_cpu_has_the_flags_that_it_lists(tmp_path: Path) -> None:
@@ -97,7 +120,7 @@ def test_a_cpu_has_the_flags_that_it_lists(tmp_path: Path) -> None:
     (tmp_path / "proc/cpuinfo").write_text(
         "processor\t: 0\nflags\t\t: avx avx2\n\nprocessor\t: 1\nflags\t\t: avx fma\n"
     )
-    assert read_cpu_flags(tmp_path) == {"avx", "avx2"}
+    assert read_cpu_flags(tmp_path, "x86_64") == {"avx", "avx2"}
 
 
 def test_what_is_chosen_for_this_machine_is_installed() -> None:
@@ -156,16 +179,17 @@ def test_a_stand_in_is_never_chosen() -> None:
         assert choose_isa(sorted(names), flags, "x86_64", GRANTED).isa is None
 
 
-def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", list(TABLE))
+def test_the_build_reads_the_one_table_without_any_package(tmp_path: Path, machine: str) -> None:
     script, written = ROOT / "cmake/write_instruction_sets.py", tmp_path / "isas.cmake"
-    subprocess.run([sys.executable, "-I", "-S", "-B", script, ROOT / "src", "x86_64", written], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-B", script, ROOT / "src", machine, written], check=True)
     values = {}
     for line in written.read_text().splitlines()[1:]:
         name, *words = line.removeprefix("set(").removesuffix(")").split()
         values[name] = words
-    assert values["known_isas"] == list(X86)
-    assert values["stand_ins"] == list(TEST_ISAS["x86_64"])
+    chosen, stand_ins = list(CPU_FLAGS[machine]), list(TEST_ISAS[machine])
+    assert (values["known_isas"], values["stand_ins"]) == (chosen, stand_ins)
     assert values["runnable_isas"] == runnable_here()
-    assert {name: values[f"flags_of_{name}"] for name in (*X86, *TEST_ISAS["x86_64"])} == {
-        isa.name: list(isa.compiler_flags) for isa in TABLE["x86_64"]
+    assert {name: values[f"flags_of_{name}"] for name in (*chosen, *stand_ins)} == {
+        isa.name: list(isa.compiler_flags) for isa in TABLE[machine]
     }

@@ -30,12 +30,17 @@ struct Dot {
     static Float multiply_add(Float to, Vector x, Vector w) { return to + x * w; }
 };
 
-#if defined(OSTINATO_HAS_AVX512_BF16)
+#if defined(OSTINATO_HAS_AVX512_BF16) || defined(OSTINATO_HAS_NEON_BF16)
+#define OSTINATO_BF16_PRODUCTS
 // Pairs of bfloat16 are multiplied exactly and added in float32.
 template <typename W>
 struct Dot<bf16, W> {
     static constexpr int STEP = 2 * LANES;
+#if defined(OSTINATO_HAS_NEON_BF16)
+    using Vector = bfloat16x8_t;
+#else
     using Vector = __m512bh;
+#endif
 
     static Vector read(const bf16* from) {
         Vector value;
@@ -44,6 +49,11 @@ struct Dot<bf16, W> {
     }
     // Read int8 values as bfloat16: the upper halves of their float32 bits.
     static Vector read(const std::int8_t* from) {
+#if defined(OSTINATO_HAS_NEON_BF16)
+        const int16x8_t wide = vmovl_s8(vld1_s8(from));
+        const float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), high = vcvtq_f32_s32(vmovl_high_s16(wide));
+        return vreinterpretq_bf16_u16(vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)));
+#else
         alignas(64) static constexpr std::uint16_t UPPER[STEP] = {
             1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
             33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
@@ -52,6 +62,7 @@ struct Dot<bf16, W> {
             return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
         };
         return (Vector)_mm512_permutex2var_epi16(wide(from), _mm512_load_si512(UPPER), wide(from + LANES));
+#endif
     }
     template <typename T>
     static Vector read_first(const T* from, int count) {
@@ -59,7 +70,13 @@ struct Dot<bf16, W> {
         std::memcpy(elements, from, sizeof(T) * count);
         return read(elements);
     }
-    static Float multiply_add(Float to, Vector x, Vector w) { return (Float)_mm512_dpbf16_ps((__m512)to, x, w); }
+    static Float multiply_add(Float to, Vector x, Vector w) {
+#if defined(OSTINATO_HAS_NEON_BF16)
+        return (Float)vbfdotq_f32((float32x4_t)to, x, w);
+#else
+        return (Float)_mm512_dpbf16_ps((__m512)to, x, w);
+#endif
+    }
 };
 #endif
 

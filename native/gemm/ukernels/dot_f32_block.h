@@ -9,6 +9,7 @@
 #include "gemm/ukernels/dot_bf16_block.h"
 #include "gemm/ukernels/dot_i16_block_avx2.h"
 #include "gemm/ukernels/dot_i16_block_avx512.h"
+#include "gemm/ukernels/dot_i16_planes.h"
 #include "gemm/ukernels/pack_block_avx2.h"
 #include "quant/block_scales.h"
 
@@ -190,7 +191,9 @@ BlockFormat make_block_format(const BlockSize& size) {
 #if defined(OSTINATO_I16)
     if constexpr (HAS_I16_PRODUCT<F>) {
         format.with_i16.dot = dot_i16_blocks_up_to<F>;
-#if defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_DOTPROD)
+        format.i16_scale_span = SUBBLOCK;
+#elif defined(OSTINATO_HAS_AVX512)
         format.i16_scale_span = SUBBLOCK;
         format.i16_order = UnpackI16<F>::ORDER;
 #else

@@ -6,7 +6,7 @@
 #include "gemm/ukernels/dot_i16_i8_avx2.h"
 #include "quant/unpack_i16_avx2.h"
 
-#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 
 namespace ostinato {
 

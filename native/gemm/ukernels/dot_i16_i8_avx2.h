@@ -4,7 +4,7 @@
 #include "gemm/ukernels/dot.h"
 #include "quant/quantize_tokens_i16.h"
 
-#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 
 namespace ostinato {
 

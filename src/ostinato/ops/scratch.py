@@ -80,7 +80,7 @@ def native_linear(
         if row.min_m <= tokens:
             m = tokens if row.max_m is None else min(tokens, row.max_m)
             of_row = _LINEAR_SCRATCH[row.driver](m, in_size, group_size)
-            in_place = row.driver == "LARGE_M" and row.lhs == BF16 and in_size % 2 == 0  # whole pairs are not copied
+            in_place = row.driver == "LARGE_M" and row.lhs == BF16 and in_size % 4 == 0  # whole units are not copied
             needed.append(of_row._replace(shared=0) if in_place else of_row)
     own = sum(max((getattr(each, kind) for each in needed), default=0) for kind in ("floats", "vectors", "integers"))
     own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0

@@ -55,6 +55,9 @@ AVX2, AVX512, AVX512_BF16, AMX = (frozenset({name}) for name in ("avx2", "avx512
 EVERYWHERE, GENERIC = Modules(), Modules(without=AVX2)
 V3, V4, V4_BF16 = Modules(AVX2, AVX512), Modules(AVX512, AVX512_BF16), Modules(AVX512_BF16)
 V4_BF16_VECTORS, WITH_AMX = Modules(AVX512_BF16, AMX), Modules(AMX)
+I8MM = frozenset({"i8mm"})
+WITH_SDOT, WITH_SMMLA = Modules(frozenset({"dotprod"}), I8MM), Modules(I8MM)
+WITH_NEON_BF16 = Modules(frozenset({"neon_bf16"}))
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,21 @@ ROWS: tuple[Ukernel, ...] = (
         why="Zen 4, one token, ns for 32 weights in bfloat16 and i16: Q4_0 1.41 and 1.38, Q4_K 1.79 and 1.43, Q8_0 "
         "1.93 and 1.52. Q5_0 (1.83 and 1.90) and IQ4_NL (1.41 and 1.56) gain nothing; to be measured again on Zen 4",
     ),
+    Ukernel(
+        "gemv_i16_any_sdot", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS | {"s8_row"}, WITH_SDOT, max_m=8,
+        fallback="gemv_f32_any_generic", why=_NOT_MEASURED,
+    ),
+    Ukernel(
+        "gemv_i16_block_smmla", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, WITH_SMMLA, max_m=8,
+        fallback="gemv_f32_any_generic", why=_NOT_MEASURED,
+    ),
+    *(
+        Ukernel(
+            "gemv_i16_s8_smmla", "linear", "GEMV_I16", lhs, frozenset({"s8_row"}), WITH_SMMLA, max_m=8,
+            fallback=fallback, why=_NOT_MEASURED,
+        )
+        for lhs, fallback in ((BF16, "gemv_bf16_any_bfdot"), (F16, "gemv_f32_any_generic"))
+    ),
     # linear, weights made bfloat16
     Ukernel(
         "gemm_bf16_dequant_avx512bf16", "linear", "MID_M_DEQUANT_BF16", BF16, frozenset({"s8_row"}) | BLOCKS,
@@ -211,6 +229,9 @@ ROWS: tuple[Ukernel, ...] = (
         "gemm_bf16_block_avx512bf16", "linear", "LARGE_M", BF16, BLOCKS, V4_BF16_VECTORS, min_m=72,
         why="as gemm_bf16_plain_avx512bf16",
     ),
+    Ukernel(
+        "gemm_bf16_any_bfmmla", "linear", "LARGE_M", BF16, ALL_WEIGHTS, WITH_NEON_BF16, min_m=20, why=_NOT_MEASURED
+    ),
     Ukernel("gemm_f32_plain_generic", "linear", "LARGE_M", ALL_TYPES, PLAIN, GENERIC, min_m=48, why=_NOT_MEASURED),
     Ukernel("gemm_f32_s8_generic", "linear", "LARGE_M", ALL_TYPES, INT8, GENERIC, min_m=24, why=_NOT_MEASURED),
     Ukernel("gemm_f32_block_generic", "linear", "LARGE_M", ALL_TYPES, BLOCKS, GENERIC, min_m=20, why=_NOT_MEASURED),
@@ -234,6 +255,7 @@ ROWS: tuple[Ukernel, ...] = (
     Ukernel("gemv_f32_any_avx2", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, V3, fixed_order=True),
     *_by_type("gemv_f32_any_avx512", "linear", "SMALL_M", ALL_WEIGHTS, fixed_order=True),
     Ukernel("gemv_bf16_any_avx512bf16", "linear", "SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True),
+    Ukernel("gemv_bf16_any_bfdot", "linear", "SMALL_M", BF16, PLAIN | INT8, WITH_NEON_BF16, fixed_order=True),
     Ukernel("gemv_f32_any_generic", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
     # moe: both matrices must be accepted
     Ukernel(
@@ -282,6 +304,15 @@ ROWS: tuple[Ukernel, ...] = (
         "moe_bf16_any_avx512bf16", "moe", "MOE_SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True,
         why="there is no row for many tokens per expert without matrix units: not written",
     ),
+    Ukernel(
+        "moe_i16_block_sdot", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_SDOT, unit="max per expert",
+        why=_NOT_MEASURED,
+    ),
+    Ukernel(
+        "moe_i16_block_smmla", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_SMMLA, unit="max per expert",
+        why=_NOT_MEASURED,
+    ),
+    Ukernel("moe_bf16_any_bfdot", "moe", "MOE_SMALL_M", BF16, PLAIN | INT8, WITH_NEON_BF16, fixed_order=True),
     Ukernel("moe_f32_any_generic", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
     # attention: weights are keys and values, in the type of the queries or in 8 bits
     Ukernel(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Feature = Literal["avx2", "avx512", "avx512_bf16", "avx512_vnni", "avx512_vbmi", "amx", "emulated_amx"]
+Feature = Literal[
+    "avx2", "avx512", "avx512_bf16", "avx512_vnni", "avx512_vbmi", "amx", "emulated_amx", "dotprod", "i8mm", "neon_bf16"
+]
 """Instructions that kernels use beyond plain C++.
 
 `avx2` includes FMA and F16C; `avx512` is that of x86-64-v4; `avx512_vbmi` includes GFNI. `emulated_amx` is plain C++ in
-place of `amx`, with the same bits.
+place of `amx`, with the same bits. On ARM: `dotprod` is SDOT, `i8mm` SMMLA, `neon_bf16` BFDOT and BFMMLA.
 """
 
 
@@ -21,8 +23,8 @@ place of `amx`, with the same bits.
 class InstructionSet:
     """Instruction set of a module `ostinato._native_<name>`.
 
-    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them. A stand-in is for tests: the plan never chooses it, and
-    it has some kernels only.
+    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them on either architecture. A stand-in is for tests: the plan
+    never chooses it, and it has some kernels only.
     """
 
     name: str
@@ -58,6 +60,11 @@ _AVX512: frozenset[Feature] = _AVX2 | {"avx512"}
 _BF16: frozenset[Feature] = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _AMX: frozenset[Feature] = _BF16 | {"avx512_vbmi", "amx"}
 
+# `atomics` and `asimdrdm` are ARMv8.1, which the compiler takes for granted.
+_DOTPROD = frozenset({"asimd", "atomics", "asimdrdm", "asimddp"})
+_I8MM_BF16 = _DOTPROD | {"i8mm", "bf16"}
+_ALL_OF_NEON: frozenset[Feature] = frozenset({"dotprod", "i8mm", "neon_bf16"})
+
 TABLE: dict[str, tuple[InstructionSet, ...]] = {
     "x86_64": (
         InstructionSet("x86_64_v3", _V3, ("-march=x86-64-v3",), _AVX2),
@@ -66,6 +73,10 @@ TABLE: dict[str, tuple[InstructionSet, ...]] = {
         InstructionSet("x86_64_v4_amx", _V4_BF16 | _BESIDE_MATRIX_UNITS | MATRIX_UNITS, _COMPILE_AMX, _AMX),
         InstructionSet("x86_64_v4_emulated_tiles", _V4, _COMPILE_V4, _AVX512 | {"emulated_amx"}, is_stand_in=True),
     ),
-    "aarch64": (InstructionSet("aarch64", frozenset(), ()),),
+    "aarch64": (
+        InstructionSet("aarch64", frozenset(), ()),
+        InstructionSet("aarch64_dotprod", _DOTPROD, ("-march=armv8.2-a+dotprod",), frozenset({"dotprod"})),
+        InstructionSet("aarch64_i8mm_bf16", _I8MM_BF16, ("-march=armv8.2-a+dotprod+i8mm+bf16",), _ALL_OF_NEON),
+    ),
 }
 """Machine, as `platform.machine` names it -> the instruction sets that modules are built for, worst first."""

@@ -5,8 +5,18 @@ No limit is None.
 
 from __future__ import annotations
 
+import platform
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+
+AT_HWCAP, AT_HWCAP2 = 16, 26
+
+HWCAP = {
+    **{name: (AT_HWCAP, bit) for name, bit in {"asimd": 1, "atomics": 8, "asimdrdm": 12, "asimddp": 20}.items()},
+    **{name: (AT_HWCAP2, bit) for name, bit in {"i8mm": 13, "bf16": 14}.items()},
+}
+"""Feature of an ARM CPU -> the entry of the auxiliary vector and the bit that Linux gives it (asm/hwcap.h)."""
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
@@ -86,9 +96,20 @@ def cpu_model(root: Path = Path("/")) -> str:
     return _fields_of_first(root).get("model name", "CPU")
 
 
-def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return the flags of its features; an empty set without such a line, as on ARM."""
-    return frozenset(_fields_of_first(root).get("flags", "").split())
+def read_cpu_flags(root: Path = Path("/"), machine: str = platform.machine()) -> frozenset[str]:
+    """Return the flags of its features, as /proc/cpuinfo spells them; an empty set where nothing tells.
+
+    On ARM they are those of HWCAP in this process's auxiliary vector, where an emulator describes the CPU that it
+    emulates; its /proc/cpuinfo is that of the machine below.
+    """
+    if machine != "aarch64":
+        return frozenset(_fields_of_first(root).get("flags", "").split())
+    try:
+        vector = (root / "proc/self/auxv").read_bytes()
+    except OSError:
+        return frozenset()
+    values = dict(struct.iter_unpack("<QQ", vector[: len(vector) // 16 * 16]))
+    return frozenset(name for name, (entry, bit) in HWCAP.items() if values.get(entry, 0) >> bit & 1)
 
 
 def processor_of(root: Path = Path("/")) -> str:
