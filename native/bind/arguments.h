@@ -87,7 +87,8 @@ struct IsOptionalTensor<OptionalTensor<T>> : std::true_type {};
 
 bool read_tensor(PyObject* value, Tensor& to);
 
-// Return the number of threads that a call named; torch's if it named 0.
+// Return the number of threads that a call named. If it named 0: torch's in a process that has imported it, else one
+// per usable core.
 int thread_count(int named);
 
 // Read a Python object into `to`. -> false if it has another type

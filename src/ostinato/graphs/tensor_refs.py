@@ -69,7 +69,7 @@ class RecordedCall:
 
 
 class CallRecord(Protocol):
-    """What a recorder has found: the calls, and the memory that they compute in."""
+    """Record of a step: its calls, and the memory that they compute in."""
 
     calls: list[RecordedCall]
     sizes: dict[int, int]

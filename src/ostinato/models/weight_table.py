@@ -124,7 +124,7 @@ def _names(calls: CallTrace) -> set[str]:
 
 
 def _step(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 1) -> CallTrace:
-    """Return the calls for one token of each row, of which the first `decode_rows` decode."""
+    """Return the calls of a step with `rows` rows of one token each. The first `decode_rows` rows decode."""
     head, vision = model.head, model.encoder
     behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
     memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)

@@ -167,7 +167,7 @@ def arrays_of(array: Array) -> Arrays:
     return NUMPY if isinstance(array, np.ndarray) else TorchArrays(str(array.device))
 
 
-def is_on_host(array: AnyArray) -> bool:
+def is_on_host(array: Any) -> bool:
     """Return whether the memory of an array of any kind is the host's."""
     return isinstance(array, np.ndarray) or array.device.type == "cpu"
 

@@ -80,7 +80,7 @@ class Gemma3VL(Gemma3):
         hyper: Gemma3VLHyperparameters = spec.hyperparameters
         eps = hyper.encoder_norm_eps
         tower = VisionTower(build, spec.vision, hyper.encoder_activation, eps)
-        self.images = Encoder(build, tower, Projector(build, spec.vision, eps))
+        self.images = Encoder(tower, Projector(build, spec.vision, eps))
 
     @property
     def encoder(self) -> Encoder:
