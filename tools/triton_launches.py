@@ -30,11 +30,11 @@ from ostinato.ops.dispatch import CallHook, Ops, triton_kernel
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS
 from ostinato.ops.step_inputs import (
-    ENCODER_TABLE,
     EncoderInputs,
     LayerCache,
     StepInputs,
     encoder_sizes,
+    encoder_table,
     step_sizes,
     step_table,
 )
@@ -179,7 +179,7 @@ def meta_step(rows: int, tokens_per_row: int, prompt_tokens: int, takes_images: 
     return StepInputs(**tensors, num_decode_rows=rows, checkpoints=checkpoints)
 
 
-def meta_images(spec: ModelSpec, tokens: int) -> EncoderInputs:
+def meta_images(spec: ModelSpec, tokens: int, dtype: str) -> EncoderInputs:
     """Two images of `tokens` output tokens together."""
     vision = spec.vision
     assert vision is not None
@@ -187,7 +187,7 @@ def meta_images(spec: ModelSpec, tokens: int) -> EncoderInputs:
     return EncoderInputs(
         **{
             name: torch.empty(each.shape(sizes), dtype=getattr(torch, each.dtype), device=META)
-            for name, each in ENCODER_TABLE.items()
+            for name, each in encoder_table(dtype).items()
         }
     )
 
@@ -216,7 +216,7 @@ def run_model(directory: Path, dtype: str, state_dtype: str, steps: Sequence[tup
         triton_kernel("sample")(model.compute_logits(hidden[: max(step[0] * step[1], 1)]))
     if spec.vision is not None:
         for tokens in (64, 1024):
-            model.encode(meta_images(spec, tokens))
+            model.encode(meta_images(spec, tokens, dtype))
 
 
 def collected(directories: Sequence[Path], sample: bool, capabilities: Sequence[int]) -> list[Call]:

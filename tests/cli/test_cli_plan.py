@@ -215,7 +215,8 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
     assert status == 0
     settings = data["settings"]
     assert settings == {
-        "dtype": "float16", "ssm_state_dtype": "bfloat16", "ssm_state_rounding": "stochastic", "device": "cuda",
+        "dtype": "float16", "ssm_state_dtype": "bfloat16", "ssm_checkpoint_dtype": "auto",
+        "ssm_state_rounding": "stochastic", "device": "cuda",
         "kv_cache_dtype": "int8", "max_num_seqs": 7,
         "quantization": {"group_size": 128, "ignore": [], "ignores_stacks": False, "storage": "int8"},
         "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 32,

@@ -105,8 +105,10 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
     model = build_model(WeightAllocator(ops, TorchArrays("cpu"), "float32"), spec)
     load_weights(model, checkpoint(name))
     memory = poisoned_memory(spec)
-    for row, decode_rows in ((BatchRow("r", (5, 6), 0, (1,), 0, (2,)), 0), (BatchRow("r", (7,), 2, (1,), 2, (2,)), 1)):
-        model.compute_logits(model(make_step_inputs(Batch((row,), decode_rows), BLOCK_SIZE, CPU), memory))
+    prompt, decoding = BatchRow("r", (5, 6), 0, (1,), 0, (2,)), BatchRow("r", (7,), 2, (1,), 2, (2,))
+    other = BatchRow("s", (5, 6), 0, (1,), 0, (1,))
+    for batch in (Batch((prompt,), 0), Batch((decoding,), 1), Batch((decoding, other), 1)):
+        model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory))
     assert called == set(spec.ops)
 
 

@@ -60,7 +60,7 @@ def test_a_narrow_time_step_limit_clamps_in_prefill_and_decode(
 
 
 def test_the_spec_names_the_kernels_of_what_the_model_has() -> None:
-    state = {"causal_conv1d", "gated_rms_norm", "ssd_scan", "state_update"}
+    state = {"causal_conv1d", "concat", "gated_rms_norm", "ssd_scan", "state_update"}
     common = state | {"attention", "embedding", "linear", "rms_norm", "rotary"}
     assert set(spec_with("bamba").ops) == common | {"rotary_angles"}
     assert set(spec_with("granitemoehybrid").ops) == common | {"moe", "route"}

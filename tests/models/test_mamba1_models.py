@@ -104,6 +104,7 @@ def test_without_its_own_key_the_inner_size_follows_from_expand() -> None:
 def test_the_spec_names_the_kernels_of_what_the_model_has() -> None:
     common = {
         "causal_conv1d",
+        "concat",
         "embedding",
         "gated_rms_norm",
         "linear",

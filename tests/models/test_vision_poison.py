@@ -14,6 +14,7 @@ from ostinato.engine.core import EngineCore
 from ostinato.graphs.tape import TapeBackend
 from ostinato.scheduler.batch import Batch, StepResult
 from tests.support.poison import NAN, assert_same_logits, poison, record_logits
+from tests.support.tensors import as_tensor
 from tests.support.vision_parity import Case, add, check, decided_case, images, make_engine, text, video
 
 GRAPHS: dict[str, dict[str, Any]] = {
@@ -54,15 +55,15 @@ def poison_all(engine: EngineCore) -> None:
     if encoder._buffers is not None:
         assert isinstance(encoder._backend, TapeBackend)
         encoder._backend.arena.poison()
-        encoder._buffers.tensors["patches"][:] = NAN
-        encoder._buffers.tensors["tap_weights"][:] = NAN
+        as_tensor(encoder._buffers.tensors["patches"])[:] = NAN
+        as_tensor(encoder._buffers.tensors["tap_weights"])[:] = NAN
 
 
 def watch_cells(engine: EngineCore) -> None:
     """From now on, every step is checked to leave alone all cells but those of the images that it encodes."""
     run_batch, [cells] = (
         engine.runner.execute,
-        [each.media for each in engine.runner.layer_memory if each.media is not None],
+        [as_tensor(each.media) for each in engine.runner.layer_memory if each.media is not None],
     )
 
     def watched(batch: Batch) -> StepResult:
@@ -118,8 +119,8 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     output = add(engine, case, prompt_logprobs=True)
     poison_all(engine)
     assert engine.runner.layer_memory[-1].media is not None
-    assert engine.runner.layer_memory[-1].media.isnan().all()
-    run_batch, cells = engine.runner.execute, engine.runner.layer_memory[-1].media
+    assert as_tensor(engine.runner.layer_memory[-1].media).isnan().all()
+    run_batch, cells = engine.runner.execute, as_tensor(engine.runner.layer_memory[-1].media)
 
     def spoiled(batch: Batch) -> StepResult:
         # As an encoder does that gives NaN for one token.

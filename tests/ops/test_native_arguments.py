@@ -62,8 +62,8 @@ def test_an_argument_of_another_kind_is_named(call: Call, name: str, value: Any,
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("x", X.double(), "x is torch.float64 where a float is read"),
-        ("out", X.half(), "out is torch.float16 where torch.float32 is read"),
+        ("x", X.double(), "x is float64 where a float is read"),
+        ("out", X.half(), "out is float16 where float32 is read"),
         ("x", X.t(), "x is a strided tensor where a contiguous one is read"),
         ("out", torch.zeros(3, 9)[:, :8], "out is a strided tensor where a contiguous one is read"),
     ],

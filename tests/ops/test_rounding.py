@@ -111,6 +111,6 @@ def test_both_forms_of_the_update_round_alike(dtype: torch.dtype) -> None:
     for update in (_row_by_row, _gathered):
         states = torch.zeros(rows + 1, heads, head_dim, size, dtype=dtype)
         slots = (torch.zeros(rows, dtype=torch.int32), at(1, 2, 3).unsqueeze(1))
-        update(decay, scaled, B, C, states, *slots, at(0, 500, 7), 2)
+        update(decay, scaled, B, C, states, *slots, at(0, 500, 7), 2, False)
         kept.append(states[1:])
     assert torch.equal(*kept)

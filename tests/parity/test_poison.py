@@ -20,6 +20,7 @@ from tests.support.poison import (
     spoil,
     watch_writes,
 )
+from tests.support.tensors import as_tensor
 from tests.support.turns import in_turns
 
 SMALL_ENGINES = [
@@ -130,11 +131,11 @@ def test_the_poison_is_where_the_other_tests_believe_it_to_be() -> None:
     holding = engine.scheduler.cache.request_cache(request.request_id)
     [attention] = [layer for layer in engine.runner.layer_memory if layer.k_cache is not None]
     assert attention.k_cache is not None
-    written = attention.k_cache[list(holding.block_table)].flatten(0, 1).isfinite().flatten(1).all(1)
+    written = as_tensor(attention.k_cache)[list(holding.block_table)].flatten(0, 1).isfinite().flatten(1).all(1)
     assert written.tolist() == [True] * 20 + [False] * 12
-    assert attention.k_cache[0].isnan().all()
+    assert as_tensor(attention.k_cache[0]).isnan().all()
     for layer in engine.runner.layer_memory:
         if "ssm" in layer.states:
-            layer.states["ssm"][list(holding.write_slots)] = NAN
+            as_tensor(layer.states["ssm"])[list(holding.write_slots)] = NAN
     engine.step()
     assert logits[-1].isnan().all()

@@ -29,7 +29,7 @@ def work(template="{{ messages[0].content }}", on_loop=True, media=None, forks=F
         chat_template=ChatTemplate({"default": template}),
         media=media,
         encode=lambda *_: [1],
-        formats=SimpleNamespace(has_channels=False),
+        formats=SimpleNamespace(has_channels=False, tools=None),
     )
     return RequestContext(text, ServeSettings(), "m", SamplingParams(), on_loop=on_loop, forks=forks)
 

@@ -14,6 +14,7 @@ from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch
 from tests.support.checkpoints import head_oracle, oracle, oracle_logits
+from tests.support.tensors import as_tensor
 
 
 class Reference(Protocol):
@@ -96,5 +97,5 @@ class Recorder:
         return found
 
     def _record(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
-        self._chosen += zip(picks, logits.clone(), strict=True)
+        self._chosen += zip(picks, as_tensor(logits).clone(), strict=True)
         return self._choose(logits, picks, draw)

@@ -20,6 +20,7 @@ from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.spec_decode.model_drafters import PredictionHeadForward
 from tests.support.checkpoints import random_prompt
 from tests.support.parity import make_engine, shrink
+from tests.support.tensors import as_tensor
 
 NAN = float("nan")
 
@@ -58,12 +59,12 @@ def poison(engine: EngineCore) -> None:
     for number, layer in enumerate(engine.runner.layer_memory):
         blocks, cells = free[has_window_blocks(engine, number)], unwritten[has_window_blocks(engine, number)]
         if layer.media is not None and engine.scheduler.encoder_cache is not None:
-            layer.media[[0, *engine.scheduler.encoder_cache._free]] = NAN
+            as_tensor(layer.media)[[0, *engine.scheduler.encoder_cache._free]] = NAN
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in layer.block_tensors.values():
+            for kept in map(as_tensor, layer.block_tensors.values()):
                 kept[blocks] = poison_of(kept)
                 kept.flatten(0, 1)[cells] = poison_of(kept)
-        for states in layer.states.values():
+        for states in map(as_tensor, layer.states.values()):
             states[slots] = NAN
     poison_head(engine)
 
@@ -87,11 +88,11 @@ def poison_head(engine: EngineCore) -> None:
     first = [table[0] for table in tables if table]
     first += [entry.block for entry in cache.store.index if entry.parent is None]
     for layer in head_memory(engine):
-        for kept in layer.block_tensors.values():
+        for kept in map(as_tensor, layer.block_tensors.values()):
             kept[first, 0] = poison_of(kept)
     forward = getattr(getattr(engine.runner.drafter, "proposer", None), "_forward", None)
     if isinstance(forward, PredictionHeadForward):
-        forward.hidden[:] = NAN
+        as_tensor(forward.hidden)[:] = NAN
 
 
 @torch.inference_mode()
@@ -108,7 +109,7 @@ def poison_graphs(engine: EngineCore) -> None:
             continue
         stale = {
             "kv_cells": numbers * engine.runner.block_size % (max(memory.num_blocks, 1) * engine.runner.block_size),
-            "row_starts": numbers.clamp(max=buffers.tensors["token_ids"].numel()),
+            "row_starts": numbers.clamp(max=len(buffers.tensors["token_ids"])),
             "kv_lens": torch.full_like(numbers, 17),
             "block_tables": numbers % max(memory.num_blocks, 1),
             "window_kv_cells": numbers
@@ -118,7 +119,8 @@ def poison_graphs(engine: EngineCore) -> None:
             "media_cells": numbers % (engine.plan.encoder.num_cells if engine.plan.encoder is not None else 1),
             "rope_positions": numbers,
         }
-        for name, buffer in buffers.tensors.items():
+        for name, own in buffers.tensors.items():
+            buffer = as_tensor(own)
             if name in (
                 "block_tables",
                 "window_block_tables",
@@ -165,8 +167,11 @@ def others(engine: EngineCore, cells: list[int], window_block_cells: list[int], 
     for number, layer in enumerate(engine.runner.layer_memory):
         own = window_block_cells if has_window_blocks(engine, number) else cells
         for kept, left_out in (
-            *((kept.flatten(0, 1), [*range(engine.runner.block_size), *own]) for kept in layer.block_tensors.values()),
-            *((states, slots) for states in layer.states.values()),
+            *(
+                (as_tensor(kept).flatten(0, 1), [*range(engine.runner.block_size), *own])
+                for kept in layer.block_tensors.values()
+            ),
+            *((as_tensor(states), slots) for states in layer.states.values()),
         ):
             copy = kept.clone()
             copy[left_out] = 0
@@ -180,11 +185,11 @@ def spoil(engine: EngineCore, request_id: str) -> None:
     for number, layer in enumerate(engine.runner.layer_memory):
         table = holding.window_block_table if has_window_blocks(engine, number) else holding.block_table
         if layer.k_cache is not None and layer.v_cache is not None:
-            for kept in layer.block_tensors.values():
+            for kept in map(as_tensor, layer.block_tensors.values()):
                 kept[list(table)] = poison_of(kept)
         for name, states in layer.states.items():
             if name != "hidden":
-                states[list(referenced_slots(holding))] = NAN
+                as_tensor(states)[list(referenced_slots(holding))] = NAN
 
 
 def record_logits(engine: EngineCore) -> list[torch.Tensor]:
@@ -194,7 +199,7 @@ def record_logits(engine: EngineCore) -> list[torch.Tensor]:
     def record(model: CausalLM) -> None:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             values = type(model).compute_logits(model, hidden)
-            seen.append(values.clone())
+            seen.append(as_tensor(values).clone())
             return values
 
         model.compute_logits = logits  # type: ignore[method-assign]
@@ -289,8 +294,8 @@ def assert_written(engine: EngineCore) -> None:
             if has_window_blocks(engine, number)
             else blocks
         )
-        for kept in layer.block_tensors.values():
+        for kept in map(as_tensor, layer.block_tensors.values()):
             of_written = kept[written]
             assert (of_written if written is not blocks else of_written[~unread]).isfinite().all()
-        for states in layer.states.values():
+        for states in map(as_tensor, layer.states.values()):
             assert states[slots].isfinite().all()

@@ -325,11 +325,26 @@ def converted(array: AnyArray, dtype: str) -> AnyArray:
     if not isinstance(made, np.ndarray):
         made = made.to(getattr(library(made), dtype))
     elif dtype == "float32" and dtype_name(made.dtype) == "float8_e4m3fn":
-        made = _float8_values()[made.view(np.uint8)]  # This is three times as fast as a cast.
+        made = _from_float8(made)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             made = made.astype(numpy_dtype(dtype), copy=False)
     return cast(AnyArray, made)
+
+
+FLOAT8_SLAB = 2**11
+"""Values of 8 bits that are looked up in one call."""
+
+
+def _from_float8(array: np.ndarray) -> np.ndarray:
+    """Return the values of float8_e4m3fn as float32, by a table: three times as fast as a cast.
+
+    numpy widens the indices, so it gets few at a time.
+    """
+    bits, found = np.ascontiguousarray(array).view(np.uint8).ravel(), np.empty(array.size, np.float32)
+    for begin in range(0, len(bits), FLOAT8_SLAB):
+        _float8_values().take(bits[begin : begin + FLOAT8_SLAB], out=found[begin : begin + FLOAT8_SLAB], mode="clip")
+    return found.reshape(array.shape)
 
 
 @cache

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS, noise_keys
+from ostinato.ops.reference.sample import noise_keys
+from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS
 
 # torch's int32 needs signed integers.
 _SIGNED_MULTIPLIERS = tuple(each - 2**32 if each >= 2**31 else each for each in HASH_MULTIPLIERS)

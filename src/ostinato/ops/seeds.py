@@ -10,10 +10,6 @@ how they are used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-
-import numpy as np
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -42,19 +38,6 @@ def mix64(value: int) -> int:
 def derive_seed(seed: int, index: int) -> int:
     """Return the seed of sample `index` of a request; sample 0 uses the request's own seed."""
     return seed & MASK64 if index == 0 else mix64((mix64(seed & MASK64) + index * GOLDEN) & MASK64)
-
-
-def noise_keys(seeds_and_positions: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the two words that make the noise of each (seed, position), [rows, 2] int32."""
-    words = [mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64) for seed, position in seeds_and_positions]
-    # The low half of each comes first.
-    return np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)
-
-
-@lru_cache(2**12)
-def _mixed(seed: int) -> int:
-    """Return the part of a key that all positions of a request share."""
-    return mix64((seed + GOLDEN) & MASK64)
 
 
 def seed_of_request(seed: int, number: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like
-from ostinato.ops.seeds import noise_keys
+from ostinato.ops.reference.sample import noise_keys
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling.logits_processing import guide_error, process_logits
 from ostinato.sampling.state import PendingToken, SamplingState

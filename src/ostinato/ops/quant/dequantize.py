@@ -173,8 +173,9 @@ def _mxfp4(blocks: Array) -> Array:
 def _int4(blocks: Array) -> Array:
     bits = bits_as(blocks[:, :4], "int32")
     scale, zero = bits_as(bits & ~INT4_ZERO_BITS, "float32"), converted(bits & INT4_ZERO_BITS, "float32")
-    nibbles = _nibbles(blocks[:, 4:].reshape(len(blocks), -1, 16))
-    return scale * (nibbles.reshape(len(blocks), -1) - zero)
+    size = blocks.shape[1] - 4
+    nibbles = _nibbles(blocks[:, 4:].reshape(len(blocks), size // 16, 16))
+    return scale * (nibbles.reshape(len(blocks), 2 * size) - zero)
 
 
 def _fp8(blocks: Array) -> Array:

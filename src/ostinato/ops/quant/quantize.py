@@ -217,6 +217,6 @@ def native_quantizers(extension: NativeExtension) -> WeightQuantizers:
     return WeightQuantizers(native_quantize_int8(extension), native_quantize_int4(extension))
 
 
-def _readable(values: np.ndarray) -> np.ndarray:
+def _readable(values: AnyArray) -> AnyArray:
     """Return values in a dtype that the kernels read."""
-    return values if dtype_name(values.dtype) in ("bfloat16", "float16", "float32") else values.astype(np.float32)
+    return values if dtype_name(values.dtype) in ("bfloat16", "float16", "float32") else converted(values, "float32")
