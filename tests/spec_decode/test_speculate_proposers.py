@@ -12,6 +12,7 @@ from ostinato.sampling.sampler import SampleKernel, select_tokens
 from ostinato.sampling.state import PendingToken
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import greedy, make_engine, run, sampled
+from tests.support.tensors import as_tensor
 
 PROMPTS = [random_prompt(length, seed=length) for length in (16, 21, 40)]
 METHODS = {"mtp": "mtp:3", "draft": {"method": "draft", "num_speculative_tokens": 3}}
@@ -37,7 +38,7 @@ def test_a_row_whose_drafter_gives_no_finite_logits_gets_the_drafts_before_them(
     plain, _ = outputs("nemotron_h_head", None)
 
     def choose_finite(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
-        logits = logits.clone()
+        logits = as_tensor(logits).clone()
         for row, pick in enumerate(picks):
             if pick.position % 3 == 0:
                 logits[row] = torch.nan
