@@ -248,7 +248,7 @@ _NOT_HERE = {
     " worker_extension_cls additional_config logits_processor_pattern --tool-parser-plugin"
     " --reasoning-parser-plugin model_class_overrides model_impl engram_config diffusion_config aux_output_config"
     " watermark_config",
-    "the client runs tools; the server only names them": "--tool-server --tools --tools-runtime"
+    "the client runs tools; the server only names them": "--tool-server --tools-runtime"
     " --mcp-servers-config --mcp-servers-json -ag --agent -no-ag --no-agent --ui-mcp-proxy --webui-mcp-proxy"
     " --no-ui-mcp-proxy --no-webui-mcp-proxy",
     "a request says it, in chat_template_kwargs, reasoning_effort and tool_choice": "--reasoning-effort"

@@ -39,11 +39,11 @@ def test_every_tensor_of_a_step_has_a_buffer_and_counts_as_memory() -> None:
 
 def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_zeros_per_token() -> None:
     buffers, plain = StepBuffers(6, 12, 5, 3, CPU, takes_images=True), StepBuffers(6, 12, 5, 3, CPU)
-    assert buffers.num_bytes - plain.num_bytes == 12 * (3 + 1) * 8
+    assert buffers.num_bytes - plain.num_bytes == 12 * ((3 + 1) * 8 + 4)
     assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, takes_images=True)
     for tokens in (12, 2):
         positions, cells = torch.arange(3 * tokens).view(tokens, 3) + 1, torch.arange(tokens) + 1
-        step = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells)
+        step = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells, last_seen=cells.int())
         lay(buffers, step, 1, 12)
     view = buffers.view(1, 12, 1, 0)
     assert view.rope_positions is not None

@@ -37,6 +37,10 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "logprobs": 2, "presen
 KERNELS = ["reference", "native"]
 
 
+OF_PYTHON = 2**20
+"""What Python's own objects may take besides: requests, outputs, texts."""
+
+
 def engine_of(directory: Path, **settings: Any) -> EngineCore:
     limits = {"max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 8, "cache_memory": "16MiB"}
     plain = {"model": str(directory), "random_weights": True, "threads": 1, "graph_mode": "none"}
@@ -84,7 +88,7 @@ def check(engine: EngineCore, most_times: float) -> None:
     rows = {op: choice.ukernels for op, choice in engine.plan.kernels.items()}
     kept = scratch_bytes(engine.spec, tokens, positions, settings.max_model_len, native, 1, rows)
     taken = taken_bytes(engine)
-    assert {name: size for name, size in taken.items() if size > planned - kept} == {}
+    assert {name: size for name, size in taken.items() if size > planned - kept + OF_PYTHON} == {}
     assert planned - kept <= most_times * max(taken.values())
 
 

@@ -95,7 +95,7 @@ def test_the_sections_of_memory_are_what_the_encoder_s_plan_says() -> None:
 
 
 def test_a_step_s_buffers_hold_places_and_cells_of_tokens_too() -> None:
-    assert planned().memory.graphs - planned(spec=TEXT).memory.graphs == 1024 * 8 * (3 + 1)
+    assert planned().memory.graphs - planned(spec=TEXT).memory.graphs == 1024 * (8 * (3 + 1) + 4)
 
 
 def test_the_encoder_s_weights_are_among_the_model_s() -> None:
@@ -315,7 +315,7 @@ def test_items_that_the_lowered_limits_cannot_hold_are_a_capacity_error_that_nam
 
 def test_buffers_hold_pixels_taps_and_places_of_each_patch() -> None:
     patch = 4 * 1536 + 4 * 8 + 4 * 4 + 2 * 8
-    assert encoder_buffer_bytes(VISION, tokens=10, items=3) == 40 * patch + 4 * 4
+    assert encoder_buffer_bytes(VISION, "float32", tokens=10, items=3) == 40 * patch + 4 * 4
 
 
 def test_encoding_takes_more_with_references_and_a_mask_over_all_patches() -> None:

@@ -16,6 +16,7 @@ from tests.support.checkpoints import checkpoint
 from tests.support.graph_steps import without_padding
 from tests.support.parity import Case, add, check, run, sampled_case
 from tests.support.speculation import Watched, at_random, drafting_engine, outputs_of, script
+from tests.support.tensors import as_tensor
 
 K = 3
 SPECULATIVE = {
@@ -84,7 +85,7 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
     engine = graph_engine(capture_rows=(4,), capture_sizes=(64,))
     graphs, padded = engine.runner.graphs, 0
     buffers, run_batch, run_step = graphs.buffers, engine.runner.execute, graphs.run
-    tensors = buffers.tensors
+    tensors = {name: as_tensor(each) for name, each in buffers.tensors.items()}
 
     def dirtied(batch: Batch) -> StepResult:
         for name, buffer in tensors.items():
@@ -95,7 +96,7 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
 
     def checked(step: StepInputs) -> torch.Tensor:
         nonlocal padded
-        right = {name: getattr(step, name).clone() for name in tensors}
+        right = {name: as_tensor(getattr(step, name)).clone() for name in tensors}
         hidden = run_step(step)
         rows, width = step.write_slots.shape
         if step.num_decode_rows != rows or width == 1:

@@ -15,6 +15,7 @@ from ostinato.engine.core import EngineCore
 from tests.support.checkpoints import checkpoint
 from tests.support.parity import BLOCK, NEW, Case, add, cached, check, complete, run, sampled_case
 from tests.support.speculation import Wanted, Watched, at_random, drafting_engine, outputs_of, script
+from tests.support.tensors import as_tensor
 
 LENGTH = 70
 
@@ -97,7 +98,7 @@ def test_blocks_and_checkpoints_hold_what_steps_without_drafts_leave_there(metho
         given, expected = parts_of(engine), parts_of(plain)
         assert given.keys() == expected.keys() == boundaries
         for end, parts in expected.items():
-            for own, wanted in zip(given[end], parts, strict=True):
+            for own, wanted in zip(map(as_tensor, given[end]), map(as_tensor, parts), strict=True):
                 torch.testing.assert_close(own, wanted, atol=1e-4 * wanted.abs().max().item(), rtol=0)
 
 

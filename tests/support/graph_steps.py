@@ -14,11 +14,12 @@ from ostinato.engine.core import EngineCore
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.step_graphs import persistent_storages
 from ostinato.graphs.tape import Tape, TapeBackend
-from ostinato.ops.arrays import Arrays, TorchArrays
+from ostinato.ops.arrays import Arrays, TorchArrays, is_array
 from ostinato.ops.dispatch import CallHook
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from tests.support.checkpoints import checkpoint, random_prompt
+from tests.support.tensors import as_tensor
 
 CPU = TorchArrays("cpu")
 Forward = Callable[[StepInputs], torch.Tensor]
@@ -146,5 +147,5 @@ class Steps:
 
 def without_padding(step: StepInputs) -> StepInputs:
     """The same step in memory of its own."""
-    tensors = {name: value.clone() for name, value in vars(step).items() if isinstance(value, torch.Tensor)}
+    tensors = {name: as_tensor(value).clone() for name, value in vars(step).items() if is_array(value)}
     return replace(step, **tensors)

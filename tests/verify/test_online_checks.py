@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 from ostinato.config import EngineConfig
@@ -60,7 +61,7 @@ def test_a_wrong_token_is_counted_and_logged_with_its_record(tmp_path: Any, capl
         nonlocal count
         count += 1
         logits = compute(hidden)
-        return logits.roll(1, dims=-1) if count == 4 else logits
+        return np.roll(logits, 1, axis=-1) if count == 4 else logits
 
     engine.runner.model.compute_logits = broken  # type: ignore[method-assign]
     engine.add_request(random_prompt(20, seed=1), greedy(), request_id="wrong")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -131,7 +132,7 @@ def mutated(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             nonlocal count
             count += 1
             logits = compute(hidden)
-            return logits.roll(1, dims=-1) if count == step else logits
+            return np.roll(logits, 1, axis=-1) if count == step else logits
 
         engine.runner.model.compute_logits = broken  # type: ignore[method-assign]
 

@@ -19,7 +19,7 @@ from ostinato.observe.counts import StartupTimer
 from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.plan.plan import Plan
 from ostinato.runner.cache_memory import LayerCacheMemory
-from ostinato.runner.model_runner import ModelRunner, ProgressFn
+from ostinato.runner.model_runner import ModelRunner, ProgressFn, choose_arrays
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import SchedulerLimits, scored_tokens
 from ostinato.scheduler.scheduler import ChooseNumDrafts, Scheduler
@@ -72,6 +72,7 @@ def _start_ranks(
 ) -> LeaderRank | None:
     if spec.ranks == 1:
         return None
+    choose_arrays(plan, spec)  # It refuses a plan that needs torch where there is none.
     from ostinato.distributed.leader import LeaderRank
 
     return LeaderRank(plan, spec, directory, draft_directory)

@@ -369,3 +369,42 @@ class ShapesOnly(NumpyArrays):
 
     def empty(self, shape: Sequence[int], dtype: str, *, fills_slowly: bool = False) -> Array:  # noqa: ARG002
         return self.without_memory(shape, dtype)
+
+
+class Collectives(Protocol):
+    """Connection of rank `number` with the others.
+
+    All ranks make the same calls in the same order, with tensors of one shape and dtype.
+    """
+
+    number: int
+
+    def all_reduce(self, x: Array) -> Array:
+        """Add the other ranks' tensors to `x`, in place, and return it."""
+        ...
+
+    def all_gather(self, x: Array) -> list[Array]:
+        """Return every rank's `x`, in the order of ranks, on all of them."""
+        ...
+
+    def gather(self, x: Array) -> list[Array] | None:
+        """Return every rank's `x` on the first rank, and None on the others."""
+        ...
+
+
+class SingleRankCollectives:
+    """Connection of the single rank of a model that is not sharded."""
+
+    number = 0
+
+    def all_reduce(self, x: Array) -> Array:
+        return x
+
+    def all_gather(self, x: Array) -> list[Array]:
+        return [x]
+
+    def gather(self, x: Array) -> list[Array] | None:
+        return [x]
+
+
+NO_COLLECTIVES = SingleRankCollectives()

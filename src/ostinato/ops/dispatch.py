@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ostinato.ops.arrays import dtype_name, numpy_dtype
+from ostinato.ops.arrays import Collectives, dtype_name, numpy_dtype
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
 from ostinato.os_support import request_matrix_units, spin_turns
@@ -30,45 +30,6 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
 
 Kernel = Callable[..., "Array"]
-
-
-class Collectives(Protocol):
-    """Connection of rank `number` with the others.
-
-    All ranks make the same calls in the same order, with tensors of one shape and dtype.
-    """
-
-    number: int
-
-    def all_reduce(self, x: Array) -> Array:
-        """Add the other ranks' tensors to `x`, in place, and return it."""
-        ...
-
-    def all_gather(self, x: Array) -> list[Array]:
-        """Return every rank's `x`, in the order of ranks, on all of them."""
-        ...
-
-    def gather(self, x: Array) -> list[Array] | None:
-        """Return every rank's `x` on the first rank, and None on the others."""
-        ...
-
-
-class SingleRankCollectives:
-    """Connection of the single rank of a model that is not sharded."""
-
-    number = 0
-
-    def all_reduce(self, x: Array) -> Array:
-        return x
-
-    def all_gather(self, x: Array) -> list[Array]:
-        return [x]
-
-    def gather(self, x: Array) -> list[Array] | None:
-        return [x]
-
-
-NO_COLLECTIVES = SingleRankCollectives()
 
 
 class Recorder(Protocol):

@@ -112,7 +112,7 @@ def choose_arrays(plan: Plan, spec: ModelSpec) -> Arrays:
     if not others and spec.ranks == 1:
         return NUMPY
     if find_spec("torch") is None:
-        need = f"{' and '.join(sorted(others))} kernels need" if others else f"{spec.ranks} ranks need"
+        need = f"{spec.ranks} ranks need" if spec.ranks > 1 else f"{' and '.join(sorted(others))} kernels need"
         message = f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'"
         native = plan.device.native
         if others and native.isa is None:

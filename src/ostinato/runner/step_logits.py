@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ostinato.models.base import CausalLM
-from ostinato.ops.arrays import host_values
-from ostinato.ops.dispatch import Collectives
+from ostinato.ops.arrays import Collectives, host_values
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.runner.inputs import Drafts

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from ostinato.ops.dispatch import NO_COLLECTIVES, Collectives
+from ostinato.ops.arrays import NO_COLLECTIVES, Collectives
 from ostinato.ops.quant.block_formats import Blocks
 from ostinato.ops.reference import pointwise
 
