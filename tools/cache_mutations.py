@@ -121,7 +121,7 @@ MUTATIONS = (
     mutation(
         "pinned slots count as slots for new checkpoints",
         "kv_cache/store.py",
-        ("        if not self.pins.pinned:\n", "        if True:\n"),
+        ("        if not self.pins.pinned or self.packed.count:\n", "        if True:\n"),
     ),
     mutation(
         "a pin outlives its checkpoint",
@@ -250,7 +250,7 @@ MUTATIONS = (
     mutation(
         "the checkpoint that is hit is not referenced",
         "kv_cache/state_slots.py",
-        ("        self._slots.retain((request_cache.read_slot,))\n", ""),
+        ("            self._slots.retain((request_cache.read_slot,))\n", "            pass\n"),
     ),
     mutation(
         "the index gains from a failed step",
@@ -325,11 +325,7 @@ MUTATIONS = (
     mutation(
         "a slot that is referenced is evicted",
         "kv_cache/store.py",
-        (
-            "for checkpoint in index.checkpoints if self.slots.is_idle(checkpoint.slot))",
-            "for checkpoint in index.checkpoints)",
-        ),
-        ("is checkpoint and self.slots.is_idle(checkpoint.slot)", "is checkpoint"),
+        ("if packed else self.slots.is_idle(checkpoint.slot)", "if packed else True"),
     ),
     mutation(
         "an evicted block leaves its checkpoint",

@@ -100,7 +100,10 @@ def test_loading_holds_a_few_forms_of_one_tensor_beside_the_weights(
     largest = max(tensor.num_elements for tensor in gguf_header(path).tensors.values())
     # What blocks are taken apart into has up to 8 bytes for each weight, beside the weights themselves. What torch
     # quantises with then is as much again.
-    assert peak_with_numpy(lambda: load_weights(model, path)) <= (24 if quantization == "int8" else 12) * largest
+    # Python keeps names and headers besides.
+    assert (
+        peak_with_numpy(lambda: load_weights(model, path)) - 2**17 <= (24 if quantization == "int8" else 12) * largest
+    )
 
 
 @needs_proc

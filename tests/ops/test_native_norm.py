@@ -187,6 +187,8 @@ def test_two_vectors_of_a_token_are_multiplied_and_rounded_once(
     out = checked_kernel(isa, "multiply")(first, second)
     # A product of two values of a dtype has at most twice its digits.
     assert torch.equal(out, (first.double() * second.double()).to(dtype))
+    for other in (second, spaced(second[:1].clone(), 3)) if tokens else (second,):
+        assert torch.equal(checked_kernel(isa, "add")(first, other), (first.float() + other.float()).to(dtype))
 
 
 @few

@@ -38,17 +38,6 @@ class SketchTensor:
         lengths = [len(range(size)[at]) for at, size in zip(each, self.shape, strict=False) if isinstance(at, slice)]
         return replace(self, shape=(*lengths, *self.shape[len(each) :]))
 
-    def __add__(self, other: SketchTensor) -> SketchTensor:
-        return self._traced.note("add", (self, other), self.shape, self.dtype)
-
-    def __mul__(self, other: float | SketchTensor) -> SketchTensor:
-        return self._traced.note("mul", (self, other), self.shape, self.dtype)
-
-    @property
-    def _traced(self) -> CallTracer:
-        assert self.trace is not None, "a weight takes part in no calculation but a kernel's"
-        return self.trace
-
 
 class CallTracer:
     """Record of the calls of a forward pass, in place of the tap of the model's kernels."""

@@ -196,7 +196,7 @@ class CausalLM(Module, ABC):
         """Return c tanh(x / c) of logits that are 2 x / c, as 2 c sigmoid(2 x / c) - c."""
         tokens, size = logits.shape
         caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
-        return self.cap_gate(caps, logits) + self.shift[:, :size]
+        return self.build.ops.add(self.cap_gate(caps, logits), self.shift[:, :size])
 
     def checkpoint_name(self, name: str) -> str | None:
         """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""

@@ -157,6 +157,11 @@ def like(array: Array, values: np.ndarray) -> Array:
     return cast("Array", values) if isinstance(array, np.ndarray) else TorchArrays(str(array.device)).of(values)
 
 
+def like_on_host(array: Array, values: np.ndarray) -> Array:
+    """Return values of the host as an array of the kind of `array`, in the host's memory."""
+    return cast("Array", values) if isinstance(array, np.ndarray) else TorchArrays("cpu").of(values)
+
+
 def copied(array: Array) -> Array:
     """Return a copy of an array of any kind."""
     return cast("Array", array.copy()) if isinstance(array, np.ndarray) else array.clone()

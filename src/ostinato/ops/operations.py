@@ -263,7 +263,12 @@ PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 class Operations:
     """Rows of all operations. The files of the operations say what each computes."""
 
-    add = Operation(like_first, "pointwise", callers=("encoder",))
+    add = Operation(
+        like_first,
+        "pointwise",
+        triton=Implementation(launches=pointwise.add_launches),
+        callers=("every step", "encoder"),
+    )
     # Operations between ranks have no kernel; the process group computes them (`ops/reference/collectives.py`).
     all_reduce = Operation(lambda x: x, "collectives", Implementation(reads_on_host=True), native=None)
     attention = Operation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ostinato.errors import ModelError, Remedy, RequestError
-from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like
+from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like, like_on_host
 from ostinato.ops.reference.sample import noise_keys
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling.logits_processing import guide_error, process_logits
@@ -261,7 +261,7 @@ def _sample_logits(
         return kernel(logits)
     settings = np.array([state.draw_settings for state in states], dtype=np.float64)
     keys = noise_keys([(state.seed, position) for state, position in zip(states, positions, strict=True)])
-    return kernel(logits, like(logits, settings), like(logits, keys))
+    return kernel(logits, like_on_host(logits, settings), like_on_host(logits, keys))
 
 
 def _sample_one_per_row(logits: LogitChunks, rows: Sequence[BatchRow], kernel: SampleKernel) -> Array:

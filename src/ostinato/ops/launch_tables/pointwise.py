@@ -66,6 +66,11 @@ def inject_media_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     return (_copy_launch("inject_media_kernel", size),)
 
 
+def add_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Return the launch for vectors of `size` elements."""
+    return (_copy_launch("add_kernel", size),)
+
+
 def multiply_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for vectors of `size` elements."""
     return (_copy_launch("multiply_kernel", size),)

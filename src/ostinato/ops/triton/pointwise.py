@@ -223,6 +223,35 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 
 @triton.jit
+def add_kernel(first, second, out, size, stride_first, stride_second, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    left = tl.load(first + token * stride_first + column, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(second + token * stride_second + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * size + column, to_dtype(left + right, out.dtype.element_ty), mask=inside)
+
+
+def add(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Compute `ops.add`; its reference documents arguments and result."""
+    tokens, size = first.shape
+    out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
+    (launch,) = launches.add_launches(size=size, capability=common.capability(first))
+    common.run(
+        add_kernel,
+        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
+        launch,
+        first=first,
+        second=second,
+        out=out,
+        size=size,
+        stride_first=first.stride(0),
+        stride_second=second.stride(0) if second.shape[0] > 1 else 0,
+    )
+    return out
+
+
+@triton.jit
 def multiply_kernel(first, second, out, size, stride_first, stride_second, IS_ONE: tl.constexpr, COLUMNS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
