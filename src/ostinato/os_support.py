@@ -146,6 +146,11 @@ def raise_max_open_files(needed: int) -> int | None:
     return None
 
 
+def missing_torch(need: str) -> ConfigError:
+    """Return the error for what needs PyTorch where it is not installed; `need` ends in a verb."""
+    return ConfigError(f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'")
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -119,6 +119,13 @@ def test_what_needs_torch_says_so_with_the_command(settings: dict[str, object], 
     assert f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'" in last
 
 
+def test_a_command_that_needs_torch_says_so() -> None:
+    command = "from ostinato.cli.main import main; main(['bench', 'profile', 'demo'])"
+    done = run(f"{WITHOUT}\n{command}")
+    assert done.returncode == 2
+    assert "this command needs PyTorch, which is not installed: pip install 'ostinato[torch]'" in done.stderr
+
+
 @pytest.mark.parametrize("name", [name for name, row in OPERATIONS.items() if row.native is not None])
 def test_parameters_read_from_the_source_are_those_of_the_reference(name: str) -> None:
     expected = {

@@ -24,7 +24,7 @@ from rich.text import Text
 from ostinato._version import __version__
 from ostinato.cli.help import HELP_NAMES, HelpCommand, HelpGroup, UsageError
 from ostinato.errors import ConfigError, OstinatoError, Remedy, os_error_text
-from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space
+from ostinato.os_support import address_space_hint, address_space_limit, lack_of_address_space, missing_torch
 from ostinato.units import GiB
 
 EXIT_BAD_REQUEST, EXIT_INTERRUPTED = 2, 130
@@ -50,7 +50,7 @@ COMMANDS = {
 }
 """Location of each command: name -> module, and in it the function or the app of commands."""
 COMPUTING = frozenset({"generate", "chat", "eval", "verify", "replay", "bench"})
-"""Subcommands that import torch into their own process."""
+"""Subcommands that compute in their own process."""
 STYLE: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
@@ -160,6 +160,11 @@ def _run(arguments: Sequence[str], as_json: bool) -> None:
         sys.exit(EXIT_BAD_REQUEST)
     except OstinatoError as error:
         _report(error, as_json, _flags_of(arguments))
+        sys.exit(EXIT_BAD_REQUEST)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _report(missing_torch("this command needs"), as_json)
         sys.exit(EXIT_BAD_REQUEST)
     except Exception as error:
         if _follows_from_an_interrupt(error):

@@ -38,6 +38,7 @@ from ostinato.ops.arrays import (
 )
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
+from ostinato.os_support import missing_torch
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.tensor_parallel import SINGLE_RANK
@@ -113,11 +114,10 @@ def choose_arrays(plan: Plan, spec: ModelSpec) -> Arrays:
         return NUMPY
     if find_spec("torch") is None:
         need = f"{spec.ranks} ranks need" if spec.ranks > 1 else f"{' and '.join(sorted(others))} kernels need"
-        message = f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'"
-        native = plan.device.native
+        native, error = plan.device.native, missing_torch(need)
         if others and native.isa is None:
-            message += f". Native kernels, which need none, are not used: {native.reason}"
-        raise ConfigError(message)
+            raise ConfigError(f"{error.message}. Native kernels, which need none, are not used: {native.reason}")
+        raise error
     return TorchArrays(plan.settings.device)
 
 
