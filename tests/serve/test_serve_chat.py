@@ -250,6 +250,7 @@ def test_guided_answers_are_of_their_form(client, extra, check):
     assert check(answer.choices[0].text)
 
 
+CALL = {"id": "y", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
 NO_SCHEMA = {"name": "x", "schema": {"type": "text"}}
 
@@ -263,7 +264,7 @@ NO_SCHEMA = {"name": "x", "schema": {"type": "text"}}
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}, "messages"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"store": True}, "store"),
