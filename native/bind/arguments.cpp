@@ -75,7 +75,8 @@ bool read_array(PyObject* value, Tensor& to) {
     const auto* found = static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
     if (!found) throw nb::python_error();
     check_dims(found->dims);
-    const int dtype = dtype_of(found->kind, found->item_bytes);
+    constexpr int NOT_SWAPPED = 0x200;
+    const int dtype = found->flags & NOT_SWAPPED ? dtype_of(found->kind, found->item_bytes) : -1;
     if (dtype < 0) refuse_dtype(value);
     to.address = static_cast<std::byte*>(found->data);
     to.dtype = static_cast<DType>(dtype);

@@ -20,10 +20,15 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 def peak_with_numpy(work: Callable[[], object]) -> int:
     """As `peak_bytes`, and those of numpy and Python too: no less than they hold together at any time."""
+    return sum(peaks(work))
+
+
+def peaks(work: Callable[[], object]) -> tuple[int, int]:
+    """As `peak_bytes`, and the same of numpy and Python."""
     tracemalloc.start()
     try:
         peak = _peak_of_torch(work) or 0
-        return peak + tracemalloc.get_traced_memory()[1]
+        return peak, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 

@@ -5,9 +5,11 @@ A process that reads a file that has become shorter gets SIGBUS; the message for
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -49,6 +51,17 @@ _DTYPES = {
 """Dtypes by their names in safetensors."""
 
 
+_NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which Python does not name: what is mapped counts as no memory that may be written."""
+
+
+def _map(file: int) -> mmap.mmap:
+    """Map a file, so that writes stay in this process; there are none."""
+    if sys.platform != "linux":
+        return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 class SafetensorsFile:
     """A safetensors file, mapped. Its tensors are views that keep it mapped; writes to them stay in this process."""
 
@@ -63,8 +76,10 @@ class SafetensorsFile:
             with safe_open(path, framework="numpy"), path.open("rb") as file:  # The library checks the header.
                 size = int.from_bytes(file.read(8), "little")
                 tensors = json.loads(file.read(size), object_pairs_hook=list)
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapped = _map(file.fileno())
         except (SafetensorError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                raise
             try:
                 with path.open("rb") as data:
                     is_pointer = LFS_POINTER in data.read(len(LFS_POINTER))
@@ -93,7 +108,10 @@ class SafetensorsFile:
     def tensor(self, name: str) -> np.ndarray:
         """Return a tensor of the mapped file."""
         first, end = self._tensors[name]["data_offsets"]
-        return self._data[first:end].view(numpy_dtype(_DTYPES[self.dtype(name)])).reshape(self.shape(name))
+        kind = _DTYPES.get(self.dtype(name))
+        if kind is None:
+            raise ModelError(f"{name} in {self.path} is of dtype {self.dtype(name)}, which is not read")
+        return self._data[first:end].view(numpy_dtype(kind)).reshape(self.shape(name))
 
 
 INDEX = "model.safetensors.index.json"

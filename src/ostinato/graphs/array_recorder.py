@@ -85,7 +85,8 @@ class ArrayRecorder:
     """Recorder of one step's native calls. It listens at the tap of the model's kernels while it records.
 
     `persistent` maps the memory of each buffer that never moves to its name. Parts of a layer whose name is in `splits`
-    are left out: each is one call, which a replay makes with its own step.
+    are left out: each is one call, which a replay makes with its own step. Results keep address space until the step
+    is recorded, and hardly any pages.
     """
 
     def __init__(self, persistent: Mapping[int, str], splits: Collection[str]) -> None:
@@ -136,10 +137,10 @@ class ArrayRecorder:
                 )
         placed = tuple(self._placed(name, each) for each in tensors)
         # Its calls are not recorded, and show the shape of its result.
-        calls, sizes = list(self.calls), dict(self.sizes)
+        calls, sizes, storages = list(self.calls), dict(self.sizes), dict(self._storages)
         result = function(*tensors, *other_args)
         self.calls[:] = calls
-        self.sizes = sizes
+        self.sizes, self._storages = sizes, storages
         if not isinstance(result, np.ndarray) or result.shape[:1] != tensors[0].shape[:1]:
             raise CaptureError(f"{name} must return one new tensor with an entry per token, as it is left out")
         out = self._new(np.zeros(result.shape, result.dtype))

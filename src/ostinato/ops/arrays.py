@@ -110,7 +110,7 @@ class NumpyArrays:
         return cast("Array", huge_pages.empty(shape, numpy_dtype(dtype), fills_slowly=fills_slowly))
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Array:
-        return cast("Array", np.zeros(shape, numpy_dtype(dtype)))
+        return cast("Array", huge_pages.on_cache_line(shape, numpy_dtype(dtype), is_zero=True))
 
     def without_memory(self, shape: Sequence[int], dtype: str) -> Array:
         return cast("Array", np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape)))
@@ -128,7 +128,7 @@ class NumpyArrays:
         return cast("Array", values)
 
     def mirrored_bytes(self, count: int) -> tuple[np.ndarray, Array]:
-        made = np.zeros(count, np.uint8)
+        made = huge_pages.on_cache_line((count,), np.dtype(np.uint8), is_zero=True)
         return made, cast("Array", made)
 
     def send(self, values: np.ndarray, to: Array) -> None:  # noqa: ARG002

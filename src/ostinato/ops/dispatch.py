@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from ostinato.ops.arrays import Collectives, dtype_name, numpy_dtype
+from ostinato.ops.huge_pages import on_cache_line
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
 from ostinato.os_support import request_matrix_units, spin_turns
@@ -133,10 +135,16 @@ class NativeKernel:
         shape, dtype = result
         first = args[0] if args else kwargs[self._names[0]]
         if isinstance(first, np.ndarray):
-            return cast("Array", getattr(np, maker)(shape, numpy_dtype(dtype) if isinstance(dtype, str) else dtype))
+            kind = numpy_dtype(dtype) if isinstance(dtype, str) else cast(np.dtype, dtype)
+            if maker == "empty" and math.prod(shape) * kind.itemsize >= ALIGNED_BYTES:
+                return cast("Array", on_cache_line(shape, kind))
+            return cast("Array", getattr(np, maker)(shape, kind))
         torch = sys.modules["torch"]
         return cast("Array", getattr(torch, maker)(shape, dtype=getattr(torch, dtype_name(dtype))))
 
+
+ALIGNED_BYTES = 2**14
+"""Bytes from which on a kernel's result begins at a cache line; for smaller ones that takes longer than it saves."""
 
 REQUIRED = object()
 """Default of a parameter that has none."""

@@ -349,11 +349,13 @@ class ModelRunner:
         self._phases.end("model")
         quantizers = BY_TORCH
         if "native" in choices.values() and self.plan.device.native.isa is not None:
-            quantizers = native_quantizers(load_extension(self.plan.device.native.isa))
+            quantizers = native_quantizers(load_extension(self.plan.device.native.isa), settings.threads or 0)
         if directory is None:
             randomize_weights(model, settings.seed, quantizers)
         else:
-            load_weights(model, directory, partial(progress, "Loading weights"), quantizers)
+            load_weights(
+                model, directory, partial(progress, "Loading weights"), quantizers, threads=settings.threads or 0
+            )
         self._phases.end("weights")
         return model
 

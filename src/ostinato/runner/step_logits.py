@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from ostinato.models.base import CausalLM
-from ostinato.ops.arrays import Collectives, host_values
+from ostinato.ops.arrays import Collectives, host_values, is_on_host, library
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.runner.inputs import Drafts
@@ -118,24 +118,32 @@ def pool_rows(hidden: Array, batch: Batch, drafts: Drafts = ()) -> None:
     if not any(pools):  # almost every step has none
         return
     found: list[tuple[HiddenStatePooler, int, int]] = []
-    vectors: list[np.ndarray] = []
+    vectors: list[Array] = []
     has_drafts = any(drafts)
     begin = 0
     for i, (row, pool) in enumerate(zip(batch.rows, pools, strict=True)):
         end = begin + len(row.token_ids)
         if pool is not None and (pool.kind == "mean" or row.samples):
             found.append((pool, row.start, end - begin))
-            vectors.append(
-                _sum(hidden[begin:end]) if pool.kind == "mean" else host_values(hidden[end - 1]).astype(np.float64)
-            )
+            vectors.append(_sum(hidden[begin:end]) if pool.kind == "mean" else _wide(hidden[end - 1]))
         begin = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
     if found:
-        for (pool, start, count), vector in zip(found, vectors, strict=True):
+        for (pool, start, count), vector in zip(found, _on_host(vectors), strict=True):
             pool.add(vector, start, count)
 
 
-def _sum(hidden: Array) -> np.ndarray:
+def _sum(hidden: Array) -> Array:
     """Return the sum over tokens, in float64, so that neither chunks nor the order of adding change the mean's bits."""
-    if isinstance(hidden, np.ndarray):
-        return hidden.astype(np.float64).sum(axis=0)
-    return host_values(hidden.double().sum(0))
+    total: Array = _wide(hidden).sum(0)
+    return total
+
+
+def _wide(hidden: Array) -> Array:
+    return hidden.astype(np.float64) if isinstance(hidden, np.ndarray) else hidden.double()
+
+
+def _on_host(vectors: list[Array]) -> Iterable[np.ndarray]:
+    """Return vectors on the host, all at once, since each wait for a device takes its time."""
+    if all(map(is_on_host, vectors)):
+        return map(host_values, vectors)
+    return list(host_values(library(vectors[0]).stack(vectors)))

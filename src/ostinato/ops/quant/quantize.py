@@ -83,12 +83,12 @@ def _of_torch(array: np.ndarray | Array) -> Array:
     return TorchArrays("cpu").sharing(array) if isinstance(array, np.ndarray) else array
 
 
-def native_quantize_int4(extension: NativeExtension) -> QuantizeInt4:
+def native_quantize_int4(extension: NativeExtension, threads: int = 0) -> QuantizeInt4:
     """Return a `QuantizeInt4` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(values: np.ndarray, weight: Array, group_size: int) -> None:
         named = {"values": _readable(values), "weight": bits_as(weight, "int8"), "group_size": group_size}
-        extension.quantize_int4(len(values), named)
+        extension.quantize_int4(len(values), named, threads)
 
     return quantize_by_kernel
 
@@ -145,12 +145,12 @@ def quantize_int8_into(values: np.ndarray, weight: Array, scale: Array, group_si
         target[begin : begin + rows], scales[begin : begin + rows] = quantize_int8(slab, group_size)
 
 
-def native_quantize_int8(extension: NativeExtension) -> QuantizeInt8:
+def native_quantize_int8(extension: NativeExtension, threads: int = 0) -> QuantizeInt8:
     """Return a `QuantizeInt8` function that calls an extension's kernel, which reads the values once and in place."""
 
     def quantize_by_kernel(values: np.ndarray, weight: Array, scale: Array, group_size: int | None) -> None:
         named = {"values": _readable(values), "weight": weight, "scale": scale, "group_size": group_size}
-        extension.quantize(len(values), named)
+        extension.quantize(len(values), named, threads)
 
     return quantize_by_kernel
 
@@ -212,9 +212,9 @@ def _float8(values: np.ndarray, elements: int) -> np.ndarray:
 BY_TORCH = WeightQuantizers()
 
 
-def native_quantizers(extension: NativeExtension) -> WeightQuantizers:
-    """Return the quantisers that use an extension's kernels."""
-    return WeightQuantizers(native_quantize_int8(extension), native_quantize_int4(extension))
+def native_quantizers(extension: NativeExtension, threads: int = 0) -> WeightQuantizers:
+    """Return the quantisers that use an extension's kernels, on `threads` threads (see `NativeKernel`)."""
+    return WeightQuantizers(native_quantize_int8(extension, threads), native_quantize_int4(extension, threads))
 
 
 def _readable(values: AnyArray) -> AnyArray:
