@@ -21,7 +21,7 @@ import ostinato
 from ostinato import EngineConfig, ModelError, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.formats.checkpoint_json import folder_advice
-from ostinato.formats.mapped_files import INDEX, SINGLE, opened
+from ostinato.formats.mapped_files import INDEX, SINGLE, SafetensorsFile
 from ostinato.layers.allocation import WeightAllocator, checkpoint_views
 from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.loader import build_model, load_weights
@@ -188,8 +188,8 @@ def test_a_truncated_file_is_named_wherever_it_ends(tmp_path: Path, kept: float)
 
 def test_weights_that_may_not_be_read_are_not_called_truncated(tmp_path: Path) -> None:
     (tmp_path / SINGLE).mkdir()
-    with pytest.raises(ModelError, match=rf"{SINGLE} cannot be read: Is a directory$"), opened(tmp_path / SINGLE):
-        pass
+    with pytest.raises(ModelError, match=rf"{SINGLE} cannot be read: Is a directory$"):
+        SafetensorsFile(tmp_path / SINGLE)
 
 
 def test_a_folder_that_may_not_be_listed_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
