@@ -34,7 +34,7 @@ def served() -> Iterator[Served]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that looks like the project's and may be written to, a terminal of 110 columns, and one core, as other
     tests have the others."""
-    for name in ("docs", "benchmarks"):
+    for name in ("docs", "benchmarks", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "110")

@@ -60,7 +60,8 @@ def kibibytes(name):
 
 def images(tokens):
     count, elements = 4 * tokens, spec.vision.patch_elements
-    pixels, weights, places = torch.zeros(count, elements), torch.zeros(count, 4), torch.zeros(2, count, 4).long()
+    pixels = torch.zeros(count, elements, dtype=getattr(torch, settings["dtype"]))
+    weights, places = torch.zeros(count, 4), torch.zeros(2, count, 4).long()
     positions, starts = places[1, :, :2].contiguous(), torch.tensor([0, count]).int()
     return EncoderInputs(patches=pixels, taps=places[0], tap_weights=weights, positions=positions, starts=starts)
 

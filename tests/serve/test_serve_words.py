@@ -424,7 +424,7 @@ def test_a_prompt_that_fits_is_taken_and_one_more_token_is_too_many_in_the_clien
             assert count == tokens if is_counted else most < count
             continue
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-        assert error["message"].startswith("This model's maximum context length is 128 tokens. However, your ")
+        assert error["message"].startswith("This model's maximum context length is 256 tokens. However, your ")
         assert f"Please reduce the length of the {param} to {most} tokens" in error["message"]
         if is_counted:
             assert f"your {param} resulted in {tokens} tokens." in error["message"]

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from ostinato.ops import huge_pages
+from ostinato.ops.seeds import noise_word
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +111,7 @@ class NumpyArrays:
         return cast("Array", huge_pages.empty(shape, numpy_dtype(dtype), fills_slowly=fills_slowly))
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Array:
-        return cast("Array", huge_pages.on_cache_line(shape, numpy_dtype(dtype), is_zero=True))
+        return cast("Array", on_cache_line(shape, numpy_dtype(dtype), is_zero=True))
 
     def without_memory(self, shape: Sequence[int], dtype: str) -> Array:
         return cast("Array", np.broadcast_to(np.zeros((), numpy_dtype(dtype)), tuple(shape)))
@@ -128,7 +129,7 @@ class NumpyArrays:
         return cast("Array", values)
 
     def mirrored_bytes(self, count: int) -> tuple[np.ndarray, Array]:
-        made = huge_pages.on_cache_line((count,), np.dtype(np.uint8), is_zero=True)
+        made = on_cache_line((count,), np.dtype(np.uint8), is_zero=True)
         return made, cast("Array", made)
 
     def send(self, values: np.ndarray, to: Array) -> None:  # noqa: ARG002
@@ -160,6 +161,21 @@ def like(array: Array, values: np.ndarray) -> Array:
 def like_on_host(array: Array, values: np.ndarray) -> Array:
     """Return values of the host as an array of the kind of `array`, in the host's memory."""
     return cast("Array", values) if isinstance(array, np.ndarray) else TorchArrays("cpu").of(values)
+
+
+def noise_keys(seeds_and_positions: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the keys of the noise of each (seed, position), [rows, 2] int32: an argument of `sample`."""
+    words = [noise_word(seed, position) for seed, position in seeds_and_positions]
+    # The low half of each comes first.
+    return np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)
+
+
+def on_cache_line(shape: Sequence[int], dtype: np.dtype, *, is_zero: bool = False) -> np.ndarray:
+    """Return an unwritten array, or zeros, that begins at a cache line: numpy's own may not."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = (np.zeros if is_zero else np.empty)(size + huge_pages.CACHE_LINE, np.uint8)
+    begin = -memory.ctypes.data % huge_pages.CACHE_LINE
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def copied(array: Array) -> Array:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ostinato.ops.arrays import Collectives, dtype_name, numpy_dtype
-from ostinato.ops.huge_pages import on_cache_line
+from ostinato.ops.arrays import Collectives, dtype_name, numpy_dtype, on_cache_line
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
 from ostinato.os_support import request_matrix_units, spin_turns

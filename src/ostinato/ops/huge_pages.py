@@ -36,7 +36,9 @@ def empty(shape: Sequence[int], dtype: np.dtype, *, fills_slowly: bool = False) 
     """
     size = math.prod(shape) * dtype.itemsize
     if sys.platform != "linux" or size < HUGE_PAGE:
-        return on_cache_line(shape, dtype)
+        memory = np.empty(size + CACHE_LINE, np.uint8)
+        begin = -memory.ctypes.data % CACHE_LINE
+        return memory[begin : begin + size].view(dtype).reshape(shape)
     region = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(region, np.uint8)
     begin = -memory.ctypes.data % HUGE_PAGE
@@ -44,14 +46,6 @@ def empty(shape: Sequence[int], dtype: np.dtype, *, fills_slowly: bool = False) 
         ordinary = HUGE_PAGE if fills_slowly else 0
         if size - ordinary >= HUGE_PAGE:
             region.madvise(mmap.MADV_HUGEPAGE, begin + ordinary, size - size % HUGE_PAGE - ordinary)
-    return memory[begin : begin + size].view(dtype).reshape(shape)
-
-
-def on_cache_line(shape: Sequence[int], dtype: np.dtype, *, is_zero: bool = False) -> np.ndarray:
-    """Return an unwritten array, or zeros, in ordinary pages, that begins at a cache line: numpy's own may not."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = (np.zeros if is_zero else np.empty)(size + CACHE_LINE, np.uint8)
-    begin = -memory.ctypes.data % CACHE_LINE
     return memory[begin : begin + size].view(dtype).reshape(shape)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.reference.sample import noise_keys
+from ostinato.ops.arrays import noise_keys
 from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS
 
 # torch's int32 needs signed integers.

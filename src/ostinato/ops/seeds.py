@@ -10,6 +10,7 @@ how they are used.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -38,6 +39,17 @@ def mix64(value: int) -> int:
 def derive_seed(seed: int, index: int) -> int:
     """Return the seed of sample `index` of a request; sample 0 uses the request's own seed."""
     return seed & MASK64 if index == 0 else mix64((mix64(seed & MASK64) + index * GOLDEN) & MASK64)
+
+
+def noise_word(seed: int, position: int) -> int:
+    """Return the 64 bits that make the noise of a position of a request."""
+    return mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64)
+
+
+@lru_cache(2**12)
+def _mixed(seed: int) -> int:
+    """Return the part of a word that all positions of a request share."""
+    return mix64((seed + GOLDEN) & MASK64)
 
 
 def seed_of_request(seed: int, number: int) -> int:

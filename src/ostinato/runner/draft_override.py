@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import RequestError
-from ostinato.ops.reference.sample import noise_keys
+from ostinato.ops.arrays import noise_keys
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.sampler import SampleKernel

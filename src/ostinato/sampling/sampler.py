@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ostinato.errors import ModelError, Remedy, RequestError
-from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like, like_on_host
-from ostinato.ops.reference.sample import noise_keys
+from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like, like_on_host, noise_keys
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling.logits_processing import guide_error, process_logits
 from ostinato.sampling.state import PendingToken, SamplingState

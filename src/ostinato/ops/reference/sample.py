@@ -8,14 +8,12 @@ float64 are a row's temperature (0: its best token), top_k (0: all tokens), top_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ostinato.ops.arrays import host_values, like
-from ostinato.ops.seeds import GOLDEN, GUMBEL_MAX, GUMBEL_MIN, HASH_MULTIPLIERS, HASH_SHIFTS, MASK64, mix64
+from ostinato.ops.seeds import GUMBEL_MAX, GUMBEL_MIN, HASH_MULTIPLIERS, HASH_SHIFTS
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
@@ -108,19 +106,6 @@ def _add_noise(values: np.ndarray, keys: np.ndarray) -> None:
         for start in range(0, len(row), _NOISE_SLAB):
             part = row[start : start + _NOISE_SLAB]
             part += gumbel(key, np.arange(start, start + len(part), dtype=np.int32))
-
-
-def noise_keys(seeds_and_positions: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the two words that make the noise of each (seed, position), [rows, 2] int32."""
-    words = [mix64((_mixed(seed) + (position + 1) * GOLDEN) & MASK64) for seed, position in seeds_and_positions]
-    # The low half of each comes first.
-    return np.array(words, dtype="<u8").view("<i4").reshape(-1, 2)
-
-
-@lru_cache(2**12)
-def _mixed(seed: int) -> int:
-    """Return the part of a key that all positions of a request share."""
-    return mix64((seed + GOLDEN) & MASK64)
 
 
 def gumbel(key: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
