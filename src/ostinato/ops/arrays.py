@@ -69,10 +69,6 @@ class Arrays(Protocol):
         """Return a new array of values on the host, in their dtype or in `dtype`."""
         ...
 
-    def host(self, array: Array) -> np.ndarray:
-        """Return the values on the host: the same memory on a CPU, a copy of another device's."""
-        ...
-
     def write(self, array: Array, values: np.ndarray) -> None:
         """Write values of the same shape into an array, in its dtype."""
         ...
@@ -118,9 +114,6 @@ class NumpyArrays:
 
     def of(self, values: np.ndarray | Sequence[Any] | float, dtype: str | None = None) -> Array:
         return cast("Array", np.array(values, None if dtype is None else numpy_dtype(dtype)))
-
-    def host(self, array: Array) -> np.ndarray:
-        return cast(np.ndarray, array)
 
     def write(self, array: Array, values: np.ndarray) -> None:
         write(array, values)
@@ -181,11 +174,6 @@ def on_cache_line(shape: Sequence[int], dtype: np.dtype, *, is_zero: bool = Fals
 def copied(array: Array) -> Array:
     """Return a copy of an array of any kind."""
     return cast("Array", array.copy()) if isinstance(array, np.ndarray) else array.clone()
-
-
-def arrays_of(array: Array) -> Arrays:
-    """Return the maker of arrays of the kind and device of `array`."""
-    return NUMPY if isinstance(array, np.ndarray) else TorchArrays(str(array.device))
 
 
 def is_on_host(array: Any) -> bool:

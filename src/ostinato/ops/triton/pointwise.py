@@ -1,18 +1,20 @@
 """Norms, joins and gated activations on a GPU.
 
-In `concat`, `multiply` and `gated_activation`, a program takes a part of one token's result. In `rms_norm` and
+In `add`, `concat`, `multiply` and `gated_activation`, a program takes a part of one token's result. In `rms_norm` and
 `layer_norm` it takes rows, in `gated_rms_norm` groups of channels. Squares are added in float32; the variance of
 `layer_norm` is summed from differences to the mean.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from ostinato.ops.launch_tables import pointwise as launches
-from ostinato.ops.launch_tables.launch import cdiv
+from ostinato.ops.launch_tables.launch import Launch, cdiv
 from ostinato.ops.triton import common
 from ostinato.ops.triton.common import activate, to_dtype
 
@@ -234,21 +236,8 @@ def add_kernel(first, second, out, size, stride_first, stride_second, COLUMNS: t
 
 def add(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Compute `ops.add`; its reference documents arguments and result."""
-    tokens, size = first.shape
-    out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
-    (launch,) = launches.add_launches(size=size, capability=common.capability(first))
-    common.run(
-        add_kernel,
-        (tokens, cdiv(size, launch.blocks["COLUMNS"])),
-        launch,
-        first=first,
-        second=second,
-        out=out,
-        size=size,
-        stride_first=first.stride(0),
-        stride_second=second.stride(0) if second.shape[0] > 1 else 0,
-    )
-    return out
+    (launch,) = launches.add_launches(size=first.shape[1], capability=common.capability(first))
+    return _combined(add_kernel, launch, first, second)
 
 
 @triton.jit
@@ -264,11 +253,18 @@ def multiply_kernel(first, second, out, size, stride_first, stride_second, IS_ON
 
 def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Compute `ops.multiply`; its reference documents arguments and result."""
+    (launch,) = launches.multiply_launches(size=first.shape[1], capability=common.capability(first))
+    return _combined(multiply_kernel, launch, first, second, IS_ONE=second.shape[1] == 1)
+
+
+def _combined(
+    kernel: Any, launch: Launch, first: torch.Tensor, second: torch.Tensor, **constants: bool
+) -> torch.Tensor:
+    """Return what a kernel makes of two arrays element by element; one row of the second may be for all tokens."""
     tokens, size = first.shape
     out = torch.empty((tokens, size), dtype=first.dtype, device=first.device)
-    (launch,) = launches.multiply_launches(size=size, capability=common.capability(first))
     common.run(
-        multiply_kernel,
+        kernel,
         (tokens, cdiv(size, launch.blocks["COLUMNS"])),
         launch,
         first=first,
@@ -277,7 +273,7 @@ def multiply(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         size=size,
         stride_first=first.stride(0),
         stride_second=second.stride(0) if second.shape[0] > 1 else 0,
-        IS_ONE=second.shape[1] == 1,
+        **constants,
     )
     return out
 
