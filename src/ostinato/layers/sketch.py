@@ -83,12 +83,11 @@ class CallTracer:
         args: Sequence[object],
         result: SketchTensor | tuple[int, ...],
         dtype: str = "model",
-        casts_from: str | None = None,
     ) -> SketchTensor:
         """Record a call and return its result: `result` itself if that is an argument, else a new one of that shape."""
         reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, SketchTensor) and arg.call is not None))
         elements = 0 if isinstance(result, SketchTensor) else prod(result)
-        self._calls.append(TraceCall(operation, elements, dtype, reads, self._part, self._parts, casts_from))
+        self._calls.append(TraceCall(operation, elements, dtype, reads, self._part, self._parts))
         return result if isinstance(result, SketchTensor) else SketchTensor(result, dtype, self, len(self._calls) - 1)
 
 

@@ -99,8 +99,6 @@ class TraceCall:
     part: str | None = None
     """Part of a layer that the call belongs to, which piecewise graphs may leave out: `attention`, `state` or `moe`."""
     part_number: int = 0
-    cast_source_dtype: str | None = None
-    """Dtype that the call only converts from. If both dtypes are the same, there is no call."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,6 @@ def _steps(calls: CallTrace, widths: Mapping[str, int], leaves_out: frozenset[st
         if call.part in leaves_out:
             parts.setdefault(call.part_number, []).append(number)
     for number, call in enumerate(calls.calls):
-        if call.cast_source_dtype is not None and widths[call.cast_source_dtype] == widths[call.dtype]:
-            lies_in[number] = lies_in[call.reads[0]] if call.reads else None
-            continue
         members = parts[call.part_number] if call.part in leaves_out else [number]
         if number != members[-1]:
             lies_in[number] = None
