@@ -48,7 +48,7 @@ def test_a_page_is_read_in_a_few_minutes(page: Path) -> None:
 
 
 def test_the_sites_copy_buttons_take_commands_alone() -> None:
-    hook = runpy.run_path(str(ROOT / "tools/site_copy.py"))
+    hook = runpy.run_path(str(ROOT / "tools/site_hook.py"))
     readme = "$ git clone URL && cd it\n$ make demo     # sets up, it's said\n3 answers\n\n$ make test # runs\n"
     assert list(hook["commands_in"](readme)) == ["git clone URL && cd it", "make demo", "make test"]
     html = (

@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools.site_hook import colours
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -162,9 +166,16 @@ def _mark(axes: Axes, places: Sequence[float], label: str) -> None:
         axes.axvline(x, color="0.85", linewidth=1, zorder=0, label=None if number else label)
 
 
+def line_colours() -> list[str]:
+    """Return the colours of lines: those of the server's page, which stand out on a light ground."""
+    light = {name: value.removeprefix("light-dark(").split(",")[0] for name, value in colours().items()}
+    return [light[f"--{name}"] for name in ("accent", "second", "third", "fourth", "edge", "ink")]
+
+
 def draw(report: Report, path: Path) -> None:
     """Write the chart of a report. SystemExit with the reason if it has none, or `path` cannot be written."""
     try:
+        from matplotlib import cycler, rc_context
         from matplotlib.figure import Figure
     except ImportError:
         sys.exit("matplotlib is not installed: pip install 'ostinato[plot]'")
@@ -173,7 +184,8 @@ def draw(report: Report, path: Path) -> None:
         sys.exit(f"a report of {command} has no chart; those of {', '.join(CHARTS)} have one")
     draw_report, panels = CHARTS[command]
     figure = Figure(figsize=(8, 4.5) if panels == 1 else (12, 4), layout="constrained")
-    draw_report(report, figure)
+    with rc_context({"axes.prop_cycle": cycler(color=line_colours())}):
+        draw_report(report, figure)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -1,9 +1,22 @@
 """The page for everybody: by keyboard, by screen reader, on a phone, in either scheme."""
 
+import json
+
 import pytest
 
 from tests.support.axe import violations
-from tests.support.page_chat import ANSWER, ENTER, QUESTION, SHIFT, TAB, answered, chunks, refused, script_answers
+from tests.support.page_chat import (
+    ANSWER,
+    ENTER,
+    ESCAPE,
+    QUESTION,
+    SHIFT,
+    TAB,
+    answered,
+    chunks,
+    refused,
+    script_answers,
+)
 
 RICH = """# A title
 
@@ -34,7 +47,7 @@ def show_all(page):
         "document.querySelectorAll('details').forEach((each) => (each.open = true));"
         "const it = document.getElementById('temperature'); it.value = 'hot'; it.dispatchEvent(new Event('input'))"
     )
-    page.press_button("#conversations .small", 1)
+    page.press_button("#conversations .small", 2)
     page.until(lambda: page.text("#notice-text").startswith("Deleted"))
 
 
@@ -80,9 +93,10 @@ def test_everything_is_reached_by_tab_and_shows_that_it_has_the_focus(page):
     script_answers(page, chunks({"content": "yes"}))
     answered(page, "Hello")
     page.until(lambda: page.count("#conversations li"))
+    page.click("show-engine")
     page.script("document.activeElement.blur(); document.querySelector('.skip').focus()")
     order, seen = [page.focused()], []
-    for _ in range(30):
+    for _ in range(45):
         page.press(TAB)
         order.append(page.focused())
         seen.append(
@@ -98,11 +112,20 @@ def test_everything_is_reached_by_tab_and_shows_that_it_has_the_focus(page):
             break
     fields = ["temperature", "top-p", "top-k", "min-p", "repetition-penalty", "max-completion-tokens", "seed", "system"]
     assert order == [
-        *("Skip to the question", "show-history", "show-engine"),
-        *("new", "Hello", "↓", "×", "export", "import", "delete-all"),
-        *("messages", "Copy", "Edit", "Copy", "Regenerate"),
+        *("Skip to the question", "show-history", "theme", "show-engine"),
+        *("new", "search", "Hello", "✎", "↓", "×", "export", "import", "delete-all"),
+        *("messages", "Copy", "Edit", "details", "Copy", "Regenerate"),
         *("question", "send", "Settings", *fields),
-        *("engine", "What was decided, and why", "The whole plan as JSON"),
+        *(
+            "engine",
+            "batch",
+            "checkpoint",
+            "blocks",
+            "slots",
+            "graph",
+            "What was decided, and why",
+            "The whole plan as JSON",
+        ),
     ]
     assert all(seen)
 
@@ -119,20 +142,21 @@ def test_a_conversation_is_led_by_the_keyboard_alone(page):
 
 
 def test_the_sides_are_opened_and_closed_and_say_so(page):
-    for side in ("history", "engine"):
+    for side, is_open in (("history", True), ("engine", False)):
         shown = f"return document.getElementById('{side}').offsetWidth > 0"
         expanded = f"return document.getElementById('show-{side}').ariaExpanded"
-        assert [page.script(shown), page.script(expanded)] == [True, "true"]
-        page.click(f"show-{side}")
-        assert [page.script(shown), page.script(expanded)] == [False, "false"]
+        for now in (is_open, not is_open, is_open):
+            assert [page.script(shown), page.script(expanded)] == [now, str(now).lower()]
+            page.click(f"show-{side}")
 
 
 def test_the_sides_are_as_they_were_left_when_the_page_is_opened_again(page, served):
     page.click("show-engine")
+    page.click("show-history")
     page.open(served.url, keep=True)
     page.until(lambda: page.text(".welcome h2"))
-    assert page.script("return document.getElementById('engine').hidden") is True
-    assert page.script("return document.getElementById('history').hidden") is False
+    assert page.script("return document.getElementById('engine').hidden") is False
+    assert page.script("return document.getElementById('history').hidden") is True
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -198,3 +222,52 @@ def test_text_and_controls_stand_out_in_either_scheme(page, scheme):
     assert min(page.script(CONTRASTS, shapes)) >= 3
     is_dark = page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert is_dark == (scheme == "dark")
+
+
+GROUND = "return getComputedStyle(document.body).backgroundColor"
+DARK, LIGHT = "rgb(20, 23, 26)", "rgb(247, 246, 243)"
+
+
+@pytest.mark.parametrize(("scheme", "grounds"), [("light", (LIGHT, DARK)), ("dark", (DARK, LIGHT))])
+def test_the_theme_is_the_systems_until_it_is_switched_and_stays_as_it_was_chosen(page, served, scheme, grounds):
+    page.resize(1280, 900, scheme=scheme)
+    assert page.script(GROUND) == grounds[0]
+    page.click("theme")
+    assert page.script(GROUND) == grounds[1]
+    page.open(served.url, keep=True)
+    page.resize(1280, 900, scheme=scheme)
+    assert page.script(GROUND) == grounds[1]
+    page.click("theme")
+    assert page.script(GROUND) == grounds[0]
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_settings_lie_over_the_chat_and_move_nothing(page, size):
+    answered(page, QUESTION)
+    page.resize(*size, phone=size[0] < 500)
+    place = "return document.querySelector('.assistant').getBoundingClientRect().top"
+    is_open = "return document.getElementById('settings').open"
+    seen = """const box = document.querySelector('#settings .sheet').getBoundingClientRect();
+    return [box.top >= 0, box.left >= 0, box.right <= innerWidth, box.bottom <= innerHeight]"""
+    before = page.script(place)
+    page.press_button("#settings summary")
+    assert page.script(is_open)
+    assert page.script(seen) == [True] * 4
+    assert page.script(place) == before
+    page.press(ESCAPE)
+    assert not page.script(is_open)
+    assert page.focused() == "Settings"
+    page.press_button("#settings summary")
+    page.click("status")
+    assert not page.script(is_open)
+
+
+def test_words_of_the_engines_side_say_what_they_mean_to_a_mouse_a_finger_and_a_keyboard(page):
+    page.click("show-engine")
+    for number in range(page.count(".term")):
+        shown = "return getComputedStyle(document.querySelectorAll('.term')[arguments[0]], '::after').content"
+        assert page.script(shown, number) == "none"
+        page.script("document.querySelectorAll('.term')[arguments[0]].focus()", number)
+        meaning = page.script("return document.querySelectorAll('.term')[arguments[0]].dataset.meaning", number)
+        assert page.script(shown, number) == json.dumps(meaning)
+    assert page.count(".term") >= 5

@@ -1,5 +1,7 @@
 """The conversation on the page: questions, answers, what is done with both, and what goes wrong."""
 
+import re
+
 import httpx2
 import pytest
 
@@ -40,7 +42,7 @@ def test_a_question_sent_with_enter_gets_the_answer_that_the_api_gives(page, ser
     assert shown.split() == reply["choices"][0]["message"]["content"].split()
     assert "#### 33" in shown
     assert page.text("#messages .user .text") == QUESTION
-    assert f"{reply['usage']['completion_tokens']} answered" in page.text(FACTS)
+    assert page.text(FACTS).startswith(f"{reply['usage']['completion_tokens']} tokens · ")
 
 
 def test_an_answer_is_shown_while_it_grows_and_read_aloud_as_a_whole(page, steps):
@@ -109,16 +111,40 @@ def test_stop_ends_an_answer_and_its_request_and_keeps_what_was_said(page, serve
     assert page.script("return document.getElementById('stop').hidden")
 
 
+def prompt_tokens(page):
+    """What an answer's details say of its prompt."""
+    return int(re.search(r"prompt: (\d+) tokens", page.text(FACTS)).group(1))
+
+
+def test_an_answer_says_how_long_and_how_fast_it_was_and_the_rest_when_asked(page):
+    answered(page, QUESTION)
+    shown, more = ".facts summary", ".facts p"
+    assert re.fullmatch(r"\d+ tokens · [\d,.]+ tok/s", page.text(shown))
+    assert "first token after" not in page.seen()
+    page.press_button(shown)
+    assert re.search(r"prompt: \d+ tokens, \d+ of them cached · .* · first token after \d+ ms · whole", page.text(more))
+    assert page.text(more) in page.seen()
+    hovered = page.script("return document.querySelector('.facts').title")
+    assert hovered.split("\n") == page.text(more).split(" · ")
+
+
+@pytest.mark.parametrize(("finish", "said"), [("length", "cut at max tokens"), ("content_filter", "content filter")])
+def test_an_answer_that_ended_early_says_so_at_once(page, finish, said):
+    script_answers(page, chunks({"content": "yes"}, finish=finish))
+    answered(page, "?")
+    assert page.text(".facts summary") == said
+
+
 def test_a_conversation_goes_on_until_a_new_one_begins(page):
     answered(page, QUESTION)
-    alone = page.text(FACTS).split(" asked")[0]
+    alone = prompt_tokens(page)
     answered(page, QUESTION)
-    assert int(page.text(FACTS).split()[0]) > int(alone.split()[0])
+    assert prompt_tokens(page) > alone
     page.click("new")
     assert page.count("#messages .message") == 0
     assert page.focused() == "question"
     answered(page, QUESTION)
-    assert page.text(FACTS).split(" asked")[0] == alone
+    assert prompt_tokens(page) == alone
 
 
 def test_the_first_view_says_what_the_model_is_and_a_question_of_it_can_be_clicked(page):

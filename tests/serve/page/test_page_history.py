@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ostinato.serve.api.page import DIRECTORY
-from tests.support.page_chat import ANSWER, ENTER, answered, asked, begun, chunks, script_answers
+from tests.support.page_chat import ANSWER, ENTER, ESCAPE, answered, asked, begun, chunks, script_answers
 
 PICTURE = "data:image/png;base64," + base64.b64encode((DIRECTORY / "examples/two-shapes.png").read_bytes()).decode()
 DOWNLOADS = """window.saved = [];
@@ -79,7 +79,7 @@ def test_the_address_names_the_conversation_that_is_open(talked, served):
 
 
 def test_a_conversation_is_deleted_and_brought_back(talked):
-    talked.press_button("#conversations li:first-child .small", 1)
+    talked.press_button("#conversations li:first-child .small", 2)
     talked.until(lambda: titles(talked) == ["one?"])
     assert talked.text("#notice-text") == "Deleted: two?"
     assert said(talked) == []
@@ -94,7 +94,7 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(page,
     begun(page, steps)
     page.until(lambda: titles(page))
     if how == "one":
-        page.press_button("#conversations .small", 1)
+        page.press_button("#conversations .small", 2)
     else:
         page.click("delete-all")
         page.press_button("#sure button[value=yes]")
@@ -137,7 +137,7 @@ def test_what_is_exported_can_be_imported(talked, served, tmp_path):
     data = saved(talked)
     assert [each["title"] for each in data["conversations"]] == ["two?", "one?"]
     talked.script("window.saved.length = 0")
-    talked.press_button("#conversations li:last-child .small", 0)
+    talked.press_button("#conversations li:last-child .small", 1)
     assert [each["title"] for each in saved(talked)["conversations"]] == ["one?"]
     assert talked.script("return window.savedAs") == "one-.json"
     talked.open(served.url)
@@ -239,3 +239,37 @@ def test_a_browser_without_a_database_says_so(page, served):
         assert "#### " in answered(page, "Ava has 3 apples and buys 4 more. How many apples has she?")
     finally:
         page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+RENAMED = "#conversations li:first-child"
+
+
+@pytest.mark.parametrize("how", ["Enter", "a press elsewhere", "Escape"])
+def test_a_conversation_is_renamed_in_its_row(talked, served, how):
+    talked.press_button(f"{RENAMED} .small", 0)
+    assert talked.script("return document.activeElement.value") == "two?"
+    talked.press("of apples", *([ENTER] if how == "Enter" else [ESCAPE] if how == "Escape" else []))
+    if how == "a press elsewhere":
+        talked.press_button("#messages .text")
+    expected = "two?" if how == "Escape" else "of apples"
+    talked.until(lambda: titles(talked) == [expected, "one?"])
+    assert talked.text("#messages .text") == "two?"
+    script_answers(talked, chunks({"content": "on"}))
+    answered(talked, "and?")  # which keeps the conversation that is open once more
+    reopened(talked, served)
+    assert titles(talked) == [expected, "one?"]
+
+
+def test_conversations_are_found_by_a_word_of_their_name_or_of_what_was_said(talked):
+    for words, found in (("TWO MORE", ["two?"]), ("one", ["one?"]), ("**a", ["one?"]), ("?", ["two?", "one?"])):
+        talked.script("document.getElementById('search').value = ''")
+        talked.type("search", words)
+        talked.until(lambda found=found: titles(talked) == found)
+        assert talked.script("return document.getElementById('none-found').hidden")
+    talked.type("search", "nothing")
+    talked.until(lambda: titles(talked) == [])
+    assert "No conversation has these words." in talked.seen()
+    talked.click("delete-all")
+    talked.press_button("#sure button[value=yes]")
+    talked.until(lambda: "Conversations are kept here" in talked.seen())
+    assert talked.script("return document.getElementById('search').hidden")

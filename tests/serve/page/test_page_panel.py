@@ -13,6 +13,13 @@ window.setTimeout = (work, delay, ...more) => { window.delays.push(delay); retur
 
 
 @pytest.fixture
+def page(page):
+    """The page with the engine's side open."""
+    page.click("show-engine")
+    return page
+
+
+@pytest.fixture
 def slow_steps(served):
     """No request of many tokens ends while the page is looked at."""
     served.probe.delay = 0.1

@@ -67,8 +67,8 @@ def test_the_page_samples_where_the_model_says_nothing_about_it(page):
         ("top-p", "0", "Top-p is a number above 0 to 1"),
         ("top-k", "1.5", "Top-k is a whole number from 0 on"),
         ("min-p", "1.1", "Min-p is a number from 0 to 1"),
-        ("max-completion-tokens", "0", "Most tokens is a whole number from 1 to 4096"),
-        ("max-completion-tokens", "5000", "Most tokens is a whole number from 1 to 4096"),
+        ("max-completion-tokens", "0", "Max tokens is a whole number from 1 to 4096"),
+        ("max-completion-tokens", "5000", "Max tokens is a whole number from 1 to 4096"),
         ("seed", "Infinity", "Seed is a whole number from 0 on"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_model_with_less_room_than_the_usual_length_can_be_asked_at_once(brows
         browser.until(lambda: browser.text(".welcome h2"))
         assert "#### 42" in answered(browser, "Ava has 17 apples and buys 25 more. How many apples has she?")
         set_field(browser, "max-completion-tokens", "301")
-        assert browser.text("#max-completion-tokens-note") == "Most tokens is a whole number from 1 to 300"
+        assert browser.text("#max-completion-tokens-note") == "Max tokens is a whole number from 1 to 300"
 
 
 def test_settings_stay_when_the_page_is_opened_again(page, served):

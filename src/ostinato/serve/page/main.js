@@ -64,7 +64,7 @@ async function look() {
 const layout = {};
 
 function restoreLayout() {
-  Object.assign(layout, { history: true, engine: true });
+  Object.assign(layout, { history: true, engine: false });
   try {
     Object.assign(layout, JSON.parse(localStorage.getItem(LAYOUT)));
   } catch {
@@ -121,6 +121,7 @@ arrange();
 const kept = new History({
   onOpen: (conversation) => (backToChat(), chat.open(conversation)),
   onNew: () => (backToChat(), chat.begin()),
+  onRename: (id, title) => chat.conversation.id === id && (chat.conversation.title = title),
 });
 const chat = new Chat({
   onChange: (conversation) => kept.keep(conversation, () => chat.conversation === conversation),

@@ -2,6 +2,8 @@
 
 import { Refused, events, post } from "../api.js";
 
+const SHORTEST = 200; // milliseconds of tokens after the first that tell a speed
+
 /** Reads an answer into `message`; calls `onChange` at each piece. Throws what ended it early. */
 export async function readAnswer(body, signal, message, onChange) {
   const begin = performance.now();
@@ -24,7 +26,7 @@ export async function readAnswer(body, signal, message, onChange) {
     onChange();
   }
   message.cut = finish === "length" && !message.calls.length;
-  message.facts = facts(begin, first, performance.now(), finish, usage);
+  Object.assign(message, facts(begin, first, performance.now(), finish, usage));
 }
 
 function addCall(calls, { index, id, function: called }) {
@@ -35,21 +37,28 @@ function addCall(calls, { index, id, function: called }) {
   call.arguments += called?.arguments ?? "";
 }
 
+/** `facts`: what is shown below an answer; `details`: the rest, which is shown when asked for. */
 function facts(begin, first, end, finish, usage) {
-  const parts = [];
+  const shown = [];
+  const more = [];
   if (usage) {
-    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    parts.push(`${usage.prompt_tokens} tokens asked, ${cached} of them cached`, `${usage.completion_tokens} answered`);
-    if (first !== null && end > first && usage.completion_tokens > 1) {
-      const rate = Math.round(((usage.completion_tokens - 1) * 1000) / (end - first));
-      parts.push(`${rate.toLocaleString("en")} tokens/s after the first`);
-    }
+    const { prompt_tokens: prompt, completion_tokens: answered, prompt_tokens_details: parts } = usage;
+    shown.push(`${answered.toLocaleString("en")} token${answered === 1 ? "" : "s"}`);
+    // The first token comes when the prompt has been read. What comes at once after it has no speed of its own.
+    const isLong = first !== null && end - first >= SHORTEST && answered > 1;
+    const seconds = (end - (isLong ? first : begin)) / 1000;
+    if (first !== null) shown.push(`${count((answered - (isLong ? 1 : 0)) / seconds)} tok/s`);
+    more.push(`prompt: ${prompt.toLocaleString("en")} tokens, ${(parts?.cached_tokens ?? 0).toLocaleString("en")} of them cached`);
+    if (first !== null) more.push(isLong ? "speed counted after the first token" : "speed counted from the question on");
   }
-  if (first !== null) parts.push(`the first after ${Math.round(first - begin)} ms`);
-  if (finish === "length") parts.push("cut at the most tokens");
-  else if (finish && finish !== "stop") parts.push(finish.replaceAll("_", " "));
-  return parts.join(" · ");
+  if (first !== null) more.push(`first token after ${Math.round(first - begin)} ms`);
+  more.push(`whole answer after ${((end - begin) / 1000).toFixed(1)} s`);
+  if (finish === "length") shown.push("cut at max tokens");
+  else if (finish && finish !== "stop") shown.push(finish.replaceAll("_", " "));
+  return { facts: shown.join(" · "), details: more.join(" · ") };
 }
+
+const count = (rate) => (rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en"));
 
 /** What the API is told of a message. */
 export function forRequest({ role, text, images, calls, id }) {

@@ -30,7 +30,7 @@ export class Chat {
       event.preventDefault();
       this.send();
     });
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && (this.settings.close() || this.stop()));
     byId("stop").addEventListener("click", () => this.stop());
     byId("attach").addEventListener("click", () => byId("files").click());
     byId("files").addEventListener("change", (event) => this.attach([...event.target.files]).then(() => (event.target.value = "")));
@@ -171,7 +171,7 @@ export class Chat {
   /** The next answer, to all that was said; `begun`: one whose beginning is there. */
   async answer(begun = null) {
     const conversation = this.conversation;
-    const message = begun ?? { role: "assistant", text: "", reasoning: "", calls: [], facts: "" };
+    const message = begun ?? { role: "assistant", text: "", reasoning: "", calls: [], facts: "", details: "" };
     const goBack = () => this.goBackTo(conversation.messages.indexOf(message));
     const shown = new AnswerNode(message, goBack, () => this.resume());
     if (begun) shown.draw();
@@ -189,7 +189,7 @@ export class Chat {
         if (begun) conversation.messages.push(begun);
         return this.failed(error, shown, begun);
       }
-      message.facts = "stopped";
+      Object.assign(message, { facts: "stopped", details: "" });
       message.cut = true;
       message.calls = []; // they may not be whole
     } finally {

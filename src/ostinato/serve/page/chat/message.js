@@ -64,7 +64,6 @@ export class AnswerNode {
     this.text = make("div", { className: "text" });
     this.growing = new Growing(this.text);
     this.calls = make("div", { className: "calls" });
-    this.facts = make("p", { className: "facts" });
     this.onRegenerate = onRegenerate;
     this.node.append(this.text, this.calls);
     this.wait = 0;
@@ -120,13 +119,18 @@ export class AnswerNode {
   end() {
     this.draw();
     this.node.classList.remove("coming");
-    const { text, facts, cut } = this.message;
-    this.facts.textContent = facts ?? "";
+    const { text, cut } = this.message;
     const copying = button("Copy", (event) => copy(text, event.currentTarget));
     const again = button("Regenerate", this.onRegenerate, { className: "regenerate" });
     const more = cut && text && this.onContinue ? [button("Continue", this.onContinue, { className: "continue" })] : [];
-    follow(() => this.node.append(this.facts, make("div", { className: "actions" }, ...more, copying, again)));
+    follow(() => this.node.append(factsOf(this.message), make("div", { className: "actions" }, ...more, copying, again)));
   }
+}
+
+/** How long and how fast an answer was; the rest while the mouse is over it, or once it is pressed. */
+function factsOf({ facts, details }) {
+  if (!details) return make("p", { className: "facts" }, facts ?? "");
+  return make("details", { className: "facts", title: details.replaceAll(" · ", "\n") }, make("summary", {}, facts || "details"), make("p", {}, details));
 }
 
 function pretty(text) {

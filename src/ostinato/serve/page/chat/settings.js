@@ -9,7 +9,7 @@ const FIELDS = [
   { name: "top_k", label: "Top-k", least: 0, whole: true, hint: "so many of the most likely tokens; 0: all" },
   { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "tokens at least so likely, relative to the first" },
   { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1: none; tokens that were there are less likely" },
-  { name: "max_completion_tokens", label: "Most tokens", least: 1, whole: true, hint: "where an answer is cut; Continue goes on", begin: "1024" },
+  { name: "max_completion_tokens", label: "Max tokens", least: 1, whole: true, hint: "where an answer is cut; Continue goes on", begin: "1024" },
   { name: "seed", label: "Seed", least: 0, whole: true, hint: "the same seed gives the same answer" },
 ];
 
@@ -43,8 +43,19 @@ export class Settings {
     this.defaults = {};
     byId("sampling").append(...FIELDS.map((field) => this.field(field)));
     for (const name of ["system", "tools"]) byId(name).addEventListener("input", () => this.changed());
+    // The sheet lies over the chat: a press beside it closes it.
+    document.addEventListener("pointerdown", (event) => byId("settings").contains(event.target) || this.close());
     this.restore();
     this.check();
+  }
+
+  /** Closes the sheet; returns whether it was open. */
+  close() {
+    const sheet = byId("settings");
+    const wasOpen = sheet.open;
+    if (wasOpen && sheet.contains(document.activeElement)) sheet.querySelector("summary").focus();
+    sheet.open = false;
+    return wasOpen;
   }
 
   field(field) {

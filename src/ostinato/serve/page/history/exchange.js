@@ -45,7 +45,7 @@ function message(value, where) {
     read.name = text(value.name, `${where}.name`);
   } else {
     read.reasoning = optional(value.reasoning, `${where}.reasoning`);
-    read.facts = optional(value.facts, `${where}.facts`);
+    for (const name of ["facts", "details"]) read[name] = optional(value[name], `${where}.${name}`);
     read.cut = value.cut === true;
     read.calls = list(value.calls ?? [], `${where}.calls`).map((call, index) => ({
       id: text(call?.id, `${where}.calls[${index}].id`),

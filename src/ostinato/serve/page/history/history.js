@@ -4,6 +4,7 @@ import { button, byId, make, tell } from "../dom.js";
 import { asFile, download, fromFile } from "./exchange.js";
 import { Store } from "./store.js";
 
+const TITLE = 200; // characters of a name
 const KEPT_NOT = "This conversation is not kept";
 
 function because(error) {
@@ -11,11 +12,17 @@ function because(error) {
   return `the browser keeps nothing here (${error?.message ?? error}).`;
 }
 
+/** Whether the name or a text of a conversation holds these words, in small letters. */
+function has({ title, messages }, words) {
+  return [title, ...messages.map(({ text }) => text)].some((text) => text.toLowerCase().includes(words));
+}
+
 export class History {
-  /** `onOpen` gets a conversation, `onNew` is told to begin one. */
-  constructor({ onOpen, onNew }) {
-    Object.assign(this, { onOpen, onNew, store: new Store(), current: null, writing: Promise.resolve(), gone: new Set() });
+  /** `onOpen` gets a conversation, `onNew` is told to begin one, `onRename` gets an id and the new name. */
+  constructor({ onOpen, onNew, onRename }) {
+    Object.assign(this, { onOpen, onNew, onRename, store: new Store(), current: null, writing: Promise.resolve(), gone: new Set() });
     byId("new").addEventListener("click", () => this.begin());
+    byId("search").addEventListener("input", () => this.show());
     byId("export").addEventListener("click", () => this.exportAll());
     byId("import").addEventListener("click", () => byId("import-file").click());
     byId("import-file").addEventListener("change", (event) => this.read(event.target));
@@ -38,7 +45,7 @@ export class History {
   mark(id) {
     this.current = id;
     history.replaceState(null, "", id ? `#c=${id}` : location.pathname + location.search);
-    for (const row of byId("conversations").children) row.firstChild.ariaCurrent = String(row.dataset.id === id);
+    for (const row of byId("conversations").children) row.querySelector(".open").ariaCurrent = String(row.dataset.id === id);
   }
 
   /** Keeps a conversation, one write after the other. `isOpen` tells whether it is still the one that is shown. */
@@ -58,8 +65,13 @@ export class History {
   async show() {
     try {
       const heads = await this.store.heads();
-      byId("conversations").replaceChildren(...heads.map((head) => this.row(head)));
+      const words = byId("search").value.trim().toLowerCase();
+      const found = words ? (await this.store.all()).filter((each) => has(each, words)) : heads;
+      if (words !== byId("search").value.trim().toLowerCase()) return; // more was written meanwhile
+      byId("conversations").replaceChildren(...found.map((head) => this.row(head)));
       byId("none-kept").hidden = heads.length > 0;
+      byId("none-found").hidden = !heads.length || found.length > 0;
+      byId("search").hidden = !heads.length;
       for (const name of ["export", "delete-all"]) byId(name).disabled = !heads.length;
     } catch (error) {
       tell(`Conversations are not kept: ${because(error)}`);
@@ -70,9 +82,37 @@ export class History {
     const name = title || "a conversation";
     const when = new Date(changed).toLocaleString("en", { dateStyle: "medium", timeStyle: "short" });
     const opening = button(name, () => this.open(id), { className: "open", title: `${name}\n${model}, ${when}`, ariaCurrent: String(id === this.current) });
+    const rename = button("✎", (event) => this.rename(id, name, event.currentTarget.parentElement), { className: "small", title: "Rename", ariaLabel: `Rename: ${name}` });
     const out = button("↓", () => this.exportOne(id), { className: "small", title: "Export", ariaLabel: `Export: ${name}` });
     const away = button("×", () => this.remove(id), { className: "small", title: "Delete", ariaLabel: `Delete: ${name}` });
-    return make("li", { data: { id } }, opening, out, away);
+    return make("li", { data: { id } }, opening, rename, out, away);
+  }
+
+  /** Puts a field in place of the row's name. Enter, or a press elsewhere, keeps what it holds; Escape does not. */
+  rename(id, name, row) {
+    const field = make("input", { value: name, maxLength: TITLE, ariaLabel: `The name of: ${name}` });
+    const opening = row.firstChild;
+    let isOver = false;
+    const end = async (title, isLeft) => {
+      if (isOver) return;
+      isOver = true;
+      if (title && title !== name) {
+        const conversation = await this.store.get(id);
+        if (conversation) await this.keep({ ...conversation, title });
+        this.onRename(id, title);
+      }
+      if (field.isConnected) field.replaceWith(opening);
+      if (!isLeft) byId("conversations").querySelector(`[data-id="${id}"] .open`)?.focus();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.stopPropagation();
+      end(event.key === "Enter" ? field.value.trim() : "", false);
+    });
+    field.addEventListener("blur", () => end(field.value.trim(), true));
+    opening.replaceWith(field);
+    field.focus();
+    field.select();
   }
 
   async open(id) {
@@ -107,7 +147,7 @@ export class History {
   }
 
   async clear() {
-    for (const row of byId("conversations").children) this.gone.add(row.dataset.id);
+    for (const { id } of await this.store.heads()) this.gone.add(id);
     await this.store.clear();
     this.begin();
     await this.show();

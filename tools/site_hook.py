@@ -1,4 +1,7 @@
-"""A hook of mkdocs.yml: the site's copy buttons take a block's commands, without prompts, remarks and output."""
+"""A hook of mkdocs.yml: the colours of the server's page for the site, and commands for its copy buttons.
+
+The buttons take a block's commands, without prompts, remarks and output.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,33 @@ import re
 import shlex
 from collections.abc import Iterator
 from html import escape, unescape
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 _BLOCK = re.compile(r'<div class="language-console highlight">(.*?)</pre>', re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
 _REMARK = re.compile(r"\s+#\s.*$")
+
+_PAGE_STYLES = Path(__file__).parent.parent / "src/ostinato/serve/page/styles/base.css"
+_COLOUR = re.compile(r"^ *(--[\w-]+): (light-dark\(.*\));$", re.MULTILINE)
+
+
+def colours() -> dict[str, str]:
+    """Return the colours of the server's page: name of the variable -> light and dark value."""
+    return dict(_COLOUR.findall(_PAGE_STYLES.read_text(encoding="utf-8")))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add `docs/palette.css` with the colours of the server's page."""
+    from mkdocs.structure.files import File
+
+    rules = "".join(f"  {name}: {value};\n" for name, value in colours().items())
+    files.append(File.generated(config, "docs/palette.css", content=f":root {{\n{rules}}}\n"))
+    return files
 
 
 def on_page_content(html: str, **_: Any) -> str:
