@@ -42,6 +42,8 @@ def page() -> None:
     with serving(max_num_seqs=8) as served, browsing() as browser:
         browser.open(served.url)
         browser.resize(*SIZE)
+        browser.until(lambda: browser.text(".welcome h2"))
+        browser.click("show-engine")
         others = threading.Thread(target=_ask_for, args=(served, BUSY_SECONDS))
         others.start()
         for question, answer in zip(QUESTIONS, ANSWERS, strict=True):

@@ -143,6 +143,7 @@ def test_files_of_the_cache_are_shown_where_there_are_any(browser, tmp_path):
     with serving(max_num_seqs=1, graph_mode="none", **files) as served:
         browser.open(served.url)
         browser.until(lambda: browser.text("#files-text"))
+        browser.click("show-engine")
         assert browser.text("#files-text") == "0 files, 0 B of 64 MiB"
         for first in range(6):
             body = {"prompt": [100 + first] * 200, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
