@@ -26,7 +26,7 @@ demo:
 # from another.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 
-# One case of each test: what a person waits for. tests/conftest.py chooses it.
+# One case of each test that is not slow: what a person waits for. tests/conftest.py chooses it.
 test:
 	@$(BOTH) .venv/.installed-test native
 	$(PYTEST) --cases one

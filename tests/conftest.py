@@ -53,19 +53,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases",
         choices=("all", "one", "others"),
         default="all",
-        help="Run all cases of each test, one of them, or the others. One is what a person waits for.",
+        help="Run all cases of each test, one case of each that is not slow, or the others. One is what a person waits for.",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select one case of each test, or the others. A hash of the test's name chooses it, so that recipes take turns."""
+    """Select one case of each test that is not marked as slow, or the others.
+
+    A hash of the test's name chooses the case, so that recipes take turns.
+    """
     choice = config.getoption("--cases")
     if choice == "all":
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {id(found[crc32(name.encode()) % len(found)]) for name, found in cases.items()}
+    drawn = (found[crc32(name.encode()) % len(found)] for name, found in cases.items())
+    chosen = {id(item) for item in drawn if item.get_closest_marker("slow") is None}
     kept = [item for item in items if (id(item) in chosen) == (choice == "one")]
     config.hook.pytest_deselected(items=[item for item in items if (id(item) in chosen) != (choice == "one")])
     items[:] = kept
