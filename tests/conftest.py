@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases",
         choices=("all", "one", "others"),
         default="all",
-        help="Run all cases of each test, one case of each that is not slow, or the others. One is what a person waits for.",
+        help="Run all cases of each test, one case of each that is not slow (what a person waits for), or the others.",
     )
 
 
