@@ -72,7 +72,7 @@ def test_every_architecture_says_which_widths_ranks_share() -> None:
 
 def test_a_model_of_an_architecture_without_widths_is_refused_by_name() -> None:
     whole = replace(load_spec(config("benchmarks/models/lfm2-350m")), sharded_dims=None)
-    with pytest.raises(ConfigError, match=r"the model is lfm2, whose spec.py names no SHARDED_DIMS; what works is 1$"):
+    with pytest.raises(ConfigError, match=r"the model is lfm2, whose spec.py names no sharded_dims; what works is 1$"):
         shard(whole, 2)
 
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from ostinato.sampling.guide import Guide
-from ostinato.serve.body_workers.served_model import model_of
+from ostinato.serve.api.generation_run import model_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan
 from ostinato.serve.http.api_errors import ApiError
 from tests.support.serving import UNHURRIED, Served, serving

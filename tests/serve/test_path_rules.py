@@ -5,8 +5,8 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.serve.app import make_api
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.settings import ServeSettings
 
 

@@ -63,7 +63,7 @@ def hermes():
 def rendered(served, **body):
     """The prompt that a body makes, as text."""
     from ostinato.serve.api.anthropic_request import CountTokensRequest
-    from ostinato.serve.body_workers.served_model import model_of
+    from ostinato.serve.api.generation_run import model_of
     from ostinato.serve.chat.conversation import render
 
     work = model_of(served.engine, served.lifecycle.settings, "tiny").work
@@ -151,7 +151,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 def prepared(served, **body):
     """A body as the engine gets it, and its prompt."""
     from ostinato.serve.api.anthropic_request import MessagesRequest
-    from ostinato.serve.body_workers.served_model import model_of
+    from ostinato.serve.api.generation_run import model_of
 
     work = model_of(served.engine, served.lifecycle.settings, "tiny").work
     chat = MessagesRequest.model_validate({"max_tokens": 5, **body}).prepare(work)

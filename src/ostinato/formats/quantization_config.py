@@ -9,16 +9,16 @@ import math
 from collections.abc import Collection, Mapping
 
 from ostinato.errors import ModelError
-from ostinato.formats import awq, compressed_tensors, fp8, gptq, mxfp4
+from ostinato.formats import compressed_tensors, fp8_mxfp4, gptq_awq
 from ostinato.json_io import JsonMapping
 from ostinato.plan.quantization import StoredWeights
 
 READERS = {
     "compressed-tensors": compressed_tensors.read_compressed_tensors,
-    "gptq": gptq.read_gptq,
-    "awq": awq.read_awq,
-    "fp8": fp8.read_fp8,
-    "mxfp4": mxfp4.read_mxfp4,
+    "gptq": gptq_awq.read_gptq,
+    "awq": gptq_awq.read_awq,
+    "fp8": fp8_mxfp4.read_fp8,
+    "mxfp4": fp8_mxfp4.read_mxfp4,
 }
 """Readers by `quant_method`."""
 
@@ -40,18 +40,18 @@ def stored_weights(config: JsonMapping) -> StoredWeights | None:
 
 PARTS = {
     "compressed-tensors": compressed_tensors.PARTS,
-    "gptq": gptq.PARTS,
-    "awq": awq.PARTS,
-    "fp8": fp8.PARTS,
-    "mxfp4": mxfp4.PARTS,
+    "gptq": gptq_awq.GPTQ_PARTS,
+    "awq": gptq_awq.AWQ_PARTS,
+    "fp8": fp8_mxfp4.FP8_PARTS,
+    "mxfp4": fp8_mxfp4.MXFP4_PARTS,
 }
 """Suffixes of a linear's name, by `quant_method`."""
 
 SHAPES = {
     "compressed-tensors": compressed_tensors.compressed_tensors_shape,
-    "gptq": gptq.gptq_shape,
-    "awq": awq.awq_shape,
-    "mxfp4": mxfp4.mxfp4_shape,
+    "gptq": gptq_awq.shape_of_four_bits,
+    "awq": gptq_awq.shape_of_four_bits,
+    "mxfp4": fp8_mxfp4.mxfp4_shape,
 }
 """Functions that give the shape of a part for one matrix, by `quant_method`."""
 
@@ -68,7 +68,7 @@ def split(stored: StoredWeights, name: str, values: str) -> tuple[str, str]:
     """Return the weight that a tensor belongs to, and the name of its part; `values` for the weight itself."""
     if stored.method == "mxfp4":
         weight, _, last = name.rpartition("_")
-        return (weight, last) if last in mxfp4.PARTS else (name, values)
+        return (weight, last) if last in fp8_mxfp4.MXFP4_PARTS else (name, values)
     parent, _, last = name.rpartition(".")
     return (f"{parent}.weight", last) if last in PARTS[stored.method] else (name, values)
 
@@ -103,9 +103,9 @@ def complete(stored: StoredWeights, parts: Collection[str], is_quantised: bool) 
     if not has_values and not any(part in PACKED for part in beside):
         return [next(part for part in PACKED if part in PARTS[stored.method]) if stored.is_packed else "weight"], []
     if stored.method == "fp8":
-        return ([] if any(part in parts for part in fp8.PARTS) else [fp8.PARTS[0]]), []
+        return ([] if any(part in parts for part in fp8_mxfp4.FP8_PARTS) else [fp8_mxfp4.FP8_PARTS[0]]), []
     if stored.method == "mxfp4":
-        return [part for part in mxfp4.PARTS if part not in parts], []
+        return [part for part in fp8_mxfp4.MXFP4_PARTS if part not in parts], []
     if stored.method == "compressed-tensors":
         needed = ["weight_scale", *(["weight_zero_point"] if stored.has_zeros else [])]
     else:

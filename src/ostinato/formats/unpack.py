@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.errors import ModelError
-from ostinato.formats import awq
+from ostinato.formats.gptq_awq import AWQ_NIBBLES
 from ostinato.ops.arrays import converted
 from ostinato.plan.quantization import StoredWeights
 
@@ -144,5 +144,5 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 def _in_awq_order(nibbles: np.ndarray) -> np.ndarray:
     """Return the eight elements of each of AWQ's int32 in their logical order."""
-    order = [awq.NIBBLES.index(i) for i in range(8)]
+    order = [AWQ_NIBBLES.index(i) for i in range(8)]
     return nibbles[..., order]

@@ -105,7 +105,7 @@ def sharding_problems(spec: ModelSpec, ranks: int) -> list[str]:
     if ranks == 1:
         return []
     if spec.sharded_dims is None:
-        return [f"the model is {spec.architecture}, whose spec.py names no SHARDED_DIMS"]
+        return [f"the model is {spec.architecture}, whose spec.py names no sharded_dims"]
     return list(dict.fromkeys(_problems(spec, ranks)))
 
 

@@ -25,6 +25,7 @@ from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
 from ostinato.serve.api.embeddings import embeddings_router
+from ostinato.serve.api.generation_run import ServedModel, model_of
 from ostinato.serve.api.kv_events import kv_events_router
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.api.ollama import ollama_reports_router, ollama_router
@@ -34,11 +35,9 @@ from ostinato.serve.api.page import FOLDER, page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, public_router, service_router
 from ostinato.serve.api.tokenize import tokens_router
-from ostinato.serve.body_workers.served_model import ServedModel, model_of
 from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError, as_api_error
-from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.lifecycle import Lifecycle
-from ostinato.serve.http.middleware import JsonPostMiddleware, RequestMiddleware
+from ostinato.serve.http.middleware import ApiRouter, JsonPostMiddleware, PathRules, RequestMiddleware
 from ostinato.serve.http.unknown_fields import HEADER
 from ostinato.serve.settings import ServeSettings
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from ostinato.demo import CHECKPOINTS
-from ostinato.demo.introduction import INTRODUCTIONS
+from ostinato.demo import CHECKPOINTS, INTRODUCTIONS
 from ostinato.serve.api.page import DIRECTORY
 from tests.support.page_chat import answered, chunks, script_answers
 

@@ -9,9 +9,6 @@ from ostinato.models.config_json import activation, attention_spec, flag, intege
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class ArceeHyperparameters:
@@ -32,7 +29,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=(LayerSpec("attention", attention),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=ArceeHyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),

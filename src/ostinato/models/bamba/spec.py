@@ -21,9 +21,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 ROTATED_PART = 0.5
 """Rotated part of each attention head; the architecture fixes it, and config.json need not give it."""
 
@@ -51,7 +48,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in kinds),
         rope=_rope(config, attention.head_dim) if "attention" in kinds else None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=hyper,
     )
 

@@ -21,9 +21,6 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class Multipliers:
@@ -65,7 +62,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=(LayerSpec("hybrid", attention, mamba2),) * integer(config, "num_hidden_layers"),
         rope=parse_rope(config, attention.head_dim),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=_hyperparameters(config),
     )
 

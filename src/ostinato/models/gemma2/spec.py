@@ -5,7 +5,6 @@ from __future__ import annotations
 from ostinato.json_io import JsonObject
 from ostinato.models.config_json import integer, parse_rope, sliding_layers
 from ostinato.models.gemma3_text.spec import HEAD_DIM, gemma_spec
-from ostinato.models.gemma3_text.spec import SHARDED_DIMS as SHARDED_DIMS
 from ostinato.plan.model import ModelSpec
 
 DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "max_position_embeddings": 8192}

@@ -12,7 +12,6 @@ from math import isqrt
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
-from ostinato.models.gemma3_text.spec import SHARDED_DIMS as SHARDED_DIMS
 from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part

@@ -26,9 +26,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 HEADS, KEY_HEADS, HEAD_DIM, SCALAR, WINDOW, PATTERN, LONGEST = 8, 4, 256, 256, 4096, 6, 131072
 """Defaults of a config.json without these values."""
@@ -86,7 +83,7 @@ def gemma_spec(
         ),
         rope=ropes[0],
         other_ropes=tuple(ropes[1:]),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Gemma3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),

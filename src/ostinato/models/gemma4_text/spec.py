@@ -28,9 +28,6 @@ from ostinato.models.lfm3.spec import rope_of_kind
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 HEADS, KEY_HEADS, HEAD_DIM, GLOBAL_HEAD_DIM, WINDOW, PATTERN, LONGEST = 8, 4, 256, 512, 512, 6, 131072
 SMALL_SIZE = 256
 """Defaults of a config.json without these values."""
@@ -104,7 +101,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         layers=layers,
         rope=rope_of_kind(config, FULL, heads[False].head_dim, ROPES),
         other_ropes=(rope_of_kind(config, SLIDING, heads[True].head_dim, ROPES),),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Gemma4Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             num_layers=len(layers),

@@ -20,9 +20,6 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ()
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 HEAD_DIM, WINDOW, THETA, EPS = 64, 128, 150_000.0, 1e-5
 """Defaults of a config.json without these values."""
 
@@ -70,7 +67,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(LayerSpec("attention", replace(attention, window=window), None, experts) for window in windows),
         rope=parse_rope(config, attention.head_dim, default_theta=THETA),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=(),
         hyperparameters=GptOssHyperparameters(
             attention_bias=flag(config, "attention_bias", True),
             norm_eps=number(config, "rms_norm_eps", EPS),

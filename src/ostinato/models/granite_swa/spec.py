@@ -22,9 +22,6 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 WINDOW, FULL_EVERY = 128, 4
 """Defaults: the window, and every which layer has none, the first one included."""
 
@@ -81,7 +78,7 @@ def granite_swa_spec(
         layers=tuple(LayerSpec("attention", attention, None, experts) for attention in attentions),
         rope=ropes[0] if ropes else None,
         other_ropes=ropes[1:],
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=GraniteSwaHyperparameters(
             intermediate_size=mlp_size,
             attention_bias=flag(config, "attention_bias", False),

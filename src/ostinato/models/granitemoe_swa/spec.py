@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ostinato.json_io import JsonObject
 from ostinato.models.config_json import integer, top_k
-from ostinato.models.granite_swa.spec import SHARDED_DIMS, granite_swa_spec
+from ostinato.models.granite_swa.spec import granite_swa_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
-
-__all__ = ["SHARDED_DIMS", "model_spec"]
 
 
 def model_spec(config: JsonObject) -> ModelSpec:

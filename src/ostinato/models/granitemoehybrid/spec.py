@@ -23,9 +23,6 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("shared_intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {
     "mamba": "mamba2",
     "linear_attention": "mamba2",
@@ -64,7 +61,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in kinds),
         rope=rope,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("shared_intermediate_size",),
         hyperparameters=_hyperparameters(config),
     )
 

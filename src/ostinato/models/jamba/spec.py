@@ -13,9 +13,6 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class JambaHyperparameters:
@@ -52,7 +49,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=layers,
         rope=None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=JambaHyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             mamba_proj_bias=flag(config, "mamba_proj_bias", False),

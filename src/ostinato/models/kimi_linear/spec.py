@@ -25,9 +25,6 @@ from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LatentSizes, L
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size", "shared_size")
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 MLP_KINDS = {"dense": "dense", "sparse": "sparse"}
 
@@ -87,7 +84,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(layers),
         rope=None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size", "shared_size"),
         hyperparameters=KimiLinearHyperparameters(
             latent=latent,
             moe=moe,

@@ -20,9 +20,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {"conv": "conv", "full_attention": "attention"}
 """Kinds of layers by the values of `layer_types`."""
 
@@ -59,7 +56,7 @@ def lfm2_spec(config: JsonMapping, architecture: str, intermediate_size: int) ->
         **shared,
         layers=tuple(layers[kind] for kind in _kinds(config)),
         rope=parse_rope(config, attention.head_dim, default_theta=DEFAULT_THETA),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Lfm2Hyperparameters(
             intermediate_size=intermediate_size,
             conv_bias=flag(config, "conv_bias", False),

@@ -13,9 +13,6 @@ from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("text.intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 IMAGE = 396
 """Default of a config.json without `image_token_id`."""
 
@@ -47,7 +44,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         architecture="lfm2_vl",
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("text.intermediate_size",),
         vision=_vision(config, vision, plain.hidden_size),
         hyperparameters=Lfm2VLHyperparameters(
             text=plain.hyperparameters,

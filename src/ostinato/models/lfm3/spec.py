@@ -24,9 +24,6 @@ from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 HEAD_DIM, TAPS, WINDOW, LONGEST = 128, 7, 256, 128_000
 """Defaults of a config.json without these values."""
 
@@ -68,7 +65,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         ),
         rope=rope_of_kind(config, FULL, attention.head_dim, ROPES),
         other_ropes=(rope_of_kind(config, SLIDING, attention.head_dim, ROPES),),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Lfm3Hyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             conv_bias=flag(config, "conv_bias", False),

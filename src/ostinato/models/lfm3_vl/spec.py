@@ -20,9 +20,6 @@ from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("text.intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 TOKENS = {"image": 125030, "video": 125029, "vision_start": 125009, "vision_end": 125010}
 THETA = 1e6
 """Defaults of a config.json without these values."""
@@ -59,7 +56,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         architecture="lfm3_vl",
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("text.intermediate_size",),
         vision=spec,
         hyperparameters=Lfm3VLHyperparameters(
             text=plain.hyperparameters,

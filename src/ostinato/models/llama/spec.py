@@ -23,9 +23,6 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class LlamaHyperparameters:
@@ -120,7 +117,7 @@ def llama_spec(
         ),
         rope=ropes[0],
         other_ropes=ropes[1:],
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=LlamaHyperparameters(
             # Where all layers have experts, no width of an MLP is shared among ranks.
             intermediate_size=integer(config, "intermediate_size") if None in experts else 0,

@@ -12,9 +12,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS: tuple[str, ...] = ()
-"""Hyperparameters that ranks share: none, since the layers' specs have all widths."""
-
 
 @dataclass(frozen=True)
 class MambaHyperparameters:
@@ -59,7 +56,7 @@ def selective_model_spec(config: JsonObject, architecture: str, inner_norm_eps: 
         **shared_fields(config, default_tied=True),
         layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=(),
         hyperparameters=MambaHyperparameters(
             bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),

@@ -11,9 +11,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS: tuple[str, ...] = ()
-"""Hyperparameters that ranks share: none, since the layers' specs have all widths."""
-
 
 @dataclass(frozen=True)
 class Mamba2Hyperparameters:
@@ -42,7 +39,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=(),
         hyperparameters=Mamba2Hyperparameters(
             proj_bias=flag(config, "use_bias", False),
             conv_bias=flag(config, "use_conv_bias", True),

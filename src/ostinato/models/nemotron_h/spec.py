@@ -20,9 +20,6 @@ from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 
-SHARDED_DIMS = ("intermediate_size", "moe.shared_intermediate_size", "moe.experts.intermediate_size")
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {
     "M": "mamba2", "mamba": "mamba2", "linear_attention": "mamba2",
     "*": "attention", "attention": "attention", "full_attention": "attention",
@@ -84,7 +81,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared,
         layers=tuple(layers[kind] for kind in kinds),
         rope=None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size", "moe.shared_intermediate_size", "moe.experts.intermediate_size"),
         hyperparameters=hyper,
         # The head's layers, of the model's kinds, follow a join of a token with the hidden state before it.
         head=DrafterSpec("mtp", head_layers, hidden_elements=shared["hidden_size"]) if head_layers else None,

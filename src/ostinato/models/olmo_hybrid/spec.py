@@ -13,9 +13,6 @@ from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class OlmoHybridHyperparameters:
@@ -45,7 +42,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(layers[kind] for kind in _kinds(config)),
         rope=_rope(config, attention.head_dim),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=OlmoHybridHyperparameters(
             intermediate_size=integer(config, "intermediate_size"),
             attention_bias=flag(config, "attention_bias", False),

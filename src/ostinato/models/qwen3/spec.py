@@ -18,9 +18,6 @@ from ostinato.models.config_json import (
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class Qwen3Hyperparameters:
@@ -40,7 +37,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(LayerSpec("attention", replace(attention, window=window)) for window in qwen_windows(config)),
         rope=parse_rope(config, attention.head_dim),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=hyperparameters(config),
     )
 

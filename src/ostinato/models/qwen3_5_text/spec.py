@@ -21,9 +21,6 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 """Kinds of layers by the values of `layer_types`."""
 ROTATED = 0.25
@@ -62,7 +59,7 @@ def qwen35_spec(config: JsonMapping, architecture: str, intermediate_size: int) 
         **shared,
         layers=tuple(layers[kind] for kind in mixed_layers(config)),
         rope=parse_rope(config, attention.head_dim, default_partial=ROTATED),
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Qwen35Hyperparameters(
             intermediate_size=intermediate_size,
             attention_bias=flag(config, "attention_bias", False),

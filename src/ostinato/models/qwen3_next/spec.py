@@ -11,9 +11,6 @@ from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size", "shared_size")
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 
 @dataclass(frozen=True)
 class Qwen3NextHyperparameters(Qwen35Hyperparameters):
@@ -60,7 +57,9 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
         [of_first] = sparse_layers(config, 1)
         own = tuple(replace(layer, experts=experts if of_first else None) for layer in head.layers)
         head = replace(head, layers=own)
-    return replace(plain, layers=layers, hyperparameters=hyper, sharded_dims=SHARDED_DIMS, head=head)
+    return replace(
+        plain, layers=layers, hyperparameters=hyper, sharded_dims=("intermediate_size", "shared_size"), head=head
+    )
 
 
 def _experts(config: JsonMapping) -> ExpertsSpec:

@@ -25,9 +25,6 @@ from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-SHARDED_DIMS = ("text.intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)
 TOKENS = {"image": 151655, "video": 151656, "vision_start": 151652, "vision_end": 151653}
@@ -92,7 +89,7 @@ def vl_spec(
         **shared,
         layers=layers,
         rope=rope,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("text.intermediate_size",),
         hyperparameters=Qwen3VLHyperparameters(
             text=hyper,
             theta=_vision_theta(vision),

@@ -11,9 +11,6 @@ from ostinato.models.kimi_linear.spec import latent_attention
 from ostinato.plan.layer_specs import LatentSizes, LayerSpec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 QUERY_RANK, LONGEST = 1536, 131072
 """Defaults of a config.json without these values."""
 
@@ -52,7 +49,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config, default_tied=True),
         layers=(layer,) * integer(config, "num_hidden_layers"),
         rope=rope,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=YoutuHyperparameters(
             latent=latent,
             query_rank=None if given is None else integer({"q_lora_rank": given}, "q_lora_rank"),

@@ -21,9 +21,6 @@ from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
-SHARDED_DIMS = ("intermediate_size",)
-"""Hyperparameters that ranks share, as widths of MLPs and experts."""
-
 KINDS = {"linear_attention": "mamba2", "mamba": "mamba2", "hybrid": "hybrid"}
 DEFAULT_LAYERS, DEFAULT_USES = 54, (6, 12, 18, 24, 30, 36, 42, 47, 51)
 """Defaults of a config.json without kinds of layers: their number, and those with a block."""
@@ -66,7 +63,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config, default_tied=True),
         layers=tuple(hybrids.get(i, mamba) for i in range(len(kinds))),
         rope=parse_rope(config, attention.head_dim) if uses and flag(config, "use_mem_rope", False) else None,
-        sharded_dims=SHARDED_DIMS,
+        sharded_dims=("intermediate_size",),
         hyperparameters=Zamba2Hyperparameters(
             num_blocks=num_blocks,
             uses=uses,

@@ -16,12 +16,19 @@ from ostinato.json_io import JsonObject
 from ostinato.plan.plan import Plan
 from ostinato.scheduler.request import CONTEXT_END
 from ostinato.serve.api.anthropic_request import CountTokensRequest, MessagesRequest
-from ostinato.serve.api.generation_run import GenerationRun, PreparedChat, compact, make_response, quoted, start_chat
-from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.api.generation_run import (
+    GenerationRun,
+    PreparedChat,
+    ServedModel,
+    compact,
+    make_response,
+    quoted,
+    start_chat,
+)
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, arguments_of
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import LastEvents
 
 _GROWS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}

@@ -22,6 +22,7 @@ from ostinato.serve.api.generation_run import (
     ConversationRequest,
     GenerationRun,
     PreparedChat,
+    ServedModel,
     compact,
     end_members,
     head,
@@ -33,7 +34,6 @@ from ostinato.serve.api.generation_run import (
     whole_body,
 )
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.cache_marks import read_breakpoints
 from ostinato.serve.chat.chat_output import ChatOutput
@@ -41,9 +41,9 @@ from ostinato.serve.chat.conversation import ConversationBody, check_counts, che
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import TokenStrings
 from ostinato.serve.http.api_errors import ApiError, field_error
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import DONE, LoopTurns
 
 

@@ -21,6 +21,7 @@ from ostinato.serve.api.generation_fields import MAX_LOGPROBS, GenerationBody, P
 from ostinato.serve.api.generation_run import (
     ChunkWriter,
     GenerationRun,
+    ServedModel,
     end_members,
     head,
     in_turns,
@@ -29,14 +30,13 @@ from ostinato.serve.api.generation_run import (
     whole_body,
 )
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.cache_marks import read_positions
 from ostinato.serve.chat.guides import GuidePlan, plain_guide
 from ostinato.serve.chat.text_support import CompletionLogprobs, ModelText
 from ostinato.serve.http.api_errors import field_error
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import DONE, LoopTurns
 
 

@@ -20,13 +20,12 @@ from ostinato.errors import ModelError
 from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids
-from ostinato.serve.api.generation_run import GenerationRun, joined, quoted, whole_response
+from ostinato.serve.api.generation_run import GenerationRun, ServedModel, joined, quoted, whole_response
 from ostinato.serve.body_workers.context import RequestContext
-from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.http.api_errors import ApiError, check_count, field_error
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, Ignored
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import side_by_side
 
 _KEPT = frozenset({"dimensions", "encoding_format", "normalize", "pooling", "priority", "timeout", "cache_salt"})

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
-from json.encoder import encode_basestring as quoted
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -27,7 +27,8 @@ from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import check_prompt_length
 from ostinato.serve.api.generation_fields import GenerationBody
-from ostinato.serve.body_workers.context import RequestContext
+from ostinato.serve.body_workers.context import GuideTrial, RequestContext
+from ostinato.serve.body_workers.pool import BodyWorkerPool
 from ostinato.serve.chat.answer_formats import AnswerFormats, AnswerLayout
 from ostinato.serve.chat.cache_marks import locate_marks
 from ostinato.serve.chat.chat_output import ChatOutput
@@ -45,26 +46,40 @@ from ostinato.serve.http.streaming import (
     LoopTurns,
     cancel_on_disconnect,
 )
-
-__all__ = [
-    "ChunkWriter",
-    "ConversationRequest",
-    "GenerationRun",
-    "PreparedChat",
-    "compact",
-    "head",
-    "in_turns",
-    "joined",
-    "make_response",
-    "prepare_chat",
-    "quoted",
-    "start_chat",
-    "whole_body",
-    "whole_response",
-]
-
+from ostinato.serve.settings import ServeSettings
 
 T = TypeVar("T")
+quoted = encode_basestring
+"""Function that returns a text as a JSON string."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An engine and the work of its requests, made once and used on the event loop."""
+
+    engine: AsyncEngine
+    text: ModelText
+    compiler: GuideCompiler
+    work: RequestContext
+    """Work for requests that are prepared on the event loop."""
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    """Turns of the event loop for making long answers."""
+
+
+def model_of(
+    engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyWorkerPool] | None = None
+) -> ServedModel:
+    """Return the model of an engine; its guides are tried by `workers`, if there are any."""
+
+    async def try_out(client: str, guide: Guide) -> None:
+        assert workers is not None, "asked only if there are some"
+        body = GuideTrial(guide=guide.model_dump_json())
+        await workers().read(client, GuideTrial, body.model_dump_json().encode())
+
+    max_model_len = engine.plan.settings.max_model_len
+    text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
+    work = RequestContext(text, settings, model_name, engine.default_params)
+    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), work)
 
 
 class GenerationRun:

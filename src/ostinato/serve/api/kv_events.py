@@ -13,8 +13,8 @@ from ostinato.engine.process.cache_event_hub import MAX_READERS, MAX_WAITING, Ca
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockStored, CacheEvent
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import EVENTS, EventStream
 
 KEEP_ALIVE = 10.0

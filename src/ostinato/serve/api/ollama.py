@@ -19,6 +19,7 @@ from ostinato.json_io import JsonObject
 from ostinato.serve.api.embeddings import EmbeddingRun
 from ostinato.serve.api.generation_run import (
     GenerationRun,
+    ServedModel,
     compact,
     joined,
     make_response,
@@ -33,11 +34,10 @@ from ostinato.serve.api.ollama_request import (
     OllamaGenerateRequest,
     ShowRequest,
 )
-from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, arguments_of
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import JSON_LINES, LastEvents
 
 PREFIX = "/api"

@@ -11,7 +11,7 @@ from jinja2 import Environment
 
 from ostinato.json_io import JsonMapping
 from ostinato.serve.api.page import HEADERS
-from ostinato.serve.http.api_router import ApiRouter
+from ostinato.serve.http.middleware import ApiRouter
 
 PATH = "/docs"
 _PAGE = """\

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from ostinato.serve.http.api_router import ApiRouter
+from ostinato.serve.http.middleware import ApiRouter
 
 DIRECTORY = Path(__file__).parent.parent / "page"
 FOLDER = "/page"

@@ -22,15 +22,14 @@ from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
-from ostinato.serve.api.generation_run import GenerationRun, in_turns, make_response, start_chat
+from ostinato.serve.api.generation_run import GenerationRun, ServedModel, in_turns, make_response, start_chat
 from ostinato.serve.api.responses_request import PreparedResponse, ResponsesRequest
-from ostinato.serve.body_workers.served_model import ServedModel
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
 from ostinato.serve.chat.text_support import ModelText, TokenStrings
 from ostinato.serve.http.api_errors import ApiError, as_api_error
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.http.streaming import LoopTurns
 
 

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from starlette.exceptions import HTTPException
 
 from ostinato._version import __version__
-from ostinato.demo.introduction import INTRODUCTIONS, Introduction
+from ostinato.demo import INTRODUCTIONS, Introduction
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.json_io import JsonObject
 from ostinato.observe.counts import EngineHistograms
@@ -36,12 +36,12 @@ from ostinato.observe.server_metrics import (
 )
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.api.generation_fields import check_model
-from ostinato.serve.body_workers.served_model import ServedModel
+from ostinato.serve.api.generation_run import ServedModel
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tool_calls.formats import EQUATION
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.http.middleware import ApiRouter
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _OTHERS = Introduction(

@@ -21,8 +21,8 @@ from ostinato.serve.chat.conversation import (
     token_ids_of,
 )
 from ostinato.serve.http.api_errors import ApiError
-from ostinato.serve.http.api_router import ApiRouter
 from ostinato.serve.http.json_bodies import Body, ListOf
+from ostinato.serve.http.middleware import ApiRouter
 
 _MAX_LOOP_STRINGS = 256
 """Tokens whose texts are looked up on the event loop: each takes up to 20 microseconds the first time."""

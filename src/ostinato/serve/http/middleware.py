@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -26,9 +27,8 @@ from ostinato.observe.tracing import Tracing
 from ostinato.serve.body_workers.context import NeedsWorker, RequestContext
 from ostinato.serve.body_workers.json_complexity import check_small_body, fits_event_loop
 from ostinato.serve.http.addresses import UNIX, TrustedProxies, is_loopback, split_host_port
-from ostinato.serve.http.api_errors import ApiError, as_api_error
+from ostinato.serve.http.api_errors import ApiError, Dialect, as_api_error
 from ostinato.serve.http.api_keys import client_of
-from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.json_bodies import Body, check_type, read_body
 from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
 from ostinato.serve.http.streaming import ClientDisconnected, cancel_on_disconnect, log_failure
@@ -37,6 +37,40 @@ from ostinato.serve.http.unknown_fields import HEADER
 log = logging.getLogger("ostinato.serve")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
+
+
+class ApiRouter(APIRouter):
+    """Router of endpoints that speak one dialect, and are all public or all behind a key.
+
+    A dialect other than OpenAI's needs a `prefix`: paths below it that are not served get their error in that dialect.
+    """
+
+    def __init__(self, prefix: str = "", *, dialect: Dialect = "openai", is_public: bool = False) -> None:
+        assert prefix or dialect == "openai", "a dialect is known by the prefix"
+        super().__init__(prefix=prefix)
+        self.dialect: Dialect = dialect
+        self.is_public = is_public
+
+
+class PathRules:
+    """Dialect and publicity of every path, from the routers. `public_folders` are paths of public files."""
+
+    def __init__(self, routers: Iterable[ApiRouter], public_folders: Iterable[str] = ()) -> None:
+        routers = tuple(routers)
+        self._public = {getattr(route, "path", "") for router in routers if router.is_public for route in router.routes}
+        self._folders = tuple(f"{folder}/" for folder in public_folders)
+        self._dialects = [(router.prefix, router.dialect) for router in routers if router.dialect != "openai"]
+
+    def is_public(self, path: str) -> bool:
+        """Return whether `path` needs no key."""
+        return path in self._public or path.startswith(self._folders)
+
+    def dialect(self, path: str) -> Dialect:
+        """Return the dialect of the endpoint at `path`; OpenAI's for paths that belong to no router."""
+        for prefix, dialect in self._dialects:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return dialect
+        return "openai"
 
 
 class JsonPostMiddleware:

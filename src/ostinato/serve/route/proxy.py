@@ -24,9 +24,8 @@ from ostinato.plan.plan import Plan
 from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.http.api_errors import ApiError, as_api_error
-from ostinato.serve.http.api_router import ApiRouter, PathRules
 from ostinato.serve.http.lifecycle import ServerLifecycle
-from ostinato.serve.http.middleware import RequestMiddleware
+from ostinato.serve.http.middleware import ApiRouter, PathRules, RequestMiddleware
 from ostinato.serve.http.streaming import EVENTS, JSON_LINES, ChunkedJson, EventStream, cancel_on_disconnect
 from ostinato.serve.route.backends import Backend, BackendPool
 from ostinato.serve.route.prompts import BODIES, PromptReader
