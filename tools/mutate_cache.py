@@ -49,8 +49,8 @@ TESTS = (
     "tests/scheduler/test_scheduler_media.py",
 )
 
-MOST_SECONDS = 300
-"""Of one run. Tests that do not end have found the mutation too."""
+LIMIT_IN_BASELINES = 10
+"""Time limit of one run, in times of the run without a mutation. Tests that do not end have found the mutation too."""
 
 
 def apply(mutation: Mutation, package: Path) -> str | None:
@@ -65,8 +65,8 @@ def apply(mutation: Mutation, package: Path) -> str | None:
     return None
 
 
-def run_tests(tests: list[str], copy: Path) -> str | None:
-    """The first test that fails with the copy's package; None if all pass."""
+def run_tests(tests: list[str], copy: Path, limit: float | None) -> str | None:
+    """The first test that fails with the copy's package within `limit` seconds; None if all pass."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(copy), str(REPOSITORY)]),
@@ -77,11 +77,9 @@ def run_tests(tests: list[str], copy: Path) -> str | None:
     options = ["-x", "-q", "--noconftest", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS
-        )
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
-        return f"no end after {MOST_SECONDS} s"
+        return f"no end after {limit:.0f} s"
     if done.returncode == 0:
         return None
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
@@ -114,7 +112,9 @@ def copy_package(folder: Path) -> Path:
     return package
 
 
-def check_mutation(mutation: Mutation | None, tests: list[str]) -> tuple[str | None, str | None]:
+def check_mutation(
+    mutation: Mutation | None, tests: list[str], limit: float | None = None
+) -> tuple[str | None, str | None]:
     """(why it does not apply, the test that found it) of a mutation, or of the package as it is."""
     with tempfile.TemporaryDirectory(prefix="mutate-cache-") as folder:
         copy = Path(folder)
@@ -123,7 +123,7 @@ def check_mutation(mutation: Mutation | None, tests: list[str]) -> tuple[str | N
         if problem:
             return problem, None
         verify = () if mutation is None else mutation.verify
-        return None, run_verify(verify, copy) if verify else run_tests(tests, copy)
+        return None, run_verify(verify, copy) if verify else run_tests(tests, copy, limit)
 
 
 def main() -> int:
@@ -131,15 +131,26 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", default=list(TESTS), help="test files, instead of all of the cache's")
     parser.add_argument("--match", default="", help="only mutations whose description has this in it")
     options = parser.parse_args()
-    _, failed = check_mutation(None, options.tests)
-    if failed is not None:
-        print(f"the tests fail without a mutation: {failed}")
-        return 1
     chosen = [each for each in MUTATIONS if options.match in each.what]
+    for arguments in dict.fromkeys(each.verify for each in chosen if each.verify):
+        with tempfile.TemporaryDirectory(prefix="mutate-cache-") as folder:
+            copy_package(Path(folder))
+            if (failed := run_verify(arguments, Path(folder))) is not None:
+                print(f"without a mutation: {failed}")
+                return 1
+    limit = None
+    if not all(each.verify for each in chosen):
+        began = time.monotonic()
+        _, failed = check_mutation(None, options.tests)
+        if failed is not None:
+            print(f"the tests fail without a mutation: {failed}")
+            return 1
+        limit = LIMIT_IN_BASELINES * (time.monotonic() - began)
+        print(f"without a mutation the tests pass; a run may take {limit:.0f} s", flush=True)
     survivors = 0
     for each in chosen:
         began = time.monotonic()
-        problem, found = check_mutation(each, options.tests)
+        problem, found = check_mutation(each, options.tests, limit)
         survivors += found is None
         verdict = f"found by {found}" if found else f"does not apply: {problem}" if problem else "SURVIVED"
         print(f"{each.what}\n    {verdict} ({time.monotonic() - began:.0f} s)", flush=True)

@@ -133,7 +133,48 @@ def test_scores_that_say_no_order_are_refused() -> None:
         tokenizer_of(file)
 
 
-@pytest.mark.parametrize("model", ["t5", "bert", "rwkv", "none", None, 3])
+SMALL = {
+    "model": "llama",
+    "tokens": ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab"],
+    "token_type": np.array([2, 3, 3, 1, 1, 1, 1, 1], dtype="<i4"),
+    "scores": np.array([0, 0, 0, -3, -4, -5, -1, -2], dtype="<f4"),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({"add_bos_token": value}, "should be true or false") for value in (1, 0, "false", [True])),
+        ({"add_eos_token": "false"}, "should be true or false"),
+        ({"add_space_prefix": "false"}, "should be true or false"),
+        ({"add_bos_token": True, "bos_token_id": 2**32 - 1}, "no bos_token_id to add"),
+        *(({"bos_token_id": value}, "bos_token_id = .*, and 8 tokens") for value in (8, -5, "1", 1.0)),
+        ({"eot_token_id": 99}, "eot_token_id = 99, and 8 tokens"),
+        ({"token_type": np.array([2, 3, 3, 1, 7, 1, 1, 1])}, "a token of type 7; types are 0 to 6"),
+        ({"token_type": np.array([2, 3, 3, 1, -1, 1, 1, 1])}, "a token of type -1; types are 0 to 6"),
+        ({"tokens": [*SMALL["tokens"][:-1], "a"]}, "the token 'a' twice, as 4 and as 7"),
+        ({"scores": np.array([0, 0, 0, np.nan, 0, 0, 0, 0])}, "no finite numbers"),
+    ],
+)
+def test_metadata_that_would_give_other_ids_than_meant_is_refused(given: dict[str, Any], message: str) -> None:
+    file = header(**(SMALL | given))
+    with pytest.raises(ModelError, match=message):
+        _ = tokenizer_of(file), tokenizer_config_of(file), generation_config_of(file)
+
+
+def test_what_a_file_leaves_out_is_what_sentencepiece_and_llama_cpp_have() -> None:
+    config = tokenizer_config_of(header(**SMALL))
+    assert (config["bos_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
+    assert (config["add_bos_token"], config["add_eos_token"]) == (True, False)
+    assert generation_config_of(header(**SMALL)) == {"eos_token_id": [2]}
+    none = header(**SMALL, eos_token_id=2**32 - 1, bos_token_id=-1)
+    assert "bos_token" not in tokenizer_config_of(none)
+    # A type of 0 is "undefined": text, in llama.cpp.
+    undefined = header(**(SMALL | {"token_type": np.array([2, 3, 3, 0, 0, 0, 0, 0])}))
+    assert backend(undefined).encode("ab", add_special_tokens=False).ids == [7]
+
+
+@pytest.mark.parametrize("model", ["t5", "bert", "rwkv", "plamo2", "none", None, 3])
 def test_another_kind_of_tokenizer_is_refused_by_name(model: Any) -> None:
     with pytest.raises(
         ModelError, match=r"implemented: 'gpt2' \(byte-level BPE\), 'llama' \(SentencePiece\)"

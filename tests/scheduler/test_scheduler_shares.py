@@ -18,7 +18,15 @@ from tests.scheduler.test_scheduler_properties import KINDS, PIECES, make_harnes
 from tests.support.fake_runner import continuation
 from tests.support.overlap_harness import AheadHarness
 from tests.support.scheduler_harness import Harness, Sizes, Wish
-from tests.support.scheduler_steps import answer, make_caching_scheduler, make_request, run_all, runner_for, step
+from tests.support.scheduler_steps import (
+    answer,
+    make_caching_scheduler,
+    make_request,
+    make_scheduler,
+    run_all,
+    runner_for,
+    step,
+)
 
 
 def flood(scheduler: Scheduler, client: str, count: int, max_tokens: int = 30, prompt: int = 5):
@@ -56,6 +64,39 @@ def test_a_client_without_a_row_gets_that_of_the_newest_request_of_one_above_its
     run_all(scheduler, runner)
     for request in [*many, one]:
         assert request.output_token_ids == continuation(request.prompt_token_ids, request.stop.max_tokens)
+
+
+@pytest.mark.parametrize("num_long", [3, 1])
+def test_a_short_prompt_of_a_client_without_a_row_does_not_wait_for_the_prompts_of_another(num_long: int) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=32, max_num_seqs=8, num_blocks=400)
+    runner = runner_for(scheduler)
+    long = flood(scheduler, "a", num_long, max_tokens=2, prompt=150)
+    step(scheduler, runner)
+    [short] = flood(scheduler, "b", 1, max_tokens=2, prompt=3)
+    assert step(scheduler, runner) == [("a0", 32, 29), ("b0", 0, 3)]
+    run_all(scheduler, runner)
+    for request in [*long, short]:
+        assert request.output_token_ids == continuation(request.prompt_token_ids, 2)
+
+
+def test_running_prompts_leave_others_half_of_a_step_at_most_and_nothing_to_their_own_client() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=32, max_num_seqs=8, num_blocks=400)
+    runner = runner_for(scheduler)
+    flood(scheduler, "a", 2, max_tokens=2, prompt=150)
+    assert step(scheduler, runner) == [("a0", 0, 32)]
+    for client in "bcd":
+        flood(scheduler, client, 1, max_tokens=9, prompt=9)
+    assert step(scheduler, runner) == [("a0", 32, 23), ("b0", 0, 9)]
+    assert ("c0", 0, 9) in step(scheduler, runner)
+
+
+def test_a_request_of_lower_priority_gets_no_part_of_a_step_that_a_prompt_would_fill() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=32, policy="priority", num_blocks=400)
+    runner = runner_for(scheduler)
+    flood(scheduler, "a", 1, prompt=150)
+    step(scheduler, runner)
+    scheduler.add(make_request("b0", 3, 2, client="b", priority=1))
+    assert step(scheduler, runner) == [("a0", 32, 32)]
 
 
 def test_two_clients_that_both_flood_come_to_equal_rows_and_take_none_back() -> None:

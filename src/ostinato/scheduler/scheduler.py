@@ -190,9 +190,11 @@ class Scheduler:
             self._chunks.begin_step(is_decoding=bool(decoding))
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         prompts: list[tuple[Request, BatchRow]] = []
-        for request in self.queues.running if len(decoding) < len(self.queues.running) else ():
-            if budget > 0 and not is_decoding(request):
-                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots())
+        has_prompts = len(decoding) < len(self.queues.running)
+        kept = self._tokens_to_keep(budget) if has_prompts and self.queues.waiting else 0
+        for request in self.queues.running if has_prompts else ():
+            if budget > kept and not is_decoding(request):
+                row = self._chunks.next_row(request, budget - kept, num_drafts, self._spare_slots())
                 if row is not None:
                     budget -= len(row.token_ids)
                     prompts.append((request, row))
@@ -366,6 +368,14 @@ class Scheduler:
         rows = max(sum(map(is_decoding, self.queues.running)), min(1, len(self.queues.waiting)))
         self.num_drafts_asked = self.choose_drafts(rows)
         return self.num_drafts_asked
+
+    def _tokens_to_keep(self, budget: int) -> int:
+        """Return how many of a step's `budget` tokens running prompts leave to requests that this step can admit."""
+        limits, queues = self.limits, self.queues
+        # What a step computes whole, a prompt or an image, may need all of it.
+        if not limits.enable_chunked_prefill or limits.whole_images or len(queues.running) >= limits.max_num_seqs:
+            return 0
+        return 0 if self._admission.is_head_blocked() else queues.tokens_to_keep(budget)
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Return a row for each request that is decoding, in order of rank."""

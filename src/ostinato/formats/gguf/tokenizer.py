@@ -9,6 +9,7 @@ characters like others, written as U+2581. Imports no torch.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -87,6 +88,11 @@ def decoder(adds_space: bool) -> JsonObject:
     return {"type": "Sequence", "decoders": steps}
 
 
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+"""Special tokens of SentencePiece where a file names none, as its trainer and llama.cpp have them."""
+_NO_TOKEN = (-1, 2**32 - 1)
+"""Ids by which a file says that it has no such token."""
+
 PREFIX = "tokenizer.ggml."
 """Prefix of the keys that describe a file's tokenizer."""
 MODELS = ("gpt2", "llama", "gemma4")
@@ -161,9 +167,16 @@ def _tokens(header: Header) -> tuple[list[str], list[int]]:
     kinds = [NORMAL] * len(tokens) if kinds is None else kinds
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and the types of {len(kinds)}")
+    if others := [kind for kind in kinds if kind not in range(BYTE + 1)]:
+        raise ModelError(f"{header.path} has a token of type {others[0]}; types are 0 to {BYTE}")
+    kinds = [kind or NORMAL for kind in kinds]  # 0 is "undefined", which is text
+    last = {token: number for number, token in enumerate(tokens)}
+    for number, token in enumerate(tokens):
+        if token and last[token] != number:
+            raise ModelError(f"{header.path} has the token {token!r} twice, as {number} and as {last[token]}")
     control = _control_tokens(header, tokens)
-    if others := [token for token, number in control.items() if kinds[number] not in (CONTROL, USER_DEFINED)]:
-        log.warning("%s: taken for control tokens, by their texts: %s", header.path, ", ".join(others))
+    if named := [token for token, number in control.items() if kinds[number] not in (CONTROL, USER_DEFINED)]:
+        log.warning("%s: taken for control tokens, by their texts: %s", header.path, ", ".join(named))
     for number in control.values():
         kinds[number] = CONTROL
     return tokens, kinds
@@ -185,6 +198,28 @@ def _numbers(header: Header, name: str) -> list[Any] | None:
     if not hasattr(value, "tolist"):
         raise ModelError(f"{header.path} has {PREFIX}{name} = {value!r:.60}, which should be a list of numbers")
     return list(value.tolist())
+
+
+def _flag(header: Header, name: str, default: bool) -> bool:
+    """Return a setting that is true or false. Raises ModelError for anything else, which would be read as either."""
+    value = header.metadata.get(f"{PREFIX}{name}", default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{header.path} has {PREFIX}{name} = {value!r:.60}, which should be true or false")
+    return value
+
+
+def _token_id(header: Header, name: str, num_tokens: int) -> int | None:
+    """Return the id of a special token; None without one. Raises ModelError for one that is no token."""
+    metadata = header.metadata
+    default = _SENTENCEPIECE_IDS.get(name) if metadata.get(f"{PREFIX}model") == "llama" else None
+    value = metadata.get(f"{PREFIX}{name}_token_id")
+    if value is None:
+        return default if default is not None and default < num_tokens else None
+    if type(value) is int and value in _NO_TOKEN:
+        return None
+    if type(value) is not int or not 0 <= value < num_tokens:
+        raise ModelError(f"{header.path} has {PREFIX}{name}_token_id = {value!r:.60}, and {num_tokens} tokens")
+    return value
 
 
 def pre_tokenizer_of(header: Header) -> PreTokenizer:
@@ -247,10 +282,12 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: list[int]) -> JsonO
     scores = _numbers(header, "scores")
     if scores is None or len(scores) != len(tokens):
         raise ModelError(f"{header.path} has {len(tokens)} tokens and scores of {len(scores or ())}")
+    if not all(map(math.isfinite, scores)):
+        raise ModelError(f"{header.path} has scores of tokens that are no finite numbers")
     unknown = header.metadata.get(f"{PREFIX}unknown_token_id", 0)
     if type(unknown) is not int or not 0 <= unknown < len(tokens):
         raise ModelError(f"{header.path} has unknown_token_id = {unknown!r}, and {len(tokens)} tokens")
-    adds_space = bool(header.metadata.get(f"{PREFIX}add_space_prefix", True))
+    adds_space = _flag(header, "add_space_prefix", True)
     try:
         model = sentencepiece_model(tokens, scores, kinds, unknown)
     except ModelError as error:
@@ -269,12 +306,13 @@ def tokenizer_config_of(header: Header) -> JsonObject:
     tokens = metadata.get(f"{PREFIX}tokens") or ()
     settings: JsonObject = {}
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
-        number = metadata.get(f"{PREFIX}{key}_token_id")
-        if type(number) is int and 0 <= number < len(tokens):
+        if (number := _token_id(header, key, len(tokens))) is not None:
             settings[name] = tokens[number]
-    begins = metadata.get(f"{PREFIX}add_bos_token")
-    settings["add_bos_token"] = _begins(metadata) if begins is None else begins
-    settings["add_eos_token"] = metadata.get(f"{PREFIX}add_eos_token", False)
+    settings["add_bos_token"] = _flag(header, "add_bos_token", _begins(metadata))
+    settings["add_eos_token"] = _flag(header, "add_eos_token", False)
+    for key in ("bos", "eos"):
+        if metadata.get(f"{PREFIX}add_{key}_token") and f"{key}_token" not in settings:
+            raise ModelError(f"{header.path} has {PREFIX}add_{key}_token, and no {key}_token_id to add")
     template = metadata.get("tokenizer.chat_template")
     others = {
         name.removeprefix("tokenizer.chat_template."): value
@@ -300,9 +338,10 @@ def _begins(metadata: JsonObject) -> bool:
 def generation_config_of(header: Header) -> JsonObject:
     """Return the generation_config.json: every token that ends an output, and the author's sampling settings."""
     metadata = header.metadata
-    names = [f"{PREFIX}{key}_token_id" for key in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
-    ends = {value for name in names if type(value := metadata.get(name)) is int}
-    control = _control_tokens(header, _texts(header, "tokens") or ())
+    tokens = _texts(header, "tokens") or ()
+    numbers = [_token_id(header, key, len(tokens)) for key in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
+    ends = {number for number in numbers if number is not None}
+    control = _control_tokens(header, tokens)
     ends |= {number for token, number in control.items() if token in _ENDS}
     sampling = {name: metadata.get(key) for name, key in _SAMPLING.items() if metadata.get(key) is not None}
     config: JsonObject = {"eos_token_id": sorted(ends)} if ends else {}
