@@ -375,7 +375,11 @@ _ALL_FLOATS = " ".join([*_FLOATS, *_FLOATS.values()])
 _BLOCKS = "a GGUF file keeps the format that it has; others are made here while loading"
 _VALUES = {
     "dtype": {**_FLOATS, "auto: weights of fewer bits are a matter of quantization": "int8 fp8 int4"},
-    "ssm_state_dtype": _FLOATS,
+    "ssm_state_dtype": {
+        **_FLOATS,
+        "float32: 8 bits are for cached checkpoints (ssm_checkpoint_dtype int8); running states of 8 bits take longer "
+        "to update than those of 16": "int8 fp8 8bit q8_0 fp8_e4m3 fp8_e5m2",
+    },
     "quantization": {
         f"int8_g128: {_BLOCKS}": "q8_0 q6_k q5_k_m q5_k_s q5_0 q5_1",
         f"int4_g32: {_BLOCKS}": "q4_0 q4_1 q4_k_m q4_k_s q4_k q3_k_m q2_k mxfp4",

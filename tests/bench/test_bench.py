@@ -15,7 +15,15 @@ from ostinato.bench.engine_driver import Workload, bench_config, run_in_process
 from ostinato.bench.peers import check_peer, compare
 from ostinato.bench.roofline import Bandwidth, DecodeBytes, decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.statistics import RoundTrace, percentiles, spread
-from ostinato.bench.throughput import PHASES, latency, latency_figures, startup, throughput, throughput_figures
+from ostinato.bench.throughput import (
+    PHASES,
+    latency,
+    latency_figures,
+    record_cost,
+    startup,
+    throughput,
+    throughput_figures,
+)
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.plan.device.detect import find_device
@@ -179,6 +187,22 @@ def test_contention_reports_each_workload_quiet_and_beside_each_number_of_busy_p
             assert result["of_quiet"] == {"median": 1.0, "min": 1.0, "max": 1.0}
 
 
+def test_the_cost_of_records_is_the_speed_with_one_over_that_without_on_the_same_work() -> None:
+    workload = Workload(prompt_len=12, output_len=3, batch_sizes=(1, 2), rounds=2)
+    report = record_cost({**TINY, "model": str(checkpoint("llama"))}, workload, quiet).data
+    rates = [(size, rate) for size in (1, 2) for rate in ("total", "decode", "processor")]
+    assert [(result["batch_size"], result["rate"]) for result in report["results"]] == rates
+    for result in report["results"]:
+        # Rounds of one side lie within its spread, so each ratio lies between the quotients of the extremes.
+        plain, recorded, ratio = (result[name] for name in ("plain", "recorded", "ratio"))
+        assert recorded["min"] / plain["max"] <= ratio["min"] <= ratio["max"] <= recorded["max"] / plain["min"]
+    # The engine that records saw the warm-up and both rounds of each size.
+    assert report["record"]["requests"] == 3 * (1 + 2)
+    assert not Path(report["record"]["folder"]).exists()
+    with pytest.raises(ConfigError, match="record is what the benchmark compares"):
+        record_cost({**TINY, "model": str(checkpoint("llama")), "record": "there"}, workload, quiet)
+
+
 def test_busy_processes_end_with_what_they_were_started_for() -> None:
     def running() -> int:
         children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
@@ -229,7 +253,7 @@ def test_a_peer_that_is_unknown_or_not_installed_is_refused(monkeypatch: pytest.
         check_peer("transformers")
 
 
-@pytest.mark.parametrize("command", ["throughput", "latency", "contention"])
+@pytest.mark.parametrize("command", ["throughput", "latency", "contention", "record"])
 def test_the_command_prints_tables_or_json(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +270,7 @@ def test_the_command_prints_tables_or_json(
         printed.append(capsys.readouterr().out)
     tables, report = printed
     assert any(each in tables for each in ("tokens/s", "first token p50", "fair share:"))
-    sizes = [1, 2] if command != "contention" else [None] * 9
+    sizes = {"contention": [None] * 9, "record": [1] * 3 + [2] * 3}.get(command, [1, 2])
     assert [result.get("batch_size") for result in json.loads(report)["results"]] == sizes
 
 

@@ -74,6 +74,40 @@ def test_a_history_that_is_rewritten_after_a_checkpoint_hits_up_to_it(llm: LLM) 
     assert (cached(cold), cold.outputs) == (0, output.outputs)
 
 
+def test_a_conversation_that_is_rewritten_after_a_breakpoint_hits_up_to_it(llm: LLM) -> None:
+    def conversation(answer: str) -> list[dict[str, str]]:
+        turn = {"role": "assistant", "content": answer}
+        return [SYSTEM, turn, {"role": "user", "content": "why?"}]
+
+    [first] = llm.chat(conversation("yes"), PARAMS, cache_breakpoints=[{"after": 0, "ttl": 60}])
+    assert first.cache is not None
+    [(position, kept)] = first.cache.marks.items()
+    assert (kept, first.cache.created_tokens, position % 16) == (True, position, 0)
+    alone = llm.engine.chat_template.render([SYSTEM], add_generation_prompt=False)
+    assert position == len(llm.get_tokenizer().encode(alone, add_special_tokens=False)) // 16 * 16
+    [output] = llm.chat(conversation("no"), PARAMS)
+    assert cached(output) == position
+    llm.reset_prefix_cache()
+    [cold] = llm.chat(conversation("no"), PARAMS)
+    assert (cached(cold), cold.outputs) == (0, output.outputs)
+
+
+@pytest.mark.parametrize(
+    ("breakpoints", "words"),
+    [
+        ([0, 1], r"cache_breakpoints\[1\] should be an index of messages \(0 to 0"),
+        ([{"after": "tools"}], r"cache_breakpoints\[0\] should be an index"),
+        ([{"after": 0, "ttl": "1d"}], r"cache_breakpoints\[0\].ttl should be 5m or 1h"),
+        ([{"after": 0, "for": 60}], "known are after and ttl"),
+        ([0] * 5, "a request may have 4"),
+    ],
+)
+def test_a_breakpoint_that_is_not_in_a_conversation_is_refused(llm: LLM, breakpoints: list[Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        llm.chat([{"role": "user", "content": TEXT}], PARAMS, cache_breakpoints=breakpoints)
+    assert llm.stats()["steps"] == 0
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

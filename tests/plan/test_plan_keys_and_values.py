@@ -101,3 +101,12 @@ def test_dtypes_of_other_engines_are_answered_with_what_there_is(theirs: str, ou
         EngineConfig(kv_cache_dtype=theirs)
     assert [each.value for each in caught.value.remedies] == ([] if ours is None else [ours])
     assert all(EngineConfig(kv_cache_dtype=each.value) for each in caught.value.remedies)
+
+
+@pytest.mark.parametrize("theirs", ["int8", "fp8"])
+def test_running_states_of_8_bits_are_refused_with_where_there_are_some_and_why(theirs: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"ssm_checkpoint_dtype int8\); running states of 8 bits take longer"
+    ) as caught:
+        EngineConfig(ssm_state_dtype=theirs)
+    assert [(each.setting, each.value) for each in caught.value.remedies] == [("ssm_state_dtype", "float32")]

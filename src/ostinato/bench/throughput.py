@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, pairwise
+from tempfile import TemporaryDirectory
 
-from ostinato.bench.engine_driver import Workload, bench_config, run_batch, run_in_process, run_rounds
+from ostinato.bench.engine_driver import (
+    Workload,
+    bench_config,
+    rotated_order,
+    run_batch,
+    run_in_process,
+    run_rounds,
+    share_cache,
+)
 from ostinato.bench.report import (
     BenchReport,
     Column,
@@ -19,7 +29,8 @@ from ostinato.bench.report import (
     spread_columns,
 )
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
-from ostinato.bench.statistics import RoundTrace, percentiles, spread
+from ostinato.bench.statistics import RoundTrace, paired_ratio, percentiles, spread
+from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import JsonObject
 from ostinato.observe.counts import StartupTimer
 from ostinato.units import format_bytes
@@ -59,6 +70,15 @@ LATENCY_COLUMNS = (
     Column("p99", "time_to_first_token.p99", "ms"),
     Column("between tokens p50", "inter_token_latency.p50", "ms"),
     Column("p99", "inter_token_latency.p99", "ms"),
+)
+
+RECORD_RATES = ("total", "decode", "processor")
+RECORD_COLUMNS = (
+    Column("batch", "batch_size"),
+    Column("tokens/s", "rate", is_text=True),
+    Column("plain", "plain.median", "count"),
+    Column("recorded", "recorded.median", "count"),
+    *spread_columns("ratio", "{:.3f}"),
 )
 
 
@@ -107,6 +127,49 @@ def throughput(settings: dict[str, object], workload: Workload, say: ProgressCal
     ]
     tables = [Table((*NAMES, *spread_columns("rate", "count")), rates), Table(STEP_COLUMNS, results)]
     return BenchReport(data, engine_lines(data, LENGTHS), tables)
+
+
+def record_cost(settings: JsonObject, workload: Workload, say: ProgressCallback) -> BenchReport:
+    """Measure the rates of an engine that records what enters its scheduler over those of one that does not.
+
+    Both are in this process and take each round in turns, with the same prompts. The rate `processor` is per second of
+    the process's processor time, with the thread that writes: other work on the machine changes it little. Raises
+    ConfigError if `record` is given: the benchmark records to a directory that it removes.
+    """
+    from ostinato.engine.core import EngineCore
+
+    plain = bench_config(settings, workload)
+    if plain.is_given("record"):
+        raise ConfigError("record is what the benchmark compares; leave it out", [Remedy("record", None)])
+    results: list[JsonObject] = []
+    with TemporaryDirectory() as directory:
+        configs = share_cache({"plain": plain, "recorded": plain.with_settings(record=directory)})
+        engines = {name: EngineCore(config) for name, config in configs.items()}
+        vocab_size = engines["plain"].spec.vocab_size
+        for size in workload.batch_sizes:
+            rates = {(rate, name): list[float]() for rate in RECORD_RATES for name in engines}
+            for number in range(-1, workload.rounds):
+                say(f"batch size {size}: {f'round {number + 1}' if number >= 0 else 'warming up'}")
+                prompts = workload.prompts(size, vocab_size, number)
+                for name in rotated_order(list(engines), number):
+                    before = time.process_time()
+                    trace = run_batch(engines[name], prompts, workload.output_len)
+                    if number >= 0:
+                        tokens = trace.prompt_tokens + trace.output_tokens
+                        spent = (tokens / trace.end, trace.decode_rate, tokens / (time.process_time() - before))
+                        for rate, value in zip(RECORD_RATES, spent, strict=True):
+                            rates[rate, name].append(value)
+            for rate in RECORD_RATES:
+                sides = {name: rates[rate, name] for name in engines}
+                ratio = paired_ratio(sides["recorded"], sides["plain"])
+                spreads = {name: spread(values) for name, values in sides.items()}
+                results.append({"batch_size": size, "rate": rate, **spreads, "ratio": ratio})
+        written = engines["recorded"].stats()["record"]
+        for engine in engines.values():
+            engine.close()
+    data = engine_facts("record", plain, engines["plain"].plan, **asdict(workload))
+    data |= {"results": results, "record": written}
+    return BenchReport(data, engine_lines(data, LENGTHS), [Table(RECORD_COLUMNS, results)])
 
 
 def latency(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:

@@ -14,18 +14,20 @@ from ostinato.bench.prefix_cache import MODES, PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.scale import ScaleBench, scale
 from ostinato.bench.speculative import SpeculativeBench, speculative
-from ostinato.bench.throughput import latency, startup, throughput
+from ostinato.bench.throughput import latency, record_cost, startup, throughput
 from ostinato.cli.bench_common import BatchSizes, Measure, add_command, names, sizes
 from ostinato.cli.bench_serve import overhead_command, serve_command
 from ostinato.cli.bench_steps import encoder_command, graphs_command, profile_command
 from ostinato.cli.help import HelpGroup
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.json_io import JsonObject
 
 app = typer.Typer(
     cls=HelpGroup,
     help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation, "
-    "the speed beside busy processes or the growth of costs, on a checkpoint or on random weights; or a server.\n\n"
+    "the speed beside busy processes, the cost of records or the growth of costs, on a checkpoint or on random "
+    "weights; or a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,
@@ -225,6 +227,24 @@ def contention_command(
     return lambda say: contention(settings, bench, say)
 
 
+def record_command(
+    settings: JsonObject,
+    batch_sizes: BatchSizes = "1,32",
+    prompt_len: PromptLen = 128,
+    output_len: Annotated[int, typer.Option(min=2, help="Tokens generated for each request.")] = 64,
+    rounds: Rounds = 5,
+) -> Measure:
+    """Measure the cost of records: the speed of an engine with --record over that of one without.
+
+    Two engines in one process take each round in turns, beginning with another one each time. The record goes to a
+    temporary directory.
+
+    Example: ostinato bench record benchmarks/models/nemotron-h-300m --random-weights
+    """
+    workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
+    return lambda say: record_cost(settings, workload, say)
+
+
 def scale_command(
     settings: dict[str, object],
     depths: Annotated[str, typer.Option("--depths", metavar="N[,N...]", help="Tokens before a row.")] = "16,512,2048",
@@ -270,6 +290,7 @@ add_command(app, "encoder", encoder_command)
 add_command(app, "profile", profile_command)
 add_command(app, "speculative", speculative_command)
 add_command(app, "contention", contention_command)
+add_command(app, "record", record_command)
 add_command(app, "scale", scale_command)
 add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)

@@ -32,11 +32,12 @@ from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.engine.progress import start_progress
+from ostinato.engine.text.chat_marks import TemplateChat
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL
-from ostinato.media.media_input import RenderedChat, render_chat
+from ostinato.media.media_input import render_chat
 from ostinato.models.pooling import PoolingKind
 from ostinato.plan.plan import Plan
 from ostinato.sampling.params import SamplingParams
@@ -131,13 +132,14 @@ class AsyncLLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        cache_breakpoints: Sequence[int | JsonObject] = (),
         **template_kwargs: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `LLM.chat`."""
         conversations, prompts = as_conversations(messages), list[PromptInput]()
         for conversation in conversations:
             with numbered(len(prompts), len(conversations)):
-                prompts.append(await self._rendered(conversation, template_kwargs))
+                prompts.append(await self._rendered(conversation, template_kwargs, cache_breakpoints))
         return await self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     async def embed(
@@ -208,19 +210,26 @@ class AsyncLLM:
             raise RequestError("this AsyncLLM was started on another event loop; make one for each loop")
         return engine
 
-    async def _rendered(self, messages: Sequence[Message], template_kwargs: JsonObject) -> PromptInput:
+    async def _rendered(
+        self,
+        messages: Sequence[Message],
+        template_kwargs: JsonObject,
+        cache_breakpoints: Sequence[int | JsonObject] = (),
+    ) -> PromptInput:
         engine = self._on_its_loop()
         check_template_kwargs(template_kwargs, engine.chat_template)
 
-        def render() -> RenderedChat:
-            return render_chat(
+        def render() -> PromptInput:
+            rendered = render_chat(
                 messages,
                 lambda plain: engine.chat_template.render(plain, **template_kwargs),
                 engine.media,
                 template_kwargs,
             )
+            chat = TemplateChat(messages, engine.chat_template, engine.tokenizer, template_kwargs)
+            return PromptInput.from_chat(rendered, chat.place(cache_breakpoints, rendered))
 
-        return PromptInput.from_chat(await asyncio.to_thread(render))
+        return await asyncio.to_thread(render)
 
     async def _submit(
         self,

@@ -59,8 +59,8 @@ class PromptInput(NamedTuple):
         return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in checkpoints])
 
     @classmethod
-    def from_chat(cls, chat: RenderedChat) -> PromptInput:
-        return cls(chat.text, False, chat.media)
+    def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:
+        return cls(chat.text, False, chat.media, marks)
 
 
 def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]]:

@@ -31,6 +31,7 @@ from ostinato.engine.input_processor import (
 from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
 from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.shared_engine import BlockingCall, SharedEngine
+from ostinato.engine.text.chat_marks import TemplateChat
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import ForkError, RequestError
 from ostinato.files import why_unwritable
@@ -142,6 +143,7 @@ class LLM:
         *,
         sampling_params: Params = None,
         cache_salt: str | None = None,
+        cache_breakpoints: Sequence[int | JsonObject] = (),
         **chat_template_kwargs: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
@@ -149,13 +151,15 @@ class LLM:
         A message is `{"role": ..., "content": ...}`, its content a text, or a list of parts `{"type": "text", "text":
         ...}`, `{"type": "image", "image": ...}` (a path, a URL, bytes, a PIL image), `{"type": "image_url",
         "image_url": {"url": ...}}` and `{"type": "video", "video": [frames], "fps": ...}`. The checkpoint's chat
-        template makes the prompt, with `chat_template_kwargs` as its variables. Raises RequestError as `generate`, if
-        the template refuses, and if an image cannot be loaded.
+        template makes the prompt, with `chat_template_kwargs` as its variables. `cache_breakpoints`, at most 4, say
+        after which messages a state is kept and pinned, as `checkpoints` of `generate`: indices of messages, or
+        `{"after": "system", "tools" or an index, "ttl": "1h" or seconds}`. Raises RequestError as `generate`, if the
+        template refuses, if an image cannot be loaded, and if a breakpoint cannot be located in the prompt.
         """
         conversations, prompts = as_conversations(messages), list[PromptInput]()
         for conversation in conversations:
             with numbered(len(prompts), len(conversations)):
-                prompts.append(self._render_chat(conversation, chat_template_kwargs))
+                prompts.append(self._render_chat(conversation, chat_template_kwargs, cache_breakpoints))
         return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
     def embed(
@@ -237,8 +241,16 @@ class LLM:
         with self._shared.between_steps() as engine:
             return engine.stats()
 
-    def _render_chat(self, messages: Sequence[Message], chat_template_kwargs: dict[str, object]) -> PromptInput:
-        return PromptInput.from_chat(self.engine.render_chat_media(messages, **chat_template_kwargs))
+    def _render_chat(
+        self,
+        messages: Sequence[Message],
+        chat_template_kwargs: dict[str, object],
+        cache_breakpoints: Sequence[int | JsonObject] = (),
+    ) -> PromptInput:
+        engine = self.engine
+        rendered = engine.render_chat_media(messages, **chat_template_kwargs)
+        chat = TemplateChat(messages, engine.chat_template, engine.tokenizer, chat_template_kwargs)
+        return PromptInput.from_chat(rendered, chat.place(cache_breakpoints, rendered))
 
     def _add(
         self,

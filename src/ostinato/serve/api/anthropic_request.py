@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from ostinato.engine.text.chat_marks import ChatMark
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.generation_fields import GenerationBody, check_model
@@ -19,7 +20,6 @@ from ostinato.serve.api.generation_run import ConversationRequest, PreparedChat,
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.cache_marks import check_number, read_cache_control
 from ostinato.serve.chat.conversation import (
-    ChatMark,
     Conversation,
     FunctionCall,
     Message,

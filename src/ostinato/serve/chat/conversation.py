@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic_core import from_json
 
+from ostinato.engine.text.chat_marks import ChatMark
 from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -181,27 +182,11 @@ class ConversationBody(Body):
 
 
 @dataclass(frozen=True)
-class ChatMark:
-    """A mark in a conversation: after a message, or after its first parts, or after a tool."""
-
-    where: str
-    """Place of the mark in the body."""
-    ttl: float
-    message: int = 0
-    part: int | None = None
-    """Index of the last part of the message before it; None: it follows the whole message."""
-    end: int | None = None
-    """Characters of the message's text before it, if that is one text."""
-    tool: int | None = None
-    """Index of the tool that it follows, in place of a message."""
-
-
-@dataclass(frozen=True)
 class Conversation:
     """Arguments of a chat template."""
 
     messages: Sequence[JsonObject]
-    tools: Sequence[JsonObject] | None
+    tools: Sequence[JsonMapping] | None
     kwargs: JsonObject
     add_generation_prompt: bool
     continue_final_message: bool
