@@ -39,7 +39,7 @@ def media_input(**changes):
     own = MediaInput(
         vision=vision_spec(),
         settings=media_settings(),
-        placeholders=Placeholders(IMAGE, VIDEO, START, END),
+        placeholders=Placeholders(IMAGE, VIDEO, START, END, IMAGE, IMAGE),
         encode=encode,
         sources=MediaSources(files=True, remote=False),
         max_item_tokens=64,
@@ -90,7 +90,7 @@ def tiled_chat(*parts):
     own = media_input(
         vision=vision,
         settings=MediaSettings(tiled_settings(), tiled_settings()),
-        placeholders=Placeholders(IMAGE, None, "<|image_start|>", "<|image_end|>"),
+        placeholders=Placeholders(IMAGE, None, "<|image_start|>", "<|image_end|>", IMAGE, IMAGE),
         max_item_tokens=256,
         max_prompt_tokens=4000,
     )

@@ -77,7 +77,7 @@ def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
     """Convert an image of mode RGB to patches. RequestError for proportions that no model sees."""
     height, width = image_size(image.height, image.width, settings)
-    if settings.side:
+    if settings.side or settings.max_side:
         pixels = resize(np.asarray(image), height, width, settings.resample)
     else:
         pixels = np.asarray(image.resize((width, height), resample=settings.resample))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from ostinato.plan.layer_specs import VisionSpec
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES = (0.5, 0.5, 0.5)
 _MAX_TILES = 64
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
@@ -68,6 +69,11 @@ class PixelSettings:
     """True if patches have their channels last, and pixels are resized and normalised by torch."""
     side: int = 0
     """Pixels along both sides of every image, which torch resizes and normalises; 0 if images keep proportions."""
+    max_side: int = 0
+    """Most pixels along a side of images that are as large as `max_pixels` allows, and that torch resizes and scales.
+
+    0 if images are resized only as far as the limits demand.
+    """
 
     @property
     def factor(self) -> int:
@@ -88,7 +94,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles or vision.image_side:
+    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis:
         return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
@@ -106,7 +112,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
 
 def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of a model of images alone, which are cut into tiles or resized to one size."""
+    """Read the settings of a model of images alone: cut into tiles, or resized to one size or number of tokens."""
     path = directory / "processor_config.json"
     nested = read_json(path)
     values = nested.get("image_processor")
@@ -118,7 +124,7 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
         path = directory / "preprocessor_config.json"
         values = read_json(path)
     reader = _Reader(values, path, vision)
-    image = reader.square() if vision.image_side else reader.tiled()
+    image = reader.square() if vision.image_side else reader.fitted() if vision.positions_by_axis else reader.tiled()
     return MediaSettings(image=image, video=replace(image, kind="video"))
 
 
@@ -218,8 +224,34 @@ class _Reader:
             side=side,
         )
 
-    def _check_steps(self) -> None:
-        for step in _STEPS:
+    def fitted(self) -> PixelSettings:
+        """Read the settings of images that are as large as a number of tokens allows (Gemma 4)."""
+        self._check_steps([step for step in _STEPS if step != "do_normalize"])
+        if self._of("do_normalize", bool, False):
+            raise self._error("do_normalize", "false; the encoder expects pixels from 0 to 1")
+        vision, most = self.vision, self._count("max_soft_tokens", 280)
+        if most not in _SOFT_TOKENS:
+            raise self._error("max_soft_tokens", f"one of {', '.join(map(str, _SOFT_TOKENS))}")
+        patch = self._as_encoder("patch_size", vision.patch_size)
+        area = (patch * self._as_encoder("pooling_kernel_size", vision.merge_size)) ** 2
+        return PixelSettings(
+            "image",
+            area,
+            most * area,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            # The model itself makes the range that of -1 to 1.
+            mean=(0.5,) * vision.in_channels,
+            std=(0.5,) * vision.in_channels,
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            is_naflex=True,
+            max_side=vision.num_positions // 2 * patch,
+        )
+
+    def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
+        for step in steps:
             if self.values.get(step, True) is not True:
                 raise self._error(step, "true")
 

@@ -19,7 +19,7 @@ MODELS = {
     "gemma2": "gemma3_text.model:Gemma3",
     "gemma3": "gemma3.model:Gemma3VL",
     "gemma3_text": "gemma3_text.model:Gemma3",
-    "gemma4": "gemma4_text.model:Gemma4",
+    "gemma4": "gemma4.model:Gemma4VL",
     "gemma4_text": "gemma4_text.model:Gemma4",
     "gpt_oss": "gpt_oss.model:GptOss",
     "granite": "llama.model:Llama",
