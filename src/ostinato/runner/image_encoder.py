@@ -96,12 +96,14 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
     return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
 
 
-def axis_taps(positions: np.ndarray, rows_begin: int) -> tuple[np.ndarray, np.ndarray]:
+def axis_taps(positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers [patches, 2] int64 and weights, float32, of the embeddings of a patch's column and row.
 
-    Those of rows begin with number `rows_begin`.
+    Those of columns are the first `count`, and those of rows follow.
     """
-    return positions[:, ::-1] + np.array([0, rows_begin]), np.ones(positions.shape, dtype=np.float32)
+    # An image is never so long, but the black one that fills a graph when it is captured may be.
+    inside = np.minimum(positions, count - 1)
+    return inside[:, ::-1] + np.array([0, count]), np.ones(positions.shape, dtype=np.float32)
 
 
 def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
