@@ -18,9 +18,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.preprocess import process_image, process_tiles, process_video
-from ostinato.media.processor_config import load_media_settings
-from ostinato.media.resize import image_size, tile_grid
+from ostinato.media.media_item import MediaItem
+from ostinato.media.preprocess import process_crops, process_image, process_tiles, process_video
+from ostinato.media.processor_config import CropSettings, load_media_settings
+from ostinato.media.resize import crop_grid, image_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
 from tests.support.media_cases import (
     FITTED,
@@ -171,7 +172,34 @@ def test_an_image_with_a_side_beyond_the_encoders_positions_is_refused():
         image_size(100, 500, own)
 
 
-def test_a_processor_of_another_size_or_with_crops_is_refused(tmp_path):
+LONG = [(300, 700), (700, 300), (517, 530), (256, 1500), (1500, 301), (255, 900), (1300, 256), (600, 720), (500, 501)]
+
+
+@pytest.mark.parametrize(("height", "width"), LONG)
+@pytest.mark.parametrize("ratio", [1.2, 1.0])
+def test_crops_of_a_long_image_are_those_of_transformers(height, width, ratio):
+    """Those of its processor with Pillow, each of which becomes an item like an image that is sent as it is."""
+    own = pixel_settings(side=24, patch_size=4, temporal_patch_size=1, resample=2, crops=CropSettings(256, 4, ratio))
+    image = drawn(height, width)
+    pixels = np.asarray(image).transpose(2, 0, 1)
+    theirs = Gemma3ImageProcessorPil().pan_and_scan(pixels, 256, 4, ratio)
+    made = process_crops(image, own)
+    items = [made] if isinstance(made, MediaItem) else list(made.items)
+    expected = [process_image(Image.fromarray(each.transpose(1, 2, 0)), own) for each in [pixels, *theirs]]
+    assert [item.digest for item in items] == [item.digest for item in expected]
+    assert isinstance(made, MediaItem) or (made.has_crops and max(made.grid) == len(theirs))
+
+
+@given(height=SIDES, width=SIDES, size=st.integers(8, 99), most=st.integers(1, 8), ratio=st.floats(1, 4))
+@settings(deadline=None)
+def test_an_image_of_any_size_has_as_many_crops_as_in_transformers(height, width, size, most, ratio):
+    pixels = np.zeros((3, height, width), np.uint8)
+    theirs = Gemma3ImageProcessorPil().pan_and_scan(pixels, size, most, ratio)
+    rows, columns = crop_grid(height, width, CropSettings(size, most, ratio))
+    assert rows * columns == len(theirs)
+
+
+def test_a_processor_of_another_size_is_refused_and_crops_are_read(tmp_path):
     vision = vision_spec(image_side=24, patch_size=4, temporal_patch_size=1, video_token_id=None)
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({"size": {"height": 24, "width": 24}, "do_pan_and_scan": None, "resample": 2}))
@@ -180,11 +208,14 @@ def test_a_processor_of_another_size_or_with_crops_is_refused(tmp_path):
     assert load_media_settings(tmp_path / "none", vision).image == image
     for changes, words in (
         ({"size": {"height": 32, "width": 24}}, "size = .* which should be height and width 24"),
-        ({"do_pan_and_scan": True}, "do_pan_and_scan = True, which should be false; crops of long images are not made"),
+        ({"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 3}, "= 3, which should be at least .*, which is 4"),
+        ({"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 0.9}, "a number of at least 1"),
     ):
         file.write_text(json.dumps(changes))
         with pytest.raises(ModelError, match=words):
             load_media_settings(tmp_path, vision)
+    file.write_text(json.dumps({"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 6}))
+    assert load_media_settings(tmp_path, vision).image == replace(image, crops=CropSettings(256, 6, 1.2))
 
 
 def theirs_in_tiles(image, own, grid, whole):

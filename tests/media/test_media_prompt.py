@@ -16,7 +16,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import Placeholders, media_prompt, placeholders
-from ostinato.media.preprocess import Video
+from ostinato.media.preprocess import TiledImage, Video
 from tests.support.media_cases import END, IMAGE, START, VIDEO, encode, tokenizer, vision_spec
 
 OWN = Placeholders(IMAGE, VIDEO, START, END, IMAGE, IMAGE)
@@ -116,6 +116,16 @@ def test_the_token_before_an_image_stands_for_it_in_the_template_of_gemma():
     assert [(span.start, span.end) for span in found.spans] == [(4, 13)]
     with pytest.raises(RequestError, match=r"holds the text .*, which stands for an image"):
         own.check_absent(f"see {IMAGE}")
+
+
+def test_crops_of_an_image_follow_it_in_the_words_of_gemmas_processor():
+    own = placeholders(tokenizer().token_text, encode, vision_spec(places="start", video_token_id=None))
+    image = TiledImage((item(3, 3), item(3, 3), item(3, 3)), (1, 2), has_crops=True)
+    found = media_prompt(f"a{START}b", [image], own, encode, vision_spec(video_token_id=None))
+    whole = f"\n\n{START}{IMAGE * 9}{END}\n\n"
+    words = f"aHere is the original image {whole} and here are some crops to help you see better {whole} {whole}b"
+    assert found.token_ids == encode(words)
+    assert [span.end - span.start for span in found.spans] == [9, 9, 9]
 
 
 def test_tokens_around_an_image_that_its_template_leaves_to_the_processor_are_written():

@@ -142,7 +142,9 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
         if match.group() == own.image:
             image = next(of_image)
             items.extend((image,) if isinstance(image, MediaItem) else image.items)
-            return own.of_image if isinstance(image, MediaItem) else "".join(_tile_texts(image, own))
+            if isinstance(image, MediaItem):
+                return own.of_image
+            return _text_with_crops(image, own) if image.has_crops else "".join(_tile_texts(image, own))
         video = next(of_video)
         items.extend(video.items)
         return "".join(_patch_texts(video, own))
@@ -154,6 +156,12 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
 def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
     for seconds in video.timestamps:
         yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"
+
+
+def _text_with_crops(image: TiledImage, own: Placeholders) -> str:
+    """Return the text around the placeholders of an image and its crops, which is that of Gemma 3's processor."""
+    crops = " ".join([own.of_image] * (len(image.items) - 1))
+    return f"Here is the original image {own.of_image} and here are some crops to help you see better {crops}"
 
 
 def _tile_texts(image: TiledImage, own: Placeholders) -> Iterator[str]:

@@ -61,9 +61,10 @@ class MediaPart:
             low, high = min(low, self.max_pixels), self.max_pixels
         if self.min_pixels is not None:
             low, high = self.min_pixels, max(high, self.min_pixels)
-        # A limit of an image's pixels is one of all its tiles.
+        limited = replace(settings, min_pixels=low, max_pixels=high)
+        # A limit of an image's pixels is one of all its tiles or crops.
         is_whole = self.detail == "low" or self.max_pixels is not None
-        return replace(settings, min_pixels=low, max_pixels=high, tiles=None if is_whole else settings.tiles)
+        return replace(limited, tiles=None, crops=None) if is_whole else limited
 
 
 def split_media(

@@ -38,6 +38,20 @@ class TileSettings:
 
 
 @dataclass(frozen=True)
+class CropSettings:
+    """Crops of a long image, which follow the whole image ("pan and scan").
+
+    Defaults of settings that a checkpoint's files leave out are those of transformers' `Gemma3Processor`.
+    """
+
+    min_size: int
+    """Least pixels along the sides of a crop; an image that would have smaller ones has none."""
+    max_crops: int
+    min_ratio: float
+    """Least ratio of the longer side to the shorter one of an image that has crops."""
+
+
+@dataclass(frozen=True)
 class PixelSettings:
     """Settings that turn images, or the frames of videos, into patches.
 
@@ -65,6 +79,8 @@ class PixelSettings:
     max_video_tokens: int = 768
     tiles: TileSettings | None = None
     """Tiles of large images; None if they are not cut."""
+    crops: CropSettings | None = None
+    """Crops of long images; None if they have none."""
     is_naflex: bool = False
     """True if patches have their channels last, and pixels are resized and normalised by torch."""
     side: int = 0
@@ -208,8 +224,6 @@ class _Reader:
         side = self.vision.image_side
         if self._of("size", dict, {"height": side, "width": side}) != {"height": side, "width": side}:
             raise self._error("size", f"height and width {side}, as the encoder has them in config.json")
-        if self._of("do_pan_and_scan", bool, False):
-            raise self._error("do_pan_and_scan", "false; crops of long images are not made")
         return PixelSettings(
             "image",
             side**2,
@@ -221,8 +235,19 @@ class _Reader:
             patch_size=self.vision.patch_size,
             temporal_patch_size=1,
             merge_size=self.vision.merge_size,
+            crops=self._crops() if self._of("do_pan_and_scan", bool, False) else None,
             side=side,
         )
+
+    def _crops(self) -> CropSettings:
+        size, most = self._count("pan_and_scan_min_crop_size", 256), self._count("pan_and_scan_max_num_crops", 4)
+        if size < most:
+            raise self._error("pan_and_scan_min_crop_size", f"at least pan_and_scan_max_num_crops, which is {most}")
+        ratio = self.values.get("pan_and_scan_min_ratio_to_activate")
+        ratio = 1.2 if ratio is None else ratio
+        if not isinstance(ratio, int | float) or ratio < 1:
+            raise self._error("pan_and_scan_min_ratio_to_activate", "a number of at least 1")
+        return CropSettings(size, most, float(ratio))
 
     def fitted(self) -> PixelSettings:
         """Read the settings of images that are as large as a number of tokens allows (Gemma 4)."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ostinato.errors import RequestError
-from ostinato.media.processor_config import PixelSettings
+from ostinato.media.processor_config import CropSettings, PixelSettings
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 """Pillow's numbers of the filters that torch has too."""
@@ -196,6 +196,21 @@ def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, in
         if distance < nearest or (distance == nearest and is_larger):
             nearest, best = distance, (rows, columns)
     return best
+
+
+def crop_grid(height: int, width: int, crops: CropSettings) -> tuple[int, int]:
+    """Return the rows and columns of crops that follow an image; (0, 0) if it has none.
+
+    Crops stand in a line along the longer side. This is the rule of transformers' processor for Gemma 3.
+    """
+    longer, shorter = max(height, width), min(height, width)
+    if longer / shorter < crops.min_ratio:
+        return 0, 0
+    count = min(longer // crops.min_size, math.floor(longer / shorter + 0.5))
+    count = min(crops.max_crops, max(2, count))
+    if min(math.ceil(longer / count), shorter) < crops.min_size:
+        return 0, 0
+    return (1, count) if width >= height else (count, 1)
 
 
 def video_size(num_frames: int, height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
