@@ -315,9 +315,14 @@ def types_of(name: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
     """What transformers' model of a recipe takes for images."""
-    patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
     vision = vl_spec(name).vision
     assert vision is not None
+    return inputs_of_images(vision, items)
+
+
+def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """What transformers' model with such an encoder takes for images."""
+    patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
     if vision.image_side:
         whole = torch.zeros(len(items), vision.in_channels, vision.image_side, vision.image_side)
         for own, item, values in zip(whole, items, patches, strict=True):
