@@ -201,7 +201,7 @@ def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, in
 def crop_grid(height: int, width: int, crops: CropSettings) -> tuple[int, int]:
     """Return the rows and columns of crops that follow an image; (0, 0) if it has none.
 
-    Crops stand in a line along the longer side. This is the rule of transformers' processor for Gemma 3.
+    Crops are next to each other along the longer side. This is the rule of transformers' processor for Gemma 3.
     """
     longer, shorter = max(height, width), min(height, width)
     if longer / shorter < crops.min_ratio:
