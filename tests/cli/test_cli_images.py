@@ -26,7 +26,7 @@ class _Engine:
     """Renders as an engine with vision does."""
 
     def __init__(self) -> None:
-        own = Placeholders(IMAGE, VIDEO, START, END)
+        own = Placeholders(IMAGE, VIDEO, START, END, IMAGE, IMAGE)
         self.media = MediaInput(vision_spec(), media_settings(), own, encode, MediaSources(True, False), 64, 1000)
         self.template = ChatTemplate({"default": TEMPLATE})
 

@@ -15,6 +15,7 @@ from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.step_inputs import StepInputs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow, MediaUse
+from tests.support.media_cases import vision_spec
 
 CPU = TorchArrays("cpu")
 tables = st.lists(st.integers(1, 99), max_size=9).map(tuple)
@@ -136,7 +137,7 @@ def rope_of(length: int, delta: int) -> RopePositions:
 
 def images_of(*rows: BatchRow, num_decode_rows: int = 0, num_drafts: int = 0, drafts: Any = ()) -> tuple[Any, Any]:
     batch = Batch(rows, num_decode_rows, num_drafts)
-    inputs = make_step_inputs(batch, BLOCK_SIZE, CPU, drafts, takes_images=True)
+    inputs = make_step_inputs(batch, BLOCK_SIZE, CPU, drafts, vision=vision_spec())
     assert inputs.rope_positions is not None
     assert inputs.media_cells is not None
     return inputs.rope_positions.tolist(), inputs.media_cells.tolist()
@@ -149,6 +150,14 @@ def test_tokens_of_images_have_cells_and_tokens_stand_where_the_request_has_them
     positions, cells = images_of(BatchRow("t", (1, 2), 6, (4, 5)), chunk, BatchRow("u", (1,), 2, (6,)))
     assert cells == [0, 0, 12, 13, 0, 5, 4, 0]
     assert positions == [[6] * 3, [7] * 3, *([100 + i, 200 + i, 300 + i] for i in range(4, 9)), [2] * 3]
+
+
+def test_tokens_of_images_are_read_as_another_token_where_the_model_says_so() -> None:
+    """As by Gemma 4's small embeddings; other tokens of that id stay."""
+    row = BatchRow("a", (8, 9, 9, 9, 8), 4, (1, 2, 3), media=(MediaUse(3, 6, (11, 12, 13)), MediaUse(7, 8, (5,))))
+    for text_token_id, expected in ((0, [0, 0, 9, 0, 8]), (None, [8, 9, 9, 9, 8])):
+        vision = vision_spec(text_token_id=text_token_id)
+        assert make_step_inputs(Batch((row,), 0), BLOCK_SIZE, CPU, vision=vision).token_ids.tolist() == expected
 
 
 def test_what_follows_the_prompt_stands_at_its_position_and_an_offset() -> None:

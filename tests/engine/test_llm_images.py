@@ -19,7 +19,7 @@ from ostinato.media.media_input import RenderedChat
 from tests.support.checkpoints import randomize
 from tests.support.folders import shared_folder
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, tokenizer
-from tests.support.vl_models import TEXT, VISION
+from tests.support.vl_models import TEXT, VISION, gemma4, inputs_of_images
 
 NUM_TOKENS = 24
 SMALL: dict[str, Any] = {
@@ -129,6 +129,47 @@ def test_a_conversation_is_answered_as_transformers_answers_it(llm: LLM, name: s
     assert rendered.media is not None
     assert output.prompt_token_ids == rendered.media.token_ids
     assert output.outputs[0].token_ids == theirs(rendered)
+
+
+@cache
+def gemma4_oracle() -> transformers.PreTrainedModel:
+    own, config = tokenizer(), gemma4()
+    config.image_token_id, config.video_token_id = own.token_id(IMAGE), own.vocab_size + 8
+    config.boi_token_id, config.eoi_token_id = own.token_id(START), own.token_id(END)
+    config.audio_token_id = own.vocab_size + 9
+    config.text_config.vocab_size = config.text_config.vocab_size_per_layer_input = own.vocab_size
+    config.text_config.eos_token_id = own.token_id("<|im_end|>")
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    randomize(model, 0)
+    return model.eval()
+
+
+@torch.inference_mode()
+def test_gemma4_answers_a_conversation_as_transformers_does(tmp_path: Path) -> None:
+    """Its template writes the token of images alone; start and end are put around the tokens of each."""
+    gemma4_oracle().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer().to_json() or "")
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE.replace(f"{START}{IMAGE}{END}", IMAGE))
+    processor = {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2, "do_normalize": False}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    (tmp_path / "generation_config.json").write_text("{}")
+    llm = LLM(str(tmp_path), **SMALL)
+    talk = [user(text("what is it?"), image(40, 48), image(9, 50, 2), text("and why?"))]
+    rendered = llm.engine.render_chat_media(talk)
+    assert rendered.media is not None
+    assert [span.item.grid for span in rendered.media.spans] == [(14, 18), (6, 38)]
+    [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+    vision = llm.engine.runner.vision
+    assert vision is not None
+    token_ids = torch.tensor([output.prompt_token_ids])
+    assert token_ids[0].tolist() == rendered.media.token_ids
+    is_image = (token_ids == vision.image_token_id).int()
+    assert int(is_image.sum()) == 63 + 57
+    images = inputs_of_images(vision, [span.item for span in rendered.media.spans])
+    settings = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "use_cache": True}
+    mask = torch.ones_like(token_ids)
+    theirs = gemma4_oracle().generate(token_ids, attention_mask=mask, mm_token_type_ids=is_image, **images, **settings)
+    assert output.outputs[0].token_ids == theirs[0, token_ids.shape[1] :].tolist()
 
 
 def test_streams_give_what_chats_give(llm: LLM) -> None:

@@ -39,7 +39,7 @@ def media_input(**changes):
     own = MediaInput(
         vision=vision_spec(),
         settings=media_settings(),
-        placeholders=Placeholders(IMAGE, VIDEO, START, END),
+        placeholders=Placeholders(IMAGE, VIDEO, START, END, IMAGE, IMAGE),
         encode=encode,
         sources=MediaSources(files=True, remote=False),
         max_item_tokens=64,
@@ -90,7 +90,7 @@ def tiled_chat(*parts):
     own = media_input(
         vision=vision,
         settings=MediaSettings(tiled_settings(), tiled_settings()),
-        placeholders=Placeholders(IMAGE, None, "<|image_start|>", "<|image_end|>"),
+        placeholders=Placeholders(IMAGE, None, "<|image_start|>", "<|image_end|>", IMAGE, IMAGE),
         max_item_tokens=256,
         max_prompt_tokens=4000,
     )
@@ -294,6 +294,12 @@ def test_parts_that_are_not_as_they_should_be_name_their_place(part, message):
     assert error.value.message.startswith("messages[0].content[1]: ")
 
 
+@pytest.mark.parametrize("kind", ["input_audio", "audio", "audio_url"])
+def test_sounds_are_refused_by_name(kind):
+    with pytest.raises(MediaError, match=rf"content\[1\]: no model takes sounds here, and this is an {kind}"):
+        split_media([{"role": "user", "content": [text("what is it?"), {"type": kind, kind: "x"}]}])
+
+
 def test_an_image_s_error_reaches_other_processes_whole():
     error = MediaError("messages[0]", "is wrong", [Remedy("max_pixels", 3)])
     found = pickle.loads(pickle.dumps(error))
@@ -301,7 +307,7 @@ def test_an_image_s_error_reaches_other_processes_whole():
 
 
 def test_other_parts_and_messages_stay_as_they_are():
-    others = [{"type": "audio", "audio": "x"}, {"type": ["image"], "image": "x"}]
+    others = [{"type": "file", "file": "x"}, {"type": ["image"], "image": "x"}]
     messages = [{"role": "user", "content": [text("a"), *others]}, {"role": "user"}]
     plain, found = split_media(messages)
     assert plain == messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.preprocess import process_image, process_tiles, process_video
-from ostinato.media.processor_config import load_media_settings
-from ostinato.media.resize import image_size, tile_grid
+from ostinato.media.media_item import MediaItem
+from ostinato.media.preprocess import process_crops, process_image, process_tiles, process_video
+from ostinato.media.processor_config import CropSettings, load_media_settings
+from ostinato.media.resize import crop_grid, image_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
-from tests.support.media_cases import HALVES, drawn, pixel_settings, tiled_settings, vision_spec
+from tests.support.media_cases import (
+    FITTED,
+    HALVES,
+    drawn,
+    fitted_settings,
+    pixel_settings,
+    tiled_settings,
+    vision_spec,
+)
 
 SIDES = st.integers(1, 700)
 
@@ -110,7 +121,85 @@ def test_an_image_of_a_model_of_one_size_has_the_pixels_of_transformers(height, 
     np.testing.assert_allclose(made, of_pillow["pixel_values"][0], atol=1.01 * 2 / 255)
 
 
-def test_a_processor_of_another_size_or_with_crops_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("height", "width"), [(480, 640), (96, 48), (1, 1), (37, 700), (3, 599), (700, 5), (1000, 1000), (400, 300)]
+)
+@pytest.mark.parametrize("most", [70, 280])
+def test_an_image_of_as_many_tokens_as_fit_has_the_pixels_of_transformers(height, width, most):
+    """Gemma 4's processor with torchvision, by torch alone; the model's code doubles pixels and subtracts 1."""
+    image, own = drawn(height, width), fitted_settings(most)
+    item = process_image(image, own)
+    size = get_aspect_ratio_preserving_size(height, width, 16, 9 * most, 3)
+    assert image_size(height, width, own) == size
+    assert (item.grid, item.num_tokens) == ((size[0] // 16, size[1] // 16), size[0] * size[1] // 48**2)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    resized = F.interpolate(pixels, size, mode="bicubic", antialias=True, align_corners=False)[0]
+    cut = (2 * (resized * (1 / 255) - 0.5)).unfold(1, 16, 16).unfold(2, 16, 16)
+    expected = cut.permute(1, 2, 3, 4, 0).flatten(0, 1).flatten(1).numpy()
+    rows, columns = patch_positions(item.grid, 3).T
+    np.testing.assert_array_equal(item.patches, expected[rows * item.grid[1] + columns])
+
+
+@given(height=SIDES, width=SIDES, most=st.sampled_from([70, 140, 560, 1120]))
+@settings(deadline=None)
+def test_an_image_of_any_size_becomes_as_large_as_in_transformers(height, width, most):
+    if max(height, width) / min(height, width) > 200:
+        return
+    theirs = get_aspect_ratio_preserving_size(height, width, 16, 9 * most, 3)
+    assert image_size(height, width, fitted_settings(most)) == theirs
+
+
+def test_settings_of_images_of_as_many_tokens_as_fit_are_read(tmp_path):
+    vision = vision_spec(**FITTED)
+    assert load_media_settings(tmp_path, vision).image == fitted_settings(280)
+    file = tmp_path / "processor_config.json"
+    file.write_text(json.dumps({"image_processor": {"max_soft_tokens": 1120, "do_normalize": False, "size": None}}))
+    assert load_media_settings(tmp_path, vision).image == fitted_settings(1120)
+    for changes, words in (
+        ({"max_soft_tokens": 300}, "max_soft_tokens = 300, which should be one of 70, 140, 280, 560, 1120"),
+        ({"do_normalize": True}, "do_normalize = True, which should be false; the encoder expects pixels from 0 to 1"),
+        ({"pooling_kernel_size": 2}, "pooling_kernel_size = 2, which should be 3"),
+    ):
+        file.write_text(json.dumps({"image_processor": changes}))
+        with pytest.raises(ModelError, match=words):
+            load_media_settings(tmp_path, vision)
+
+
+def test_an_image_with_a_side_beyond_the_encoders_positions_is_refused():
+    own = replace(fitted_settings(280), max_side=1600)
+    assert image_size(100, 400, own) == (384, 1584)
+    with pytest.raises(RequestError, match="1776x336, and the encoder has positions for 1600 along a side"):
+        image_size(100, 500, own)
+
+
+LONG = [(300, 700), (700, 300), (517, 530), (256, 1500), (1500, 301), (255, 900), (1300, 256), (600, 720), (500, 501)]
+
+
+@pytest.mark.parametrize(("height", "width"), LONG)
+@pytest.mark.parametrize("ratio", [1.2, 1.0])
+def test_crops_of_a_long_image_are_those_of_transformers(height, width, ratio):
+    """Those of its processor with Pillow, each of which becomes an item like an image that is sent as it is."""
+    own = pixel_settings(side=24, patch_size=4, temporal_patch_size=1, resample=2, crops=CropSettings(256, 4, ratio))
+    image = drawn(height, width)
+    pixels = np.asarray(image).transpose(2, 0, 1)
+    theirs = Gemma3ImageProcessorPil().pan_and_scan(pixels, 256, 4, ratio)
+    made = process_crops(image, own)
+    items = [made] if isinstance(made, MediaItem) else list(made.items)
+    expected = [process_image(Image.fromarray(each.transpose(1, 2, 0)), own) for each in [pixels, *theirs]]
+    assert [item.digest for item in items] == [item.digest for item in expected]
+    assert isinstance(made, MediaItem) or (made.has_crops and max(made.grid) == len(theirs))
+
+
+@given(height=SIDES, width=SIDES, size=st.integers(8, 99), most=st.integers(1, 8), ratio=st.floats(1, 4))
+@settings(deadline=None)
+def test_an_image_of_any_size_has_as_many_crops_as_in_transformers(height, width, size, most, ratio):
+    pixels = np.zeros((3, height, width), np.uint8)
+    theirs = Gemma3ImageProcessorPil().pan_and_scan(pixels, size, most, ratio)
+    rows, columns = crop_grid(height, width, CropSettings(size, most, ratio))
+    assert rows * columns == len(theirs)
+
+
+def test_a_processor_of_another_size_is_refused_and_crops_are_read(tmp_path):
     vision = vision_spec(image_side=24, patch_size=4, temporal_patch_size=1, video_token_id=None)
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({"size": {"height": 24, "width": 24}, "do_pan_and_scan": None, "resample": 2}))
@@ -119,11 +208,14 @@ def test_a_processor_of_another_size_or_with_crops_is_refused(tmp_path):
     assert load_media_settings(tmp_path / "none", vision).image == image
     for changes, words in (
         ({"size": {"height": 32, "width": 24}}, "size = .* which should be height and width 24"),
-        ({"do_pan_and_scan": True}, "do_pan_and_scan = True, which should be false; crops of long images are not made"),
+        ({"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 3}, "= 3, which should be at least .*, which is 4"),
+        ({"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 0.9}, "a number of at least 1"),
     ):
         file.write_text(json.dumps(changes))
         with pytest.raises(ModelError, match=words):
             load_media_settings(tmp_path, vision)
+    file.write_text(json.dumps({"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 6}))
+    assert load_media_settings(tmp_path, vision).image == replace(image, crops=CropSettings(256, 6, 1.2))
 
 
 def theirs_in_tiles(image, own, grid, whole):

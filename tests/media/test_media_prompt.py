@@ -16,10 +16,10 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import Placeholders, media_prompt, placeholders
-from ostinato.media.preprocess import Video
+from ostinato.media.preprocess import TiledImage, Video
 from tests.support.media_cases import END, IMAGE, START, VIDEO, encode, tokenizer, vision_spec
 
-OWN = Placeholders(IMAGE, VIDEO, START, END)
+OWN = Placeholders(IMAGE, VIDEO, START, END, IMAGE, IMAGE)
 IMAGE_TEXT, VIDEO_TEXT = START + IMAGE + END, START + VIDEO + END
 
 
@@ -107,7 +107,7 @@ def test_any_mixture_has_the_positions_of_transformers(parts):
 
 def test_the_token_before_an_image_stands_for_it_in_the_template_of_gemma():
     """Its processor writes blank lines around an image, its tokens and the token behind them."""
-    vision = vision_spec(is_bidirectional=True, image_side=24, video_token_id=None)
+    vision = vision_spec(places="start", image_side=24, video_token_id=None)
     own = placeholders(tokenizer().token_text, encode, vision)
     assert (own.image, own.token) == (START, IMAGE)
     found = media_prompt(f"a{START}b", [item(3, 3)], own, encode, vision)
@@ -116,6 +116,26 @@ def test_the_token_before_an_image_stands_for_it_in_the_template_of_gemma():
     assert [(span.start, span.end) for span in found.spans] == [(4, 13)]
     with pytest.raises(RequestError, match=r"holds the text .*, which stands for an image"):
         own.check_absent(f"see {IMAGE}")
+
+
+def test_crops_of_an_image_follow_it_in_the_words_of_gemmas_processor():
+    own = placeholders(tokenizer().token_text, encode, vision_spec(places="start", video_token_id=None))
+    image = TiledImage((item(3, 3), item(3, 3), item(3, 3)), (1, 2), has_crops=True)
+    found = media_prompt(f"a{START}b", [image], own, encode, vision_spec(video_token_id=None))
+    whole = f"\n\n{START}{IMAGE * 9}{END}\n\n"
+    words = f"aHere is the original image {whole} and here are some crops to help you see better {whole} {whole}b"
+    assert found.token_ids == encode(words)
+    assert [span.end - span.start for span in found.spans] == [9, 9, 9]
+
+
+def test_tokens_around_an_image_that_its_template_leaves_to_the_processor_are_written():
+    """As Gemma 4's does."""
+    vision = vision_spec(places="enclosed", video_token_id=None)
+    own = placeholders(tokenizer().token_text, encode, vision)
+    found = media_prompt(f"a{IMAGE}b", [item(2, 3)], own, encode, vision)
+    inside = [vision.start_token_id, *[vision.image_token_id] * 6, vision.end_token_id]
+    assert found.token_ids == [*encode("a"), *inside, *encode("b")]
+    assert [(span.start, span.end) for span in found.spans] == [(2, 8)]
 
 
 def test_spans_hold_the_placeholders_tokens_and_no_others():

@@ -15,9 +15,7 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.gemma3.model import Gemma3VL
-from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
-from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
@@ -34,6 +32,7 @@ from tests.support.vl_models import (
     IN_A_LINE,
     START,
     VL_RECIPES,
+    VLModel,
     encoder_inputs,
     image_inputs,
     ops_of,
@@ -47,6 +46,9 @@ from tests.support.vl_models import (
     vl_spec,
     with_media,
 )
+
+PROJECTION = "model.per_layer_model_projection"
+"""Gemma 4's matrix for the small embeddings of all layers."""
 
 GRIDS = {
     "one token": [(2, 2)],
@@ -76,18 +78,17 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     weights = dict(model.named_parameters())
     assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
     quantised = {path for path, weight in weights.items() if weight.dtype == torch.int8}
-    layers = "model.layers" if name == "gemma3" else "model.language_model.layers"
-    assert {path for path in quantised if path != "lm_head.weight" and not path.startswith(layers)} <= {
+    is_gemma = name.startswith("gemma")
+    layers = "model.layers" if is_gemma else "model.language_model.layers"
+    assert {path for path in quantised if path != "lm_head.weight" and not path.startswith((layers, PROJECTION))} <= {
         f"{layers.removesuffix('.layers')}.embed_tokens.weight"
     }
     expected = {f"{layers}.{0 if 'vl' in name else 1}.self_attn.qkv.weight"}
     expected |= {f"{layers}.1.mlp.{'shared_expert.' if name == 'qwen3_5_moe' else ''}down_proj.weight"}
-    if name == "gemma3":
+    if is_gemma:
         expected = {f"{layers}.0.self_attn.qkv.weight", f"{layers}.1.mlp.down_proj.weight"}
-    expected |= (
-        set() if "vl" in name or name == "gemma3" else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
-    )
-    if name in IN_A_LINE and name != "gemma3":
+    expected |= set() if "vl" in name or is_gemma else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
+    if name in IN_A_LINE and not is_gemma:
         expected = {f"{layers}.{part}.weight" for part in ("0.conv.in_proj", "1.self_attn.qkv", "1.feed_forward.w2")}
     assert expected <= quantised
     assert (f"{layers.removesuffix('.layers')}.embed_tokens.weight" in quantised) == spec.tied_embeddings
@@ -130,13 +131,14 @@ def prompt_with_images(sizes: list[int]) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("cuts", [[], [15, 16, 17, 60]], ids=["whole", "cut within an image"])
 @pytest.mark.parametrize("name", VL_RECIPES)
 def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int], kind: str) -> None:
-    """The images' outputs lie in cells; those that no token takes are NaN."""
+    """The images' outputs, which transformers' encoder gives, lie in cells; those that no token takes are NaN."""
     grids = [(4, 6), (8, 8), (2, 10)]
     items, spec, oracle = random_items(name, grids, seed=2), vl_spec(name), vl_oracle(name)
     assert spec.vision is not None
-    if spec.vision.is_bidirectional and cuts:
-        cuts = [11, 12, 42]  # before an image, and behind one: a step computes all of its tokens
     token_ids, cells = prompt_with_images([item.num_tokens for item in items])
+    if spec.vision.is_bidirectional and cuts:
+        # Before an image, and behind one: a step computes all of its tokens.
+        cuts = [11, 12, 12 + items[0].num_tokens, 14 + items[0].num_tokens]
     ids, images = torch.tensor([token_ids]), image_inputs(name, items)
     types = (ids == IMAGE).int()
     expected = oracle(
@@ -150,14 +152,14 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
         rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=images["image_grid_thw"])
         assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
     model = vl_model(name, ops_of(name, kind))
-    encoded = model.encode(encoder_inputs(items, spec.vision))
+    encoded = oracle_encode(name, items)
     memory = poisoned_memory(spec, len(token_ids) // BLOCK_SIZE + 2, encoded)
     parts, start = [], 0
     for end in [*cuts, len(token_ids)]:
         table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
         row = BatchRow("r", tuple(token_ids[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
         step = make_step_inputs(Batch((row,), num_decode_rows=int(start > 0 and end - start == 1)), BLOCK_SIZE, CPU)
-        step = with_media(step, rope[:, 0, start:end].T, torch.tensor(cells[start:end]))
+        step = with_media(step, rope[:, 0, start:end].T, torch.tensor(cells[start:end]), spec.vision)
         parts.append(model.compute_logits(model(step, memory)))
         start = end
     assert (torch.cat(parts) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -170,8 +172,8 @@ def test_text_alone_stands_in_a_line(name: str) -> None:
     spec, model, length = vl_spec(name), vl_model(name), len(prompt)
     row = BatchRow("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(2,))
     step = make_step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
-    step = with_media(step, step.positions.unsqueeze(1).expand(-1, 3), torch.zeros_like(step.positions))
     assert spec.vision is not None
+    step = with_media(step, step.positions.unsqueeze(1).expand(-1, 3), torch.zeros_like(step.positions), spec.vision)
     encoded = torch.full((2, spec.vision.hidden_rows, spec.hidden_size), torch.nan)
     logits = model.compute_logits(model(step, poisoned_memory(spec, length // BLOCK_SIZE + 2, encoded)))
     expected = vl_oracle(name)(torch.tensor([prompt]), use_cache=False).logits[0]
@@ -208,7 +210,9 @@ def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: st
     encoded = torch.randn(9, spec.vision.hidden_rows, spec.hidden_size, generator=torch.Generator().manual_seed(1))
     row = BatchRow("r", tuple(random_prompt(length, seed=1)), 0, (1, 2, 3), read_slot=0, write_slots=(2,))
     step = make_step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)
-    step = with_media(step, step.positions.unsqueeze(1).repeat(1, 3), torch.zeros(length, dtype=torch.int64))
+    step = with_media(
+        step, step.positions.unsqueeze(1).repeat(1, 3), torch.zeros(length, dtype=torch.int64), spec.vision
+    )
     assert step.media_cells is not None
     assert step.rope_positions is not None
     memory = poisoned_memory(spec, 5, encoded)
@@ -250,7 +254,7 @@ def test_an_image_gives_the_same_bits_in_any_company() -> None:
 def test_random_weights_give_finite_outputs(name: str) -> None:
     model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), vl_spec(name))
     randomize_weights(model, seed=0)
-    assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
+    assert isinstance(model, VLModel)
     items, vision = random_items(name, [(4, 4)], seed=1), vl_spec(name).vision
     assert vision is not None
     assert model.encode(encoder_inputs(items, vision)).isfinite().all()

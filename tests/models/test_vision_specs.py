@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.json_io import from_plain
 from ostinato.models.checkpoint import model_spec
+from ostinato.plan.plan import make_plan
 from ostinato.plan.rope import RopeSpec, axes
 from ostinato.plan.speculation import with_drafter
+from tests.support.plan_cases import GIB, cpu
 
 TEXT = {
     "hidden_size": 2560,
@@ -112,6 +116,76 @@ def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None
 def test_what_the_model_does_not_do_is_refused(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(ModelError, match=expected):
         model_spec(given)
+
+
+GEMMA4 = {
+    "model_type": "gemma4",
+    "dtype": "bfloat16",
+    "text_config": {
+        "vocab_size": 262_144,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {"hidden_size": 768, "num_attention_heads": 12},
+}
+
+
+def gemma4(vision: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+    """Sizes like those of Gemma 4, with an encoder of its default sizes."""
+    return GEMMA4 | {"vision_config": {**GEMMA4["vision_config"], **(vision or {})}} | given
+
+
+def test_gemma4_is_planned_with_its_encoder_from_its_config_alone() -> None:
+    spec = model_spec(gemma4())
+    assert spec.vision is not None
+    theirs = transformers.Gemma4VisionConfig(**GEMMA4["vision_config"])
+    with torch.device("meta"):
+        tower = transformers.AutoModel.from_config(theirs)
+    # The projection beside the tower has as many weights as it has inputs and outputs.
+    assert spec.vision.parameters == tower.num_parameters() + 768 * 2560
+    sees = {layer.attention.window: layer.attention.sees_images for layer in spec.layers if layer.attention}
+    assert sees == {512: True, None: False}
+    plan = make_plan(EngineConfig(), spec, cpu(64 * GIB))
+    assert plan.encoder is not None
+    assert plan.encoder.whole_images
+    # A step has room for one image beside 32 requests that decode.
+    assert plan.encoder.max_item_tokens == 1024 - 32
+
+
+def test_what_of_gemma4_is_not_run_is_said() -> None:
+    cases = [
+        ({}, None, True),
+        ({"audio_config": {}}, "the encoder of sounds is not run", True),
+        ({"vision": {"use_clipped_linears": True}}, "has use_clipped_linears and is not run", False),
+        ({"vision_config": None, "audio_config": {}}, "the encoder of sounds is not run", False),
+    ]
+    for changes, words, sees in cases:
+        spec = model_spec(gemma4(**changes))
+        assert (spec.vision is not None) == sees
+        assert (words or "") in (spec.left_out or "")
+        assert (spec.left_out is None) == (words is None)
+    plan = make_plan(EngineConfig(), model_spec(gemma4(audio_config={})), cpu(64 * GIB))
+    [decision] = [each for each in plan.decisions if each.topic == "model"]
+    assert decision.effective == "its text and images"
+
+
+@pytest.mark.parametrize(
+    ("vision", "expected"),
+    [
+        ({"num_key_value_heads": 6}, "12 heads of 64, 6 of keys; supported: as many of keys"),
+        ({"head_dim": 32}, "12 heads of 32, 12 of keys"),
+        ({"hidden_activation": "gelu"}, "'gelu'; supported: gelu_pytorch_tanh"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'linear' for the encoder; supported: axial, default"),
+        ({"attention_bias": True}, "attention_bias = True; supported: false"),
+    ],
+)
+def test_what_the_encoder_of_gemma4_does_not_do_is_refused(vision: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
+        model_spec(gemma4(vision))
 
 
 def test_a_draft_model_with_an_encoder_is_refused() -> None:

@@ -99,6 +99,22 @@ def tiled_settings(**changes: Any) -> PixelSettings:
     return pixel_settings(**(own | {"temporal_patch_size": 1, "tiles": tiles} | changes))
 
 
+FITTED = {
+    "merge_size": 3,
+    "temporal_patch_size": 1,
+    "num_positions": 20480,
+    "positions_by_axis": True,
+    "video_token_id": None,
+}
+"""What an encoder like Gemma 4's has beside `vision_spec`."""
+
+
+def fitted_settings(tokens: int) -> PixelSettings:
+    """As published Gemma 4's, whose images have as many tokens as fit."""
+    limits = {"min_pixels": 48**2, "max_pixels": tokens * 48**2, "max_side": 163840}
+    return pixel_settings(**limits, merge_size=3, temporal_patch_size=1, is_naflex=True)
+
+
 def media_settings() -> MediaSettings:
     return MediaSettings(pixel_settings(), pixel_settings("video"))
 

@@ -21,6 +21,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.gemma3.model import Gemma3VL
+from ostinato.models.gemma4.model import Gemma4VL
 from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen3_vl.model import Qwen3VL
@@ -187,11 +188,54 @@ def gemma3() -> PretrainedConfig:
     )
 
 
-VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
-    each.__name__: each for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3)
+GEMMA4_TOKENS = {
+    "image_token_id": IMAGE,
+    "boi_token_id": START,
+    "eoi_token_id": END,
+    "video_token_id": VOCAB_SIZE + 8,
+    "audio_token_id": VOCAB_SIZE + 9,
 }
-IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3")
+
+
+def gemma4() -> PretrainedConfig:
+    """Positions by column and row, small embeddings, and windows shorter than an image, whose tokens see each other."""
+    text = recipes.gemma4_text().to_dict() | {"use_bidirectional_attention": "vision", "sliding_window": 10}
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 40,
+        "rms_norm_eps": 1e-3,
+        "standardize": True,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0},
+    }
+    text |= {"pad_token_id": 7}
+    return transformers.Gemma4Config(text_config=text, vision_config=vision, **GEMMA4_TOKENS, tie_word_embeddings=True)
+
+
+def gemma4_causal() -> PretrainedConfig:
+    """Tokens of images that see only what is before them, and experts in the text part."""
+    config = gemma4()
+    text = recipes.gemma4().text_config.to_dict()
+    vision = config.vision_config.to_dict() | {"standardize": False}
+    return transformers.Gemma4Config(text_config=text, vision_config=vision, **GEMMA4_TOKENS, tie_word_embeddings=False)
+
+
+VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
+    each.__name__: each
+    for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3, gemma4, gemma4_causal)
+}
+IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal")
 """Recipes whose tokens of images have positions in a line."""
+
+
+VLModel = Qwen3VL | Lfm3VL | Gemma3VL | Gemma4VL
+"""Models with an encoder."""
 
 
 @cache
@@ -228,10 +272,10 @@ def vl_spec(name: str) -> ModelSpec:
     return model_spec(read_config(vl_checkpoint(name)))
 
 
-def vl_model(name: str, ops: Ops | None = None) -> Qwen3VL | Lfm3VL | Gemma3VL:
+def vl_model(name: str, ops: Ops | None = None) -> VLModel:
     model = build_model(WeightAllocator(ops or select_ops({}), TorchArrays("cpu"), "float32"), vl_spec(name))
     load_weights(model, vl_checkpoint(name))
-    assert isinstance(model, Qwen3VL | Lfm3VL | Gemma3VL)
+    assert isinstance(model, VLModel)
     return model
 
 
@@ -271,9 +315,14 @@ def types_of(name: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
     """What transformers' model of a recipe takes for images."""
-    patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
     vision = vl_spec(name).vision
     assert vision is not None
+    return inputs_of_images(vision, items)
+
+
+def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """What transformers' model with such an encoder takes for images."""
+    patches = [torch.from_numpy(np.asarray(item.patches)) for item in items]
     if vision.image_side:
         whole = torch.zeros(len(items), vision.in_channels, vision.image_side, vision.image_side)
         for own, item, values in zip(whole, items, patches, strict=True):
@@ -281,7 +330,7 @@ def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tenso
             for (row, column), patch in zip(patch_positions(item.grid, vision.merge_size), values, strict=True):
                 tiles[:, row, column] = patch.view(vision.in_channels, vision.patch_size, vision.patch_size)
         return {"pixel_values": whole}
-    if not vision.is_naflex:
+    if not vision.is_naflex and not vision.positions_by_axis:
         grids = torch.tensor([(1, *item.grid) for item in items])
         return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
     # Row by row, and padded to one length.
@@ -292,6 +341,14 @@ def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tenso
         rows, columns = torch.from_numpy(patch_positions(item.grid, vision.merge_size)).unbind(1)
         own[rows * item.grid[1] + columns] = values
         seen[: len(values)] = 1
+    if vision.positions_by_axis:
+        # Pixels from 0 to 1, which the model itself makes the range of -1 to 1.
+        places = torch.full((len(items), longest, 2), -1)
+        for own_places, item in zip(places, items, strict=True):
+            rows, columns = torch.arange(item.grid[0]), torch.arange(item.grid[1])
+            grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+            own_places[: len(item.patches)] = grid.reshape(-1, 2)
+        return {"pixel_values": pixels / 2 + 0.5, "image_position_ids": places}
     shapes = torch.tensor([item.grid for item in items])
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
@@ -312,6 +369,9 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
     null cell."""
     memory = []
     for layer in spec.layers:
+        if layer.attention is not None and layer.attention.keys_of is not None:
+            memory.append(memory[layer.attention.keys_of])
+            continue
         if layer.attention is None:
             arrays = () if layer.mixer is None else layer.mixer.state.arrays
             states = {array.name: torch.full((3, *array.shape), torch.nan) for array in arrays}
@@ -323,8 +383,12 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
     return [*memory, LayerCache(media=cells)]
 
 
-def with_media(step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor) -> StepInputs:
+def with_media(
+    step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor, vision: VisionSpec
+) -> StepInputs:
     """A step with images, each of which the step has whole if its tokens see each other."""
+    if vision.text_token_id is not None:
+        step.token_ids[media_cells > 0] = vision.text_token_id
     last_seen = step.positions.clone()
     for i in reversed(range(len(media_cells) - 1)):
         if media_cells[i] and media_cells[i + 1]:

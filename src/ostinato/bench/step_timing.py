@@ -311,7 +311,7 @@ def profile_eagerly(runner: ModelRunner, step: Batch, rows: int, passes: int) ->
 
     That time includes Python, and what is computed between the kernels.
     """
-    inputs = make_step_inputs(step, runner.block_size, runner.arrays, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.arrays, vision=runner.vision)
     profiles, runs = [], []
     for _ in range(passes + 1):
         begin = time.perf_counter()

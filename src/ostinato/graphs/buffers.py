@@ -102,10 +102,13 @@ class StepBuffers(Buffers):
         arrays: Arrays,
         takes_images: bool = False,
         max_window_blocks: int = 0,
+        media_token_id: int | None = None,
     ) -> None:
+        """Allocate the buffers. `media_token_id` is `VisionSpec.text_token_id`."""
         sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_window_blocks)
         super().__init__(step_table(takes_images, max_window_blocks > 0), sizes, arrays)
         self.takes_images, self.has_window_blocks = takes_images, max_window_blocks > 0
+        self.media_token_id = media_token_id
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """Block tables that the rows hold now. Zeros follow them."""
         self.written_window_blocks: list[Sequence[int]] = [()] * max_rows

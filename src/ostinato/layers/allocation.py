@@ -216,8 +216,11 @@ def _parts(row: Weight, target: Array | QuantizedView) -> Iterator[WeightTarget]
     if row.stored_shape:
         assert not isinstance(target, QuantizedView), "what is quantised is stored as it is"
         target = target.T if row.stored_transposed else target
+        if not row.sizes:
+            yield _view(target, row.stored_shape)
+            return
     begin = 0
-    for size in row.sizes or (row.stored_shape or target.shape)[:1]:
+    for size in row.sizes or target.shape[:1]:
         if isinstance(target, QuantizedView):
             yield target.rows(begin, begin + size)
         else:

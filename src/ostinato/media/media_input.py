@@ -16,7 +16,7 @@ from ostinato.media.load import MediaSources, load_image
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import AnyMedia, Encode, MediaPrompt, Placeholders, media_prompt, placeholders
 from ostinato.media.message_media import MediaError, MediaPart, Message, split_media, texts
-from ostinato.media.preprocess import TiledImage, Video, process_image, process_tiles, process_video
+from ostinato.media.preprocess import TiledImage, Video, process_crops, process_tiles, process_video
 from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings, load_media_settings
 from ostinato.media.resize import image_size, tile_grid, video_size
 from ostinato.plan.layer_specs import VisionSpec
@@ -98,7 +98,7 @@ class MediaInput:
         settings = part.limits(self.settings.image)
         self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
         if not self.vision.cuts_tiles:
-            return process_image(image, settings)
+            return process_crops(image, settings)
         if settings.tiles is not None and tile_grid(image.height, image.width, settings) != (1, 1):
             self._check_tokens(settings, partial(_tile_size, settings.tiles), 1)
         return process_tiles(image, settings)

@@ -65,13 +65,10 @@ class Placeholders:
     video: str | None
     start: str
     end: str
-    token: str | None = None
-    """Text of the token of images, if the template writes another one for an image: the one before it (Gemma 3)."""
-
-    @property
-    def of_image(self) -> str:
-        """Text in place of an image's placeholder, with one placeholder of its tokens."""
-        return self.image if self.token is None else f"\n\n{self.start}{self.token}{self.end}\n\n"
+    token: str
+    """Text of the token of images."""
+    of_image: str
+    """Text in place of an image's placeholder, with one placeholder of its tokens."""
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
@@ -96,13 +93,11 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
         texts[token_id] = text
     video, start, end = vision.video_token_id, vision.start_token_id, vision.end_token_id
     image, before = texts[vision.image_token_id], START if start is None else texts[start]
-    return Placeholders(
-        before if vision.is_bidirectional else image,
-        None if video is None else texts[video],
-        before,
-        END if end is None else texts[end],
-        image if vision.is_bidirectional else None,
-    )
+    after = END if end is None else texts[end]
+    enclosed = f"{before}{image}{after}"
+    of_image = {"tokens": image, "enclosed": enclosed, "start": f"\n\n{enclosed}\n\n"}[vision.places]
+    placeholder = before if vision.places == "start" else image
+    return Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image)
 
 
 def media_prompt(
@@ -147,7 +142,9 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
         if match.group() == own.image:
             image = next(of_image)
             items.extend((image,) if isinstance(image, MediaItem) else image.items)
-            return own.of_image if isinstance(image, MediaItem) else "".join(_tile_texts(image, own))
+            if isinstance(image, MediaItem):
+                return own.of_image
+            return _text_with_crops(image, own) if image.has_crops else "".join(_tile_texts(image, own))
         video = next(of_video)
         items.extend(video.items)
         return "".join(_patch_texts(video, own))
@@ -159,6 +156,12 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
 def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
     for seconds in video.timestamps:
         yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"
+
+
+def _text_with_crops(image: TiledImage, own: Placeholders) -> str:
+    """Return the text around the placeholders of an image and its crops, which is that of Gemma 3's processor."""
+    crops = " ".join([own.of_image] * (len(image.items) - 1))
+    return f"Here is the original image {own.of_image} and here are some crops to help you see better {crops}"
 
 
 def _tile_texts(image: TiledImage, own: Placeholders) -> Iterator[str]:

@@ -15,6 +15,8 @@ LOW_PIXELS = 512 * 512
 MAX_PIXELS = 2**50
 """Largest limit that a message may name: more pixels than any image has, and few enough to compute with."""
 _DETAILS = ("auto", "high", "low")
+_SOUNDS = ("audio", "audio_url", "input_audio")
+"""Types of parts that are sounds, which no model takes."""
 _KEYS: dict[str, tuple[str, ...]] = {
     "image_url": ("image_url", "detail", "min_pixels", "max_pixels"),
     "image": ("image", "detail", "min_pixels", "max_pixels"),
@@ -61,9 +63,10 @@ class MediaPart:
             low, high = min(low, self.max_pixels), self.max_pixels
         if self.min_pixels is not None:
             low, high = self.min_pixels, max(high, self.min_pixels)
-        # A limit of an image's pixels is one of all its tiles.
+        limited = replace(settings, min_pixels=low, max_pixels=high)
+        # A limit of an image's pixels is one of all its tiles or crops.
         is_whole = self.detail == "low" or self.max_pixels is not None
-        return replace(settings, min_pixels=low, max_pixels=high, tiles=None if is_whole else settings.tiles)
+        return replace(limited, tiles=None, crops=None) if is_whole else limited
 
 
 def split_media(
@@ -73,7 +76,7 @@ def split_media(
 
     A part of a message's content is an image as `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}` or
     `{"type": "image", "image": ...}`, a video as `{"type": "video", "video": [frames], "fps": ...}`; each may also have
-    `min_pixels` and `max_pixels`. MediaError, which names the place, for a part without such a form.
+    `min_pixels` and `max_pixels`. MediaError, which names the place, for a part without such a form, and for sounds.
     """
     found: list[MediaPart] = []
     places = places or [f"messages[{i}]" for i in range(len(messages))]
@@ -99,6 +102,8 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
     parts = []
     for i, part in enumerate(message["content"]):
         kind = _kind(part)
+        if isinstance(part, Mapping) and part.get("type") in _SOUNDS:
+            raise MediaError(f"{where}.content[{i}]", f"no model takes sounds here, and this is an {part['type']}")
         if kind is not None:
             media = _part(part, kind, f"{where}.content[{i}]")
             found.append(media)

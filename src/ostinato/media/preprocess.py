@@ -7,6 +7,7 @@ in its video processor, which uses torch.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from PIL import Image
 from ostinato.errors import RequestError
 from ostinato.media.media_item import MediaItem, Patches
 from ostinato.media.processor_config import PixelSettings
-from ostinato.media.resize import image_size, resize, tile_grid, video_size
+from ostinato.media.resize import crop_grid, image_size, resize, tile_grid, video_size
 
 
 def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
@@ -52,11 +53,15 @@ class Video:
 
 @dataclass(frozen=True, eq=False)
 class TiledImage:
-    """A large image in the encoder's form: tiles row by row, and if it has a thumbnail, the whole image behind them."""
+    """A large image in the encoder's form: tiles row by row, and if it has a thumbnail, the whole image behind them.
+
+    Or a long image, followed by its crops.
+    """
 
     items: tuple[MediaItem, ...]
     grid: tuple[int, int]
-    """Rows and columns of tiles."""
+    """Rows and columns of tiles or crops."""
+    has_crops: bool = False
 
 
 def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
@@ -74,10 +79,23 @@ def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
     return TiledImage(tuple(_item(tile[None], None, settings) for tile in tiles), grid)
 
 
+def process_crops(image: Image.Image, settings: PixelSettings) -> MediaItem | TiledImage:
+    """Convert an image of mode RGB to one item, and its crops if it is long. RequestError as for `process_image`."""
+    whole = process_image(image, settings)
+    rows, columns = (0, 0) if settings.crops is None else crop_grid(image.height, image.width, settings.crops)
+    if rows * columns == 0:
+        return whole
+    height, width = math.ceil(image.height / rows), math.ceil(image.width / columns)
+    corners = itertools.product(range(0, image.height, height), range(0, image.width, width))
+    boxes = [(x, y, min(x + width, image.width), min(y + height, image.height)) for y, x in corners]
+    crops = tuple(process_image(image.crop(box), settings) for box in boxes)
+    return TiledImage((whole, *crops), (rows, columns), has_crops=True)
+
+
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
     """Convert an image of mode RGB to patches. RequestError for proportions that no model sees."""
     height, width = image_size(image.height, image.width, settings)
-    if settings.side:
+    if settings.side or settings.max_side:
         pixels = resize(np.asarray(image), height, width, settings.resample)
     else:
         pixels = np.asarray(image.resize((width, height), resample=settings.resample))

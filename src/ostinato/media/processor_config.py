@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from ostinato.plan.layer_specs import VisionSpec
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES = (0.5, 0.5, 0.5)
 _MAX_TILES = 64
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 _RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
@@ -34,6 +35,20 @@ class TileSettings:
     """True if the whole image, resized as one that is not cut, follows its tiles."""
     tolerance: float
     """Images are cut if they have more than this times `max_pixels`."""
+
+
+@dataclass(frozen=True)
+class CropSettings:
+    """Crops of a long image, which follow the whole image ("pan and scan").
+
+    Defaults of settings that a checkpoint's files leave out are those of transformers' `Gemma3Processor`.
+    """
+
+    min_size: int
+    """Least pixels along the sides of a crop; an image that would have smaller ones has none."""
+    max_crops: int
+    min_ratio: float
+    """Least ratio of the longer side to the shorter one of an image that has crops."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +79,17 @@ class PixelSettings:
     max_video_tokens: int = 768
     tiles: TileSettings | None = None
     """Tiles of large images; None if they are not cut."""
+    crops: CropSettings | None = None
+    """Crops of long images; None if they have none."""
     is_naflex: bool = False
     """True if patches have their channels last, and pixels are resized and normalised by torch."""
     side: int = 0
     """Pixels along both sides of every image, which torch resizes and normalises; 0 if images keep proportions."""
+    max_side: int = 0
+    """Most pixels along a side of images that are as large as `max_pixels` allows, and that torch resizes and scales.
+
+    0 if images are resized only as far as the limits demand.
+    """
 
     @property
     def factor(self) -> int:
@@ -88,7 +110,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles or vision.image_side:
+    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis:
         return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
@@ -106,7 +128,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
 
 def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of a model of images alone, which are cut into tiles or resized to one size."""
+    """Read the settings of a model of images alone: cut into tiles, or resized to one size or number of tokens."""
     path = directory / "processor_config.json"
     nested = read_json(path)
     values = nested.get("image_processor")
@@ -118,7 +140,7 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
         path = directory / "preprocessor_config.json"
         values = read_json(path)
     reader = _Reader(values, path, vision)
-    image = reader.square() if vision.image_side else reader.tiled()
+    image = reader.square() if vision.image_side else reader.fitted() if vision.positions_by_axis else reader.tiled()
     return MediaSettings(image=image, video=replace(image, kind="video"))
 
 
@@ -202,8 +224,6 @@ class _Reader:
         side = self.vision.image_side
         if self._of("size", dict, {"height": side, "width": side}) != {"height": side, "width": side}:
             raise self._error("size", f"height and width {side}, as the encoder has them in config.json")
-        if self._of("do_pan_and_scan", bool, False):
-            raise self._error("do_pan_and_scan", "false; crops of long images are not made")
         return PixelSettings(
             "image",
             side**2,
@@ -215,11 +235,48 @@ class _Reader:
             patch_size=self.vision.patch_size,
             temporal_patch_size=1,
             merge_size=self.vision.merge_size,
+            crops=self._crops() if self._of("do_pan_and_scan", bool, False) else None,
             side=side,
         )
 
-    def _check_steps(self) -> None:
-        for step in _STEPS:
+    def _crops(self) -> CropSettings:
+        size, most = self._count("pan_and_scan_min_crop_size", 256), self._count("pan_and_scan_max_num_crops", 4)
+        if size < most:
+            raise self._error("pan_and_scan_min_crop_size", f"at least pan_and_scan_max_num_crops, which is {most}")
+        ratio = self.values.get("pan_and_scan_min_ratio_to_activate")
+        ratio = 1.2 if ratio is None else ratio
+        if not isinstance(ratio, int | float) or ratio < 1:
+            raise self._error("pan_and_scan_min_ratio_to_activate", "a number of at least 1")
+        return CropSettings(size, most, float(ratio))
+
+    def fitted(self) -> PixelSettings:
+        """Read the settings of images that are as large as a number of tokens allows (Gemma 4)."""
+        self._check_steps([step for step in _STEPS if step != "do_normalize"])
+        if self._of("do_normalize", bool, False):
+            raise self._error("do_normalize", "false; the encoder expects pixels from 0 to 1")
+        vision, most = self.vision, self._count("max_soft_tokens", 280)
+        if most not in _SOFT_TOKENS:
+            raise self._error("max_soft_tokens", f"one of {', '.join(map(str, _SOFT_TOKENS))}")
+        patch = self._as_encoder("patch_size", vision.patch_size)
+        area = (patch * self._as_encoder("pooling_kernel_size", vision.merge_size)) ** 2
+        return PixelSettings(
+            "image",
+            area,
+            most * area,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            # The model itself makes the range that of -1 to 1.
+            mean=(0.5,) * vision.in_channels,
+            std=(0.5,) * vision.in_channels,
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            is_naflex=True,
+            max_side=vision.num_positions // 2 * patch,
+        )
+
+    def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
+        for step in steps:
             if self.values.get(step, True) is not True:
                 raise self._error(step, "true")
 

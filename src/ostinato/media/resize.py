@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ostinato.errors import RequestError
-from ostinato.media.processor_config import PixelSettings
+from ostinato.media.processor_config import CropSettings, PixelSettings
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 """Pillow's numbers of the filters that torch has too."""
@@ -140,12 +140,37 @@ MAX_ASPECT_RATIO = 200
 
 
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
-    """Return the height and width that an image is resized to. RequestError if one side is too long for the other."""
+    """Return the height and width that an image is resized to.
+
+    RequestError if one side is too long for the other, or for the encoder.
+    """
     check_proportions(height, width)
     if settings.side:
         return settings.side, settings.side
+    if settings.max_side:
+        return _largest(height, width, settings)
     least = settings.factor if settings.is_naflex else 0
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels, least)
+
+
+def _largest(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
+    """Return the largest sides of whole tokens that have nearly the proportions of the image, and few enough pixels.
+
+    This is the rule of transformers' processor for Gemma 4.
+    """
+    factor = settings.factor
+    root, longest = math.sqrt(settings.max_pixels / (height * width)), settings.max_pixels // factor**2
+    rows, columns = (math.floor(root * side / factor) for side in (height, width))
+    if rows == 0:
+        rows, columns = 1, max(1, min(width // height, longest))
+    elif columns == 0:
+        rows, columns = max(1, min(height // width, longest)), 1
+    if max(rows, columns) * factor > settings.max_side:
+        raise RequestError(
+            f"an image of {width}x{height} pixels would become one of {columns * factor}x{rows * factor}, and the "
+            f"encoder has positions for {settings.max_side} along a side; give it fewer max_pixels"
+        )
+    return rows * factor, columns * factor
 
 
 def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
@@ -171,6 +196,21 @@ def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, in
         if distance < nearest or (distance == nearest and is_larger):
             nearest, best = distance, (rows, columns)
     return best
+
+
+def crop_grid(height: int, width: int, crops: CropSettings) -> tuple[int, int]:
+    """Return the rows and columns of crops that follow an image; (0, 0) if it has none.
+
+    Crops are next to each other along the longer side. This is the rule of transformers' processor for Gemma 3.
+    """
+    longer, shorter = max(height, width), min(height, width)
+    if longer / shorter < crops.min_ratio:
+        return 0, 0
+    count = min(longer // crops.min_size, math.floor(longer / shorter + 0.5))
+    count = min(crops.max_crops, max(2, count))
+    if min(math.ceil(longer / count), shorter) < crops.min_size:
+        return 0, 0
+    return (1, count) if width >= height else (count, 1)
 
 
 def video_size(num_frames: int, height: int, width: int, settings: PixelSettings) -> tuple[int, int]:

@@ -49,10 +49,24 @@ class Backbone(Module):
             for layer, block in zip(spec.layers, self.layers, strict=True)
         }
         """Index in `rotaries` of each block's rotary embedding."""
+        self.inject_media = None if spec.vision is None else build.ops.inject_media
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        """Compute the final normed hidden states of a step, [tokens, hidden]."""
-        return self.transform(self.embed_tokens(step.token_ids), step, memory)
+        """Compute the final normed hidden states of a step, [tokens, hidden].
+
+        `memory` begins with that of the layers. If the model takes images, it ends with that of the encoder's outputs.
+        """
+        return self.transform(self.embed(step, memory), step, memory[: len(self.layers)])
+
+    def embed(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        """Return the embeddings of the step's tokens, or the encoder's outputs for tokens of images, [tokens, hidden].
+
+        `memory` is that of `forward`.
+        """
+        x = self.embed_tokens(step.token_ids)
+        if self.inject_media is None:
+            return x
+        return self.inject_media(x, step.media_cells, memory[-1].media, 0, False)
 
     def transform(self, x: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""

@@ -182,10 +182,11 @@ class Decoder(CausalLM):
         return self.mtp
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        num_layers = len(self.model.layers)
-        hidden = self.model(step, memory[:num_layers])
+        hidden = self.model(step, memory)
         if self.mtp is not None:
-            self.mtp.update_head_cache(hidden, self.embedding(step.token_ids), step, memory[num_layers:])
+            end = len(memory) if self.spec.vision is None else -1
+            behind = memory[len(self.model.layers) : end]
+            self.mtp.update_head_cache(hidden, self.model.embed(step, memory), step, behind)
         return hidden
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from ostinato.json_io import JsonObject
 from ostinato.ops.operations import ENCODER_OPS
@@ -175,6 +176,14 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
         yield dict(layer.mixer.sizes)
 
 
+ImagePlaces = Literal["tokens", "enclosed", "start"]
+"""Place of an image's tokens in the text of a chat template.
+
+`tokens`: they replace one of them. `enclosed`: so they do, and the start and end tokens of images are put around them.
+`start`: they replace the start token, in a paragraph of their own, enclosed in start and end.
+"""
+
+
 @dataclass(frozen=True)
 class VisionSpec:
     """Vision encoder in the plan: a transformer over patches of images, whose outputs replace token embeddings.
@@ -195,7 +204,7 @@ class VisionSpec:
     in_channels: int
     out_hidden_size: int
     num_positions: int
-    """Number of learned position embeddings, which form a square grid; 0 if it has none."""
+    """Number of learned position embeddings, of a square grid or of columns and rows; 0 if it has none."""
     deepstack_layers: tuple[int, ...]
     image_token_id: int
     video_token_id: int | None
@@ -224,10 +233,18 @@ class VisionSpec:
     """Pixels along both sides of every image, which is resized to them; 0 if images keep their proportions."""
     is_bidirectional: bool = False
     """True if the tokens of an image see each other in both directions, so that one step computes all of them."""
+    places: ImagePlaces = "tokens"
+    """Place of an image's tokens in the text that a chat template writes."""
+    text_token_id: int | None = None
+    """Token that the text part reads in place of an image's tokens (for small embeddings); None: those themselves."""
+    positions_by_axis: bool = False
+    """True if half of the position embeddings are of columns and half of rows; a patch has the sum of two."""
 
     @property
     def taps(self) -> int:
         """Number of embeddings that a patch's own is interpolated from, or of patches that a convolution sees."""
+        if self.positions_by_axis:
+            return 2
         if self.is_naflex:
             return self.num_positions  # A grid of one patch averages all of them.
         return self.conv_size**2 or 4

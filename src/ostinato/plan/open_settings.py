@@ -48,7 +48,8 @@ def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["o
 def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
     """Yield the decisions on a part that is not run, and on a given tokenizer or template."""
     if model.left_out is not None:
-        yield Decision("model", config.model, "its text part", model.left_out)
+        parts = "its text part" if model.vision is None else "its text and images"
+        yield Decision("model", config.model, parts, model.left_out)
     if config.tokenizer is not None:
         reason = "as given, in place of the checkpoint's, and its chat template too"
         if model.given_tokens is not None:

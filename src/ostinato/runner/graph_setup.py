@@ -58,6 +58,7 @@ def make_graphs(
         arrays,
         takes_images=model.spec.vision is not None,
         max_window_blocks=most if plan.memory.num_window_blocks else 0,
+        media_token_id=None if model.spec.vision is None else model.spec.vision.text_token_id,
     )
 
     def persistent() -> Mapping[int, str]:

@@ -73,6 +73,8 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
         if size:
             taps, weights = neighbour_taps(positions, item.grid, vision.merge_size, size)
             taps += begin * size
+        elif vision.positions_by_axis:
+            taps, weights = axis_taps(positions, vision.num_positions // 2)
         elif vision.is_naflex:
             taps, weights = antialiased_taps(positions, item.grid, side)
         else:
@@ -92,6 +94,16 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
     rows, columns = np.indices((height, width), dtype=np.int64)
     squares = (height // merge, merge, width // merge, merge)
     return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
+
+
+def axis_taps(positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers [patches, 2] int64 and weights, float32, of the embeddings of a patch's column and row.
+
+    Those of columns are the first `count`, and those of rows follow.
+    """
+    # An image is never so long, but the black one that fills a graph when it is captured may be.
+    inside = np.minimum(positions, count - 1)
+    return inside[:, ::-1] + np.array([0, count]), np.ones(positions.shape, dtype=np.float32)
 
 
 def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.ops.arrays import Arrays
 from ostinato.ops.step_inputs import StepInputs
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.scheduler.batch import Batch, BatchRow
 
 Drafts = Sequence[tuple[int, ...]]
@@ -87,6 +88,8 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
         _write_rope_positions(arrays["rope_positions"][:tokens], rows, row_starts, row_of_token, positions)
         arrays["last_seen"][:tokens] = positions
         _write_media_cells(arrays["media_cells"][:tokens], arrays["last_seen"], rows, row_starts)
+        if buffers.media_token_id is not None:
+            arrays["token_ids"][:tokens][arrays["media_cells"][:tokens] > 0] = buffers.media_token_id
     checkpoints = tuple(
         (i, position - row.start, slot) for i, row in enumerate(rows) for position, slot in row.checkpoints
     )
@@ -116,14 +119,18 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
 
 
 def make_step_inputs(
-    batch: Batch, block_size: int, arrays: Arrays, drafts: Drafts = (), *, takes_images: bool = False
+    batch: Batch, block_size: int, arrays: Arrays, drafts: Drafts = (), *, vision: VisionSpec | None = None
 ) -> StepInputs:
-    """Return `batch` in new buffers of its exact size, for a single step of any size."""
+    """Return `batch` in new buffers of its exact size, for a single step of any size.
+
+    `vision` is that of a model that takes images.
+    """
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)
     window_blocks = max((len(row.window_block_table) for row in rows), default=0)
-    buffers = StepBuffers(len(rows), tokens, blocks, 1 + batch.num_drafts, arrays, takes_images, window_blocks)
+    token_id, slots = None if vision is None else vision.text_token_id, 1 + batch.num_drafts
+    buffers = StepBuffers(len(rows), tokens, blocks, slots, arrays, vision is not None, window_blocks, token_id)
     step = write_step_inputs(buffers, batch, block_size, drafts)
     buffers.pad(len(rows), step.num_tokens, len(rows), step.num_tokens)
     return step

@@ -39,6 +39,7 @@ from ostinato.ops.arrays import (
 from ostinato.ops.dispatch import load_extension, select_ops
 from ostinato.ops.quant.quantize import BY_TORCH, native_quantizers
 from ostinato.os_support import missing_torch
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.tensor_parallel import SINGLE_RANK
@@ -282,8 +283,8 @@ class ModelRunner:
                     cells[0] = math.nan if is_floating(cells.dtype) else np.iinfo(dtype_name(cells.dtype)).max
 
     @property
-    def takes_images(self) -> bool:
-        return self.image_encoder is not None
+    def vision(self) -> VisionSpec | None:
+        return self.model.spec.vision
 
     @property
     def num_captured(self) -> int:

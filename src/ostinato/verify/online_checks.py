@@ -199,9 +199,7 @@ class OnlineChecks:
         )
         batch = Batch((row,), num_decode_rows=0)
         with runner.arrays.inference_mode():
-            step = make_step_inputs(
-                batch, engine.plan.settings.block_size, runner.arrays, takes_images=runner.takes_images
-            )
+            step = make_step_inputs(batch, engine.plan.settings.block_size, runner.arrays, vision=runner.vision)
             hidden = runner.model(step, self._layers)
             if not count:
                 return []

@@ -60,7 +60,7 @@ def _count(engine: EngineCore, text: Sequence[int], length: int, dtype: str) -> 
                 engine.runner.arrays.write(other.tensors[name], host_values(kept))
         runner, slot = engine.runner, batch.rows[0].write_slots[0]
         with runner.arrays.inference_mode():
-            step = make_step_inputs(batch, runner.block_size, runner.arrays, [ahead], takes_images=runner.takes_images)
+            step = make_step_inputs(batch, runner.block_size, runner.arrays, [ahead], vision=runner.vision)
             for memory in (narrow, wide):
                 runner.model(step, memory)
         for number, name in recurrent:

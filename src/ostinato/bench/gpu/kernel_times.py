@@ -64,7 +64,7 @@ def operation_times(
     States and caches of the step's slots and blocks are written again and again. `driver` replaces the GPU's own; on a
     CPU without one, calls are timed without a graph.
     """
-    inputs = make_step_inputs(step, runner.block_size, runner.arrays, takes_images=runner.takes_images)
+    inputs = make_step_inputs(step, runner.block_size, runner.arrays, vision=runner.vision)
     log = CallLog()
     with recording(runner.model.build.ops.tap, log):
         hidden = runner.model(inputs, runner.layer_memory)

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import Backbone
 from ostinato.models.gemma3.spec import Gemma3VLHyperparameters
 from ostinato.models.gemma3_text.model import Gemma3
 from ostinato.models.lfm2_vl.model import VisionTower
 from ostinato.models.lfm3_vl.model import Encoder
-from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs
 
 NORM_EPS = 1e-6
 """Default epsilon of the encoder's norms."""
+
+
+class MeanOfPatches(Module):
+    """Mean of the patches of a token, times `multiplier`."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, multiplier: float = 1.0) -> None:
+        super().__init__()
+        self.ops, self.count, size = build.ops, vision.patches_per_token, vision.hidden_size
+        self.share = build.constant([multiplier / self.count] * size, build.dtype).reshape(1, size)
+
+    def forward(self, x: Array) -> Array:
+        """Merge patches, [patches, hidden] -> [tokens, hidden]."""
+        squares = x.reshape(-1, self.count, x.shape[-1])
+        parts = [squares[:, i] for i in range(self.count)]
+        while len(parts) > 1:  # in pairs, which rounds less than one after the other
+            pairs = [self.ops.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
+            parts = [*pairs, *parts[2 * len(pairs) :]]
+        return self.ops.multiply(parts[0], self.share)
 
 
 class Projector(Module):
@@ -27,52 +43,20 @@ class Projector(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, norm_eps: float) -> None:
         super().__init__()
-        self.ops, self.count, size = build.ops, vision.patches_per_token, vision.hidden_size
+        self.linear, size = build.ops.linear, vision.hidden_size
+        self.mean = MeanOfPatches(build, vision)
         self.mm_soft_emb_norm = RMSNorm(build, size, norm_eps, True)
-        self.share = build.constant([1 / self.count] * size, build.dtype).reshape(1, size)
         stored = {"names": ("mm_input_projection_weight",), "stored_shape": (size, vision.out_hidden_size)}
         how: dict[str, Any] = {"role": "linear", "stored_transposed": True, **stored}
         self.weight = self.declare(build, "weight", vision.out_hidden_size, size, **how)
 
     def forward(self, x: Array) -> Array:
         """Merge patches, [patches, hidden] -> [tokens, out]."""
-        squares = x.reshape(-1, self.count, x.shape[-1])
-        parts = [squares[:, i] for i in range(self.count)]
-        while len(parts) > 1:  # in pairs, which rounds less than one after the other
-            pairs = [self.ops.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
-            parts = [*pairs, *parts[2 * len(pairs) :]]
-        mean = self.ops.multiply(parts[0], self.share)
-        return self.ops.linear(self.mm_soft_emb_norm(mean), self.weight)
-
-
-class ImageBackbone(Backbone):
-    """Backbone in which tokens of images have the encoder's outputs in place of their embeddings."""
-
-    def __init__(
-        self,
-        build: ModelBuilder,
-        spec: ModelSpec,
-        make_block: Callable[[LayerSpec], Module],
-        norm_eps: float,
-        *how: Any,
-    ) -> None:
-        super().__init__(build, spec, make_block, norm_eps, *how)
-        self.inject_media = build.ops.inject_media
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        """Compute the final normed hidden states of a step, [tokens, hidden].
-
-        `memory` ends with that of the encoder's outputs.
-        """
-        *layers, behind = memory
-        embedded = self.embed_tokens(step.token_ids)
-        return self.transform(self.inject_media(embedded, step.media_cells, behind.media, 0, False), step, layers)
+        return self.linear(self.mm_soft_emb_norm(self.mean(x)), self.weight)
 
 
 class Gemma3VL(Gemma3):
     """Language model with its encoder."""
-
-    backbone_type = ImageBackbone
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
@@ -85,9 +69,6 @@ class Gemma3VL(Gemma3):
     @property
     def encoder(self) -> Encoder:
         return self.images
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model(step, memory)
 
     def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""

@@ -45,7 +45,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         text,
         vision=encoder,
-        layers=tuple(map(_sees_images, text.layers)),
+        layers=tuple(map(sees_images, text.layers)),
         hyperparameters=Gemma3VLHyperparameters(
             **of_text,
             encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
@@ -54,7 +54,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     )
 
 
-def _sees_images(layer: LayerSpec) -> LayerSpec:
+def sees_images(layer: LayerSpec) -> LayerSpec:
+    """Return the layer with attention in both directions within an image."""
     assert layer.attention is not None, "every layer has attention"
     return replace(layer, attention=replace(layer.attention, sees_images=True))
 
@@ -91,6 +92,7 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         smallest_item=count,
         image_side=patches * patch,
         is_bidirectional=True,
+        places="start",
     )
 
 

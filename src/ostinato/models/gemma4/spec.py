@@ -1,18 +1,110 @@
-"""Gemma 4 (model_type `gemma4`): the text model of a checkpoint that has encoders of images and sounds too.
+"""Gemma 4 (model_type `gemma4`): the text model, and an encoder of images of any proportions.
 
-The encoders are not run.
+The encoder of sounds that a checkpoint may have is not run.
 """
 
 from __future__ import annotations
 
-from ostinato.json_io import JsonObject
-from ostinato.models.gemma3.spec import spec_of_text
+from dataclasses import dataclass, fields, replace
+
+from ostinato.errors import ModelError
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.models.config_json import activation, flag, flag_is, integer, number
+from ostinato.models.gemma3.spec import sees_images, spec_of_text
+from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
+from ostinato.models.qwen3_vl.spec import part
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
-LEFT_OUT = "the encoders of images and sounds are not run; requests are text"
+SOUNDS = "the encoder of sounds is not run; requests have none"
+CLIPPED = "the encoder of images has use_clipped_linears and is not run; requests are text"
+
+TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882}
+THETA = 100.0
+"""Defaults of a config.json without these values."""
+
+
+@dataclass(frozen=True)
+class Gemma4VLHyperparameters(Gemma4Hyperparameters):
+    """Hyperparameters of models/gemma4/model.py, besides the VisionSpec: those of the text, and the encoder's."""
+
+    encoder_norm_eps: float
+    theta: float
+    standardises: bool
+    """True if the mean of a token's patches is shifted and scaled by learned vectors."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
-    """Return the spec of the text part of a `gemma4` config.json. ModelError as for `gemma4_text`."""
-    return spec_of_text(config, text_spec, "gemma4", LEFT_OUT, {})
+    """Return the spec of a `gemma4` config.json. ModelError as for `gemma4_text`, and for other encoders."""
+    left_out = None if config.get("audio_config") is None else SOUNDS
+    text = spec_of_text(config, text_spec, "gemma4", left_out, {})
+    if config.get("vision_config") is None:
+        return text
+    vision, of_text = part(config, "vision_config"), part(config, "text_config")
+    if flag(vision, "use_clipped_linears", False):
+        return replace(text, left_out=CLIPPED)
+    is_bidirectional = of_text.get("use_bidirectional_attention") == "vision"
+    kept = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma4Hyperparameters)}
+    return replace(
+        text,
+        vision=_vision(config, vision, text.hidden_size, is_bidirectional, integer(of_text, "pad_token_id", 0)),
+        layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers,
+        hyperparameters=Gemma4VLHyperparameters(
+            **kept,
+            encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
+            theta=_theta(vision),
+            standardises=flag(vision, "standardize", False),
+        ),
+    )
+
+
+def _sees_images(layer: LayerSpec) -> LayerSpec:
+    """Return the layer with attention in both directions within an image, which those without a window do not have."""
+    return sees_images(layer) if layer.attention is not None and layer.attention.window else layer
+
+
+def _vision(
+    config: JsonMapping, vision: JsonMapping, text_size: int, is_bidirectional: bool, pad_token_id: int
+) -> VisionSpec:
+    activation(vision, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
+    flag_is(vision, "attention_bias", False)
+    sizes: JsonObject = {
+        "hidden_size": integer(vision, "hidden_size", 768),
+        "num_layers": integer(vision, "num_hidden_layers", 16),
+        "num_heads": integer(vision, "num_attention_heads", 12),
+        "intermediate_size": integer(vision, "intermediate_size", 3072),
+        "patch_size": integer(vision, "patch_size", 16),
+        "merge_size": integer(vision, "pooling_kernel_size", 3),
+        "num_positions": 2 * integer(vision, "position_embedding_size", 10 * 1024),
+    }
+    size, heads = sizes["hidden_size"], sizes["num_heads"]
+    kv_heads, head_dim = integer(vision, "num_key_value_heads", 12), integer(vision, "head_dim", 64)
+    if min(sizes.values()) < 1 or kv_heads != heads or head_dim * heads != size or head_dim % 4:
+        raise ModelError(
+            f"config.json has an encoder of hidden_size {size} with {heads} heads of {head_dim}, {kv_heads} of keys; "
+            "supported: as many of keys, whose size is a multiple of 4, and which together are as wide as hidden_size"
+        )
+    return VisionSpec(
+        **sizes,
+        temporal_patch_size=1,
+        in_channels=3,
+        out_hidden_size=text_size,
+        deepstack_layers=(),
+        image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
+        video_token_id=None,
+        start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),
+        end_token_id=integer(config, "eoi_token_id", TOKENS["eoi_token_id"]),
+        is_bidirectional=is_bidirectional,
+        places="enclosed",
+        text_token_id=pad_token_id,
+        positions_by_axis=True,
+    )
+
+
+def _theta(vision: JsonMapping) -> float:
+    rope = vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "axial")
+    if kind not in ("axial", "default"):
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial, default")
+    return number(rope, "rope_theta", THETA)

@@ -133,10 +133,10 @@ class Gemma4Backbone(Backbone):
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
-        x = self.embed_tokens(step.token_ids)
+        x = self.embed(step, memory)
         small = self._small_embeddings(x, step.token_ids)
         angles = [rotary(step.positions) for rotary in self.rotaries]
-        for i, (block, layer_memory) in enumerate(zip(self.layers, memory, strict=True)):
+        for i, (block, layer_memory) in enumerate(zip(self.layers, memory[: len(self.layers)], strict=True)):
             x = block(x, angles[self.ropes[block]], step, layer_memory, small[i] if small else None)
         return self.norm(x)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
@@ -190,28 +190,10 @@ class Encoder(Module):
         return tokens.reshape(tokens.shape[0], 1, -1)
 
 
-class TextBackbone(Backbone):
-    """Backbone in which tokens of images have the encoder's outputs in place of their embeddings."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module]) -> None:
-        eps = spec.hyperparameters.text.norm_eps
-        super().__init__(build, spec, make_block, eps, names={"norm": "embedding_norm"})
-        self.inject_media = build.ops.inject_media
-
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        """Compute the final normed hidden states of a step, [tokens, hidden].
-
-        `memory` ends with that of the encoder's outputs.
-        """
-        *layers, behind = memory
-        x = self.inject_media(self.embed_tokens(step.token_ids), step.media_cells, behind.media, 0, False)
-        return self.transform(x, step, layers)
-
-
 class LfmVLModel(Module):
     """Encoder and text part, under the checkpoint's names."""
 
-    def __init__(self, encoder: Encoder, language_model: TextBackbone) -> None:
+    def __init__(self, encoder: Encoder, language_model: Backbone) -> None:
         super().__init__()
         self.encoder = encoder
         self.language_model = language_model
@@ -223,7 +205,9 @@ class Lfm3VL(CausalLM):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
         assert spec.vision is not None
-        self.model = LfmVLModel(self.make_encoder(spec.vision), TextBackbone(build, spec, self.make_block))
+        eps = spec.hyperparameters.text.norm_eps
+        text = Backbone(build, spec, self.make_block, eps, names={"norm": "embedding_norm"})
+        self.model = LfmVLModel(self.make_encoder(spec.vision), text)
 
     def make_encoder(self, vision: VisionSpec) -> Encoder:
         """Make the encoder of images."""

@@ -43,7 +43,7 @@ class Qwen35VL(Qwen3VL):
         num_layers = len(text.layers)
         hidden = text(step, (*memory[:num_layers], memory[-1]))
         if self.mtp is not None:
-            self.mtp.update_head_cache(hidden, text.embedded(step, memory[-1]), step, memory[num_layers:-1])
+            self.mtp.update_head_cache(hidden, text.embed(step, memory), step, memory[num_layers:-1])
         return hidden
 
     def checkpoint_name(self, name: str) -> str | None:

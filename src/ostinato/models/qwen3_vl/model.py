@@ -32,28 +32,20 @@ class TextBackbone(Backbone):
         super().__init__(build, spec, make_block, spec.hyperparameters.text.norm_eps, norm_plus_one=norm_plus_one)
         assert spec.rope is not None
         assert spec.vision is not None
-        self.inject_media = build.ops.inject_media
         self.hidden_rows = spec.vision.hidden_rows
         self.axial_rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
+        assert self.inject_media is not None, "the model has an encoder"
         *layers, behind = memory
-        cells, media = step.media_cells, behind.media
-        x = self.embedded(step, behind)
+        x = self.embed(step, memory)
         angles = self.axial_rotary(step.rope_positions)
         for i, (block, layer_memory) in enumerate(zip(self.layers, layers, strict=True)):
             x = block(x, angles, step, layer_memory)
             if i + 1 < self.hidden_rows:
-                x = self.inject_media(x, cells, media, i + 1, True)
+                x = self.inject_media(x, step.media_cells, behind.media, i + 1, True)
         return self.norm(x)
-
-    def embedded(self, step: StepInputs, memory: LayerCache) -> Array:
-        """Return the embeddings of the step's tokens, [tokens, hidden].
-
-        Tokens of images get the encoder's outputs, which are in `memory`.
-        """
-        return self.inject_media(self.embed_tokens(step.token_ids), step.media_cells, memory.media, 0, False)
 
 
 class VLModel(Module):

@@ -1,0 +1,187 @@
+"""Gemma 4 with images (model_type `gemma4`): the text model, some of whose tokens are the outputs of an encoder.
+
+Its blocks are those of the text: four norms, and norms of queries, keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.attention import AxialRotary
+from ostinato.layers.linear import PackedLinear
+from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.vision import linear
+from ostinato.models.gemma3.model import MeanOfPatches
+from ostinato.models.gemma4.spec import Gemma4VLHyperparameters
+from ostinato.models.gemma4_text.model import Gemma4
+from ostinato.models.lfm3_vl.model import Encoder
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.model import ModelSpec
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array, EncoderInputs
+
+
+class PatchAttention(Module):
+    """Attention within an image. One half of a head is rotated by the columns, the other by the rows.
+
+    Scores are not divided by the root of a head's size; the angles undo that of the operation.
+    """
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, eps: float) -> None:
+        super().__init__()
+        self.ops, size = build.ops, vision.hidden_size
+        self.head_dim, self.eps = size // vision.num_heads, eps
+        parts = [(f"{name}_proj.linear", size) for name in "qkv"]
+        self.qkv = PackedLinear(build, size, parts, can_be_quantised=False)
+        self.q_norm, self.k_norm = (RMSNorm(build, self.head_dim, eps) for _ in range(2))
+        self.ones = build.constant([1.0] * self.head_dim, build.dtype)
+        self.o_proj = linear(build, size, size, bias=False)
+        self.names = {"o_proj": "o_proj.linear"}
+
+    def forward(self, x: Array, starts: Array, angles: tuple[Array, Array]) -> Array:
+        """Attend within each image, [patches, hidden] -> [patches, hidden]."""
+        size = x.shape[1]
+        q, k, v = (part.reshape(-1, size // self.head_dim, self.head_dim) for part in self._project(x))
+        q, k = self._rotate(self.q_norm(q), angles), self._rotate(self.k_norm(k), angles)
+        v = self.ops.rms_norm(v, self.ones, self.eps)
+        return self.o_proj(self.ops.encoder_attention(q, k, v, starts).reshape(-1, size))
+
+    def _project(self, x: Array) -> tuple[Array, ...]:
+        return tuple(split_columns(self.qkv(x), (x.shape[1],) * 3))
+
+    def _rotate(self, x: Array, angles: tuple[Array, Array]) -> Array:
+        """Rotate the halves of each head, which change places: in queries and keys alike, so no score changes."""
+        columns, rows = angles
+        x, half = self.ops.rotate(x, columns), self.head_dim // 2
+        return self.ops.rotate(self.ops.concat(x[:, :, half:], x[:, :, :half]), rows)
+
+
+class PatchMLP(Module):
+    """down_proj(gelu(gate_proj(x)) * up_proj(x))."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+        super().__init__()
+        size, inner_size = vision.hidden_size, vision.intermediate_size
+        parts = [(f"{name}_proj.linear", inner_size) for name in ("gate", "up")]
+        self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
+        self.down_proj = linear(build, inner_size, size, bias=False)
+        self.names = {"down_proj": "down_proj.linear"}
+
+    def forward(self, x: Array) -> Array:
+        """Apply the MLP, [patches, hidden] -> [patches, hidden]."""
+        return self.down_proj(self.gate_up(x, activation="geglu"))
+
+
+class VisionBlock(Module):
+    """Attention, then an MLP, each between two norms and added to the residual stream."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Gemma4VLHyperparameters) -> None:
+        super().__init__()
+        size, eps = vision.hidden_size, hyper.encoder_norm_eps
+        self.input_layernorm = RMSNorm(build, size, eps)
+        self.self_attn = PatchAttention(build, vision, eps)
+        self.post_attention_layernorm = RMSNorm(build, size, eps)
+        self.pre_feedforward_layernorm = RMSNorm(build, size, eps)
+        self.mlp = PatchMLP(build, vision)
+        self.post_feedforward_layernorm = RMSNorm(build, size, eps)
+
+    def forward(self, x: Array, starts: Array, angles: tuple[Array, Array]) -> Array:
+        """Apply the block, [patches, hidden] -> [patches, hidden]."""
+        x = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), starts, angles), x)
+        return self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)), x)
+
+
+class PatchEmbedder(Module):
+    """Matmul with a patch, plus the embeddings of its column and its row."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+        super().__init__()
+        self.op, size = build.ops.weighted_embedding, vision.hidden_size
+        self.input_proj = linear(build, vision.patch_elements, size, bias=False)
+        stored = {"stored_shape": (2, vision.num_positions // 2, size)}
+        name, count = "position_embedding_table", vision.num_positions
+        self.position_embedding_table = self.declare(build, name, count, size, role="embedding", **stored)
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Embed patches, [patches, hidden]."""
+        positions = self.op(inputs.taps, inputs.tap_weights, self.position_embedding_table)
+        return self.input_proj(inputs.patches, positions)
+
+
+class VisionTower(Module):
+    """Patch embedding, blocks, and the mean of the patches of a token, which may be standardised."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Gemma4VLHyperparameters) -> None:
+        super().__init__()
+        self.ops, size = build.ops, vision.hidden_size
+        self.names = {"blocks": "encoder.layers"}
+        self.patch_embedder = PatchEmbedder(build, vision)
+        self.blocks = ModuleList(VisionBlock(build, vision, hyper) for _ in range(vision.num_layers))
+        self.standardises = hyper.standardises
+        self.mean = MeanOfPatches(build, vision, -(size**0.5) if self.standardises else size**0.5)
+        if self.standardises:
+            self.std_bias = self.declare(build, "std_bias", size, role="bias")
+            self.std_scale = self.declare(build, "std_scale", size, role="bias")
+        head_dim = size // vision.num_heads
+        quarter = head_dim // 4
+        frequencies = [hyper.theta ** (-i / quarter) for i in range(quarter)]
+        # Queries and keys together are multiplied by the root that attention divides by.
+        self.rotaries = ModuleList(AxialRotary(build, [axis] * quarter, frequencies, head_dim**0.25) for axis in (1, 0))
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Encode images -> [tokens, hidden]; with its sign changed if it is standardised."""
+        columns, rows = (rotary(inputs.positions) for rotary in self.rotaries)
+        x = self.patch_embedder(inputs)
+        for block in self.blocks:
+            x = block(x, inputs.starts, (columns, rows))
+        x = self.mean(x)
+        if self.standardises:
+            # There is no subtraction, so this is the bias less the mean. The projector's norm changes the sign back.
+            x = self.ops.multiply(self.ops.add(x, self.std_bias.reshape(1, -1)), self.std_scale.reshape(1, -1))
+        return x
+
+
+class Projector(Module):
+    """Norm without weights, which may change the sign, and a matrix."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, eps: float, sign: float) -> None:
+        super().__init__()
+        self.op, self.eps = build.ops.rms_norm, eps
+        self.signs = build.constant([sign] * vision.hidden_size, build.dtype)
+        self.embedding_projection = linear(build, vision.hidden_size, vision.out_hidden_size, bias=False)
+
+    def forward(self, x: Array) -> Array:
+        """Project tokens, [tokens, hidden] -> [tokens, out]."""
+        return self.embedding_projection(self.op(x, self.signs, self.eps))
+
+
+class Gemma4VL(Gemma4):
+    """Language model with its encoder, if it has one."""
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.images: Encoder | None = None
+        if spec.vision is not None:
+            hyper: Gemma4VLHyperparameters = spec.hyperparameters
+            tower = VisionTower(build, spec.vision, hyper)
+            sign = -1.0 if hyper.standardises else 1.0
+            self.images = Encoder(tower, Projector(build, spec.vision, hyper.encoder_norm_eps, sign))
+            self.images.names = {"multi_modal_projector": "embed_vision"}
+
+    @property
+    def encoder(self) -> Encoder | None:
+        return self.images
+
+    def encode(self, inputs: EncoderInputs) -> Array:
+        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
+        assert self.images is not None, "only a model with an encoder is given images"
+        return self.images(inputs)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Translate names; those of encoders that are not run give None."""
+        for part in ("vision_tower.", "embed_vision."):
+            if name.startswith(f"model.{part}"):
+                return None if self.images is None else name.removeprefix("model.")
+        return super().checkpoint_name(name)
