@@ -147,7 +147,8 @@ def _call_delta_nets(
         queries, keys = (_empty(tokens, key_heads, key_dim, dtype=dtype) for _ in range(2))
         values, gates = _empty(tokens, heads, value_dim, dtype=dtype), _empty(tokens, *of_token, dtype=dtype)
         betas, rates = _empty(tokens, heads, dtype=dtype), _empty(heads, dtype=torch.float32)
-        return queries, keys, values, gates, betas, rates, _empty(*of_token, dtype=torch.float32), 1.0, False, states
+        biases = _empty(*of_token, dtype=torch.float32)
+        return queries, keys, values, gates, betas, rates, biases, 0.0, 1.0, False, states
 
     for rows, per_row in ((8, 1), (256, 1), (32, 4)):
         slots = _empty(rows, dtype=torch.int32), _empty(rows, per_row, dtype=torch.int32)

@@ -43,8 +43,11 @@ void l2_normalize(const T* x, std::int64_t size, float scale, float* to) {
     for (std::int64_t i = 0; i < size; i += LANES) store(to + i, load(to + i) * factor);
 }
 
-// Return exp(-rate softplus(a + bias)).
-inline Float decay_of(Float a, Float bias, Float rate) { return exp(-(softplus(a + bias) * rate)); }
+// Return exp(-rate softplus(a + bias)), or exp(bound sigmoid(rate (a + bias))) if `bound` is below 0.
+inline Float decay_of(Float a, Float bias, Float rate, float bound) {
+    if (bound < 0.0f) return exp(bound / (1.0f + exp(-((a + bias) * rate))));
+    return exp(-(softplus(a + bias) * rate));
+}
 
 // Arguments of both kernels: the tokens' inputs.
 struct DeltaInputs : Arguments {
@@ -55,6 +58,7 @@ struct DeltaInputs : Arguments {
     FIELD(Strided<VALUES>, b);  // [tokens, heads]
     FIELD(Array<FLOAT32>, A_log);  // [heads]
     FIELD(Array<FLOAT32>, dt_bias);  // as a token of `a`
+    FIELD(double, decay_bound);  // as decay_of has it
     FIELD(double, beta_scale);
     FIELD(bool, keys_take_turns);  // head i has key head i % key_heads; else adjacent heads share one
     FIELD(Strided<FLOAT32>, states);  // [slots, heads, key_dim, value_dim]
@@ -90,6 +94,7 @@ struct DeltaInputs : Arguments {
     }
 
   private:
+    float bound() const { return static_cast<float>(decay_bound); }
     Float decay_rate(std::int64_t head) const { return exp(splat(A_log.at<const float>()[head])); }
 
     // Compute the tokens' betas, and their decays if a head has one, for a vector of tokens at a time.
@@ -104,7 +109,7 @@ struct DeltaInputs : Arguments {
         const Float rate = decay_rate(head), bias = splat(dt_bias.at<const float>()[head]);
         for (std::int64_t i = 0; i < count; ++i) decays[i] = to_float(a.row<const T>(first + i)[head]);
         for (std::int64_t i = 0; i < count; i += LANES) {
-            store_partial(decays + i, decay_of(load_partial(decays + i, count - i), bias, rate), count - i);
+            store_partial(decays + i, decay_of(load_partial(decays + i, count - i), bias, rate, bound()), count - i);
         }
     }
 
@@ -122,7 +127,8 @@ struct DeltaInputs : Arguments {
             const T* const raw = a.row<const T>(token) + head * size;
             const float* const bias = dt_bias.at<const float>() + head * size;
             for (std::int64_t i = 0; i < size; i += LANES) {
-                store(decay + i, decay_of(load_partial(raw + i, size - i), load_partial(bias + i, size - i), rate));
+                const Float of_token = load_partial(raw + i, size - i), of_channel = load_partial(bias + i, size - i);
+                store(decay + i, decay_of(of_token, of_channel, rate, bound()));
             }
         } else {
             decay[0] = of_head;

@@ -1,5 +1,5 @@
 """Kimi Linear: both spellings of its config.json, what is refused, and what its checkpoints hold otherwise than the
-model."""
+model. Ling 3.0, as far as it differs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-from ostinato import ModelError
+from ostinato import LLM, ModelError, SamplingParams
 from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
@@ -26,7 +27,7 @@ from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.kernels import choose_kernels
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.quantization import Quantization
-from tests.support.checkpoints import checkpoint, oracle
+from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.parity import make_engine
 
 ATTENTION_LAYERS = [4, 8, 12, 16, 20, 24, 27]
@@ -228,3 +229,102 @@ def test_a_token_keeps_one_latent_in_each_layer_with_attention() -> None:
     assert [memory.v_cache for memory in attention] == [None, None]
     assert {tuple(memory.k_cache.shape[2:]) for memory in attention} == {(1, width)}
     assert engine.plan.memory.kv_block == 2 * engine.plan.settings.block_size * width * 4
+
+
+# Ling 3.0
+
+LING: dict[str, Any] = {
+    "model_type": "bailing_hybrid",
+    "dtype": "bfloat16",
+    "vocab_size": 157184,
+    "hidden_size": 2560,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "num_experts": 512,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "num_expert_group": 8,
+    "topk_group": 4,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "short_conv_kernel_size": 4,
+    "partial_rotary_factor": 0.5,
+    "model_max_length": 262144,
+    "num_nextn_predict_layers": 1,
+}
+"""The sizes that transformers has as defaults, in the published spelling."""
+
+
+def test_ling_has_attention_at_the_end_of_each_group_a_bounded_decay_and_a_head_after_the_last_layer() -> None:
+    spec = with_weight_table(model_spec(LING))
+    assert [i for i, layer in enumerate(spec.layers) if layer.attention is not None] == [5, 11, 17, 23, 29, 35, 41]
+    assert spec.layers[0].mixer == GatedDeltaSpec(32, 32, 128, 128, 4, per_channel=True)
+    assert [layer.experts is None for layer in spec.layers] == [True, True, *[False] * 40]
+    assert (spec.hyperparameters.decay_bound, spec.max_position_embeddings) == (-5.0, 262144)
+    # All of the shared key is rotated, whatever the rotated part of a head is.
+    assert spec.rope is not None
+    assert (spec.rope.theta, spec.rope.rotary_dim) == (6e6, 64)
+    assert spec.head is not None
+    assert {weight.names[0].split(".")[2] for weight in spec.head.table} == {"42"}
+    assert model_spec(LING | {"kda_safe_gate": False}).hyperparameters.decay_bound == 0.0
+    assert model_spec(LING | {"num_nextn_predict_layers": 0}).head is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"short_conv_kernel_size": None}, "has no 'short_conv_kernel_size', which a bailing_hybrid model needs"),
+        ({"kda_lower_bound": 0.5}, "kda_lower_bound = 0.5; it should be below 0, or kda_safe_gate false"),
+        ({"layer_group_size": 0}, "layer_group_size = 0, which should be 1 or more"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2; supported: 0 and 1"),
+        ({"mtp_layer_types": ["linear_attention"]}, "supported: \\['full_attention'\\]"),
+        ({"q_lora_rank": 64}, "q_lora_rank = 64; supported: null"),
+        ({"attention_bias": True}, "attention_bias = True; supported: false"),
+    ],
+)
+def test_what_ling_does_not_have_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_spec(LING | change)
+
+
+def test_a_head_of_ling_may_call_its_last_norm_as_others_do_and_its_copies_are_not_read(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint("bailing_hybrid_head"), copy)
+    tensors = load_file(copy / SINGLE)
+    tensors["model.layers.4.shared_head.norm.weight"] = tensors.pop("model.layers.4.final_layernorm.weight")
+    tensors["model.layers.4.embed_tokens.weight"] = torch.zeros(131, 64)
+    save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
+    spec = model_spec(read_config(copy))
+    loaded = []
+    for directory in (copy, checkpoint("bailing_hybrid_head")):
+        model = build_model(
+            WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), replace(spec, drafter=spec.head)
+        )
+        load_weights(model, directory)
+        loaded.append(dict(model.named_parameters()))
+    assert all(torch.equal(loaded[0][name], loaded[1][name]) for name in loaded[0] | loaded[1])
+
+
+def test_decays_without_a_bound_are_those_of_transformers(tmp_path: Path) -> None:
+    """The other branch of `kda_safe_gate`: the same weights with the flag off, in both."""
+    ours = tmp_path / "unbounded"
+    shutil.copytree(checkpoint("bailing_hybrid"), ours)
+    config = json.loads((ours / "config.json").read_text()) | {"kda_safe_gate": False}
+    (ours / "config.json").write_text(json.dumps(config))
+    prompt = random_prompt(40, 1)
+    with torch.inference_mode():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(ours, dtype=torch.float32).eval()
+        expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
+    engine = LLM(model=str(ours), dtype="float32", threads=1)
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, ignore_eos=True)
+    [output] = engine.generate([prompt], params)
+    assert output.prompt_logprobs is not None
+    found = [each.logprob for each in output.prompt_logprobs if each is not None]
+    right = [float(expected[i, token]) for i, token in enumerate(prompt[1:])]
+    assert found == pytest.approx(right, abs=1e-4 * float(expected.abs().max()))

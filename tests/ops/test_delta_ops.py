@@ -21,6 +21,7 @@ from tests.support.native_kernels import int32
 few = examples(25)
 seeds = st.integers(0, 2**31)
 bounds = st.sampled_from(["least", "largest", "either", "any"])
+bounded = st.sampled_from([0.0, -5.0])
 strengths = st.sampled_from([-6.0, 0.0, 4.0, 12.0])
 
 
@@ -41,6 +42,7 @@ def close(given: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-9) 
     heads_per_key=st.integers(1, 3),
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
     strength=strengths,
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=seeds,
@@ -52,13 +54,19 @@ def test_an_update_follows_the_rule_from_read_slot_to_write_slots(
     heads_per_key: int,
     per_channel: bool,
     beta_scale: float,
+    decay_bound: float,
     strength: float,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
     """A row starts from zeros, from the slot that it writes first, or from one that it does not write."""
     rows = len(pasts)
-    shape = {"key_heads": key_heads, "heads_per_key": heads_per_key, "per_channel": per_channel}
+    shape = {
+        "key_heads": key_heads,
+        "heads_per_key": heads_per_key,
+        "per_channel": per_channel,
+        "decay_bound": decay_bound,
+    }
     case = delta_case(rows * per_row, **shape, beta_scale=beta_scale, strength=strength, seed=seed)
     states = case.slots(1 + rows * (per_row + 1), dtype, seed)
     writes = [[row * (per_row + 1) + 1 + i for i in range(per_row)] for row in range(rows)]
@@ -102,6 +110,7 @@ def test_padding_cannot_reach_a_real_row() -> None:
     heads_per_key=st.integers(1, 2),
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
     strength=strengths,
     betas=bounds,
     growth=st.sampled_from([1.0, 1e6]),
@@ -113,6 +122,7 @@ def test_chunks_give_what_the_rule_gives_token_by_token(
     heads_per_key: int,
     per_channel: bool,
     beta_scale: float,
+    decay_bound: float,
     strength: float,
     betas: str,
     growth: float,
@@ -122,7 +132,12 @@ def test_chunks_give_what_the_rule_gives_token_by_token(
     states written out on the way. A strength of 12 makes decays whose sums would overflow if they were not at most
     0."""
     starts = [sum(length for length, _ in rows[:i]) for i in range(len(rows) + 1)]
-    shape = {"key_heads": key_heads, "heads_per_key": heads_per_key, "per_channel": per_channel}
+    shape = {
+        "key_heads": key_heads,
+        "heads_per_key": heads_per_key,
+        "per_channel": per_channel,
+        "decay_bound": decay_bound,
+    }
     case = delta_case(starts[-1], **shape, beta_scale=beta_scale, strength=strength, seed=seed)
     case = with_betas(replace(case, v=case.v * growth), betas).exactly()
     states = case.slots(1 + 12 * len(rows), torch.float64, seed)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.parametrize("isa", SETS)
 
 few = examples(40)
 seeds = st.integers(0, 2**31)
+bounded = st.sampled_from([0.0, -5.0])
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 bounds = st.sampled_from(["least", "largest", "either", "any"])
 strengths = st.sampled_from([-12.0, -6.0, 0.0, 4.0, 12.0])
@@ -54,6 +55,7 @@ def close(given: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype = torc
     value_dim=sizes,
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
     strength=strengths,
     betas=bounds,
     dtype=dtypes,
@@ -70,6 +72,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
     value_dim: int,
     per_channel: bool,
     beta_scale: float,
+    decay_bound: float,
     strength: float,
     betas: str,
     dtype: torch.dtype,
@@ -80,7 +83,7 @@ def test_each_row_goes_from_its_read_slot_to_its_write_slots(
     tokens one is kept nowhere, if there are several. Padding rows give zeros. Other slots keep what they hold."""
     rows = len(pasts)
     shape = {"key_heads": key_heads, "heads_per_key": heads_per_key, "key_dim": key_dim, "value_dim": value_dim}
-    options = {"per_channel": per_channel, "beta_scale": beta_scale, "strength": strength}
+    options = {"per_channel": per_channel, "beta_scale": beta_scale, "decay_bound": decay_bound, "strength": strength}
     tokens = (rows + padding) * per_row
     case = apart(with_betas(delta_case(tokens, **shape, **options, seed=seed, dtype=dtype), betas))
     states = case.slots(rows * (per_row + 1) + 1, seed=seed)
@@ -169,6 +172,7 @@ def test_states_of_16_bits_are_refused(isa: str, name: str) -> None:
     value_dim=sizes,
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
     strength=strengths,
     betas=bounds,
     dtype=dtypes,
@@ -183,6 +187,7 @@ def test_a_scan_has_the_bits_of_updates_and_follows_the_rule(
     value_dim: int,
     per_channel: bool,
     beta_scale: float,
+    decay_bound: float,
     strength: float,
     betas: str,
     dtype: torch.dtype,
@@ -191,7 +196,7 @@ def test_a_scan_has_the_bits_of_updates_and_follows_the_rule(
     """Ragged rows whose states are also written out on the way. So it does not matter where a prompt is cut."""
     starts = [sum(length for length, _ in rows[:i]) for i in range(len(rows) + 1)]
     shape = {"key_heads": key_heads, "heads_per_key": heads_per_key, "key_dim": key_dim, "value_dim": value_dim}
-    options = {"per_channel": per_channel, "beta_scale": beta_scale, "strength": strength}
+    options = {"per_channel": per_channel, "beta_scale": beta_scale, "decay_bound": decay_bound, "strength": strength}
     case = apart(with_betas(delta_case(starts[-1], **shape, **options, seed=seed, dtype=dtype), betas))
     states = case.slots(1 + 8 * len(rows), seed=seed)
     before = states.clone()

@@ -141,12 +141,49 @@ class QwenHeadOracle(HeadOracle):
         }
 
 
+@dataclass(frozen=True)
+class LingHeadOracle(HeadOracle):
+    """As Ling 3.0 has it: the tensors of one more layer, which is called `place`."""
+
+    place: str
+
+    def join(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        size, eps = embedded.shape[-1:], self.model.config.rms_norm_eps
+        normed = (
+            torch.nn.functional.rms_norm(embedded, size, self.enorm, eps),
+            torch.nn.functional.rms_norm(hidden, size, self.hnorm, eps),
+        )
+        return torch.cat(normed, dim=-1) @ self.eh_proj.T
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        directory = shared_folder("head")
+        self.model.save_pretrained(directory)
+        saved, place = load_file(directory / "model.safetensors"), self.place
+        return {
+            f"{place}.enorm.weight": self.enorm,
+            f"{place}.hnorm.weight": self.hnorm,
+            f"{place}.eh_proj.weight": self.eh_proj,
+            f"{place}.final_layernorm.weight": saved["model.norm.weight"],
+            **{
+                name.replace("model.layers.0", place): tensor
+                for name, tensor in saved.items()
+                if name.startswith("model.layers.")
+            },
+        }
+
+
 @cache
 def head_oracle(name: str, seed: int = 0) -> HeadOracle:
     """The head of a recipe that has one, with random weights. Treat it as read-only."""
     config = recipe(name)
     if config.model_type.startswith("qwen"):
         return qwen_head_oracle(config, seed)
+    if config.model_type == "bailing_hybrid":
+        changes = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"], "num_hidden_layers": 1}
+        model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)
+        return LingHeadOracle(
+            model, *_random_join(config.hidden_size, seed), f"model.layers.{config.num_hidden_layers}"
+        )
     kinds = config.mtp_layers_block_type
     changes = {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "num_nextn_predict_layers": 0}
     model = _random_model(type(config)(**(config.to_dict() | changes)), seed + 1000)

@@ -11,7 +11,7 @@ import torch
 
 @dataclass
 class DeltaCase:
-    """The first nine arguments of delta_update and delta_scan."""
+    """The first ten arguments of delta_update and delta_scan."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -22,12 +22,13 @@ class DeltaCase:
     dt_bias: torch.Tensor
     beta_scale: float
     keys_take_turns: bool = False
+    decay_bound: float = 0.0
 
     def args(self, begin: int = 0, end: int | None = None) -> tuple[Any, ...]:
         """As the kernels take them, for a part of the tokens."""
         part = slice(begin, end)
         tokens = (self.q[part], self.k[part], self.v[part], self.a[part], self.b[part])
-        return (*tokens, self.A_log, self.dt_bias, self.beta_scale, self.keys_take_turns)
+        return (*tokens, self.A_log, self.dt_bias, self.decay_bound, self.beta_scale, self.keys_take_turns)
 
     def exactly(self) -> DeltaCase:
         """The same numbers in float64."""
@@ -43,9 +44,11 @@ class DeltaCase:
 
     def log_decay(self, token: int) -> torch.Tensor:
         """[heads, 1 or key_dim]"""
-        raw = self.a[token].double() + self.dt_bias.double()
-        step = torch.where(raw > 20, raw, raw.clamp(max=20).exp().log1p()).view(self.v.shape[1], -1)
-        return -self.A_log.double().exp().view(-1, 1) * step
+        raw = (self.a[token].double() + self.dt_bias.double()).view(self.v.shape[1], -1)
+        rate = self.A_log.double().exp().view(-1, 1)
+        if self.decay_bound < 0:
+            return self.decay_bound / (1 + (-rate * raw).exp())
+        return -rate * torch.where(raw > 20, raw, raw.clamp(max=20).exp().log1p())
 
     def beta(self, token: int) -> torch.Tensor:
         """[heads]"""
@@ -83,6 +86,7 @@ def delta_case(
     per_channel: bool = False,
     beta_scale: float = 1.0,
     strength: float = 0.0,
+    decay_bound: float = 0.0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> DeltaCase:
@@ -105,6 +109,7 @@ def delta_case(
         torch.randn(of_token, generator=generator),
         beta_scale,
         bool(seed % 2),
+        decay_bound,
     )
 
 

@@ -401,6 +401,36 @@ def kimi_linear() -> PretrainedConfig:
     )
 
 
+def bailing_hybrid() -> PretrainedConfig:
+    """Decays that the bound changes; heads of another size than those of attention; a dense MLP at the beginning."""
+    return transformers.BailingHybridConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=20,
+        qk_rope_head_dim=6,
+        qk_nope_head_dim=10,
+        v_head_dim=14,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=20,
+        n_shared_experts=2,
+        routed_scaling_factor=1.7,
+        head_dim=12,
+        short_conv_kernel_size=3,
+        kda_lower_bound=-2.5,
+        num_mtp_layers=0,
+        rms_norm_eps=1e-2,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )
+
+
 DELTA_FIELDS = (
     "num_hidden_layers",
     "layer_types",
@@ -1076,6 +1106,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     recipe.__name__: recipe
     for recipe in (
         arcee,
+        bailing_hybrid,
         bamba,
         cohere2,
         ernie4_5,
@@ -1171,6 +1202,13 @@ def qwen3_next_head() -> PretrainedConfig:
     return config
 
 
+def bailing_hybrid_head() -> PretrainedConfig:
+    """A prediction head of gated latent attention and experts, whose tensors are those of one more layer."""
+    config = bailing_hybrid()
+    config.num_mtp_layers = 1
+    return config
+
+
 def _dense_with_head(kinds: list[str], head_kinds: list[str]) -> PretrainedConfig:
     given = nemotron_h_dense().to_dict() | {
         "layers_block_type": kinds,
@@ -1191,6 +1229,7 @@ HEADED: dict[str, Callable[[], PretrainedConfig]] = {
         nemotron_h_flat_head,
         qwen3_5_text_head,
         qwen3_next_head,
+        bailing_hybrid_head,
     )
 }
 """Models with a prediction head."""

@@ -27,6 +27,8 @@ class DeltaMixer(Module):
     ops: Ops
     spec: GatedDeltaSpec
     beta_scale: float
+    decay_bound: float = 0.0
+    """Number below 0 that no log decay goes below; 0 without one."""
     conv1d: CausalConv
     A_log: Array
     dt_bias: Array
@@ -55,6 +57,7 @@ class DeltaMixer(Module):
         return self.ops.delta_update(
             *parts,
             *self.decay,
+            self.decay_bound,
             self.beta_scale,
             self.spec.interleaved_key_heads,
             memory.states["delta"],
@@ -68,6 +71,7 @@ class DeltaMixer(Module):
         return self.ops.delta_scan(
             *parts,
             *self.decay,
+            self.decay_bound,
             self.beta_scale,
             self.spec.interleaved_key_heads,
             memory.states["delta"],
@@ -155,29 +159,42 @@ class KimiDeltaAttention(DeltaMixer):
     Queries, keys and values have the same number of heads, a projection and a convolution each.
 
     The decays of a head's key channels come out of `f_a_proj` and `f_b_proj`, and the output's gate out of `g_a_proj`
-    and `g_b_proj`, with a head's number of channels in between.
+    and `g_b_proj`, with a head's number of channels in between. Unless they are of `low_rank`, `f_proj` and `g_proj`
+    give them at once (Ling 3.0). `decay_bound` is that of `ops.delta_update`.
     """
 
     beta_scale = 1.0
 
-    def __init__(self, build: ModelBuilder, hidden_size: int, spec: GatedDeltaSpec, *, eps: float) -> None:
+    def __init__(
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        spec: GatedDeltaSpec,
+        *,
+        eps: float,
+        low_rank: bool = True,
+        decay_bound: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.decay_bound = decay_bound
         assert spec.per_channel, "its decays are of key channels"
         self.ops = build.ops
         self.spec = spec
         self.names = {"norm": "o_norm", "out_proj": "o_proj"}
         keys, values, heads, rank = spec.key_size, spec.value_size, spec.num_heads, spec.key_dim
         self.in_proj = PackedLinear(build, hidden_size, (("q_proj", keys), ("k_proj", keys), ("v_proj", values)))
-        self.sizes = (heads, rank, rank)
-        small = zip(("b_proj", "f_a_proj", "g_a_proj"), self.sizes, strict=True)
-        self.in_proj_small = PackedLinear(build, hidden_size, tuple(small))
-        self.f_b_proj = Linear(build, rank, keys)
-        self.g_b_proj = Linear(build, rank, values)
+        self.sizes = (heads, rank, rank) if low_rank else (heads, keys, values)
+        names = ("b_proj", "f_a_proj", "g_a_proj") if low_rank else ("b_proj", "f_proj", "g_proj")
+        self.in_proj_small = PackedLinear(build, hidden_size, tuple(zip(names, self.sizes, strict=True)))
+        self.f_b_proj = Linear(build, rank, keys) if low_rank else None
+        self.g_b_proj = Linear(build, rank, values) if low_rank else None
         convolutions = (("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values))
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=(keys, keys, values)
         )
-        self.A_log = self.declare(build, "A_log", 1, 1, heads, 1, role="per_head", in_float32=True)
+        self.A_log = self.declare(
+            build, "A_log", *((1, 1, heads, 1) if low_rank else (heads,)), role="per_head", in_float32=True
+        )
         self.dt_bias = self.declare(build, "dt_bias", keys, role="per_head", in_float32=True)
         how = {"norm_before_gate": True, "shares_weight": True, "gate_is_sigmoid": True}
         self.norm = GatedRMSNorm(build, values, eps, spec.value_dim, **how)
@@ -191,6 +208,8 @@ class KimiDeltaAttention(DeltaMixer):
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         tokens = x.shape[0]
         b, of_decay, of_gate = split_columns(self.in_proj_small(x), self.sizes)
-        a = self.f_b_proj(of_decay).reshape(tokens, -1, self.spec.key_dim)
+        if self.f_b_proj is not None and self.g_b_proj is not None:
+            of_decay, of_gate = self.f_b_proj(of_decay), self.g_b_proj(of_gate)
+        a = of_decay.reshape(tokens, -1, self.spec.key_dim)
         y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), step, memory)
-        return self.out_proj(self.norm(y.reshape(tokens, -1), self.g_b_proj(of_gate)), residual)
+        return self.out_proj(self.norm(y.reshape(tokens, -1), of_gate), residual)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import RMSNorm
+from ostinato.layers.norm import RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class LatentAttention(Module):
     A token's entry in the cache is `shared` elements of a key that all heads share, followed by its normed latent. If
     the spec `rotates`, positions rotate the shared elements, and as many of each query. Queries may come out of a
     latent of their own, of `query_rank` elements. If it `has_neighbours`, a checkpoint has the rows that positions
-    rotate together side by side.
+    rotate together side by side. If it `has_head_gates`, the sigmoid of a number for each head multiplies its values.
+    Keys before position `first_key` are not attended to.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class LatentAttention(Module):
         latent_norm_eps: float,
         query_rank: int | None = None,
         has_neighbours: bool = False,
+        has_head_gates: bool = False,
+        first_key: int = 0,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -88,24 +91,43 @@ class LatentAttention(Module):
         self.kv_a_layernorm = RMSNorm(build, sizes.rank, latent_norm_eps)
         self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
         self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
+        self.gate_proj = Linear(build, hidden_size, spec.num_heads) if has_head_gates else None
+        self.output_gate = sigmoid_gate(build, spec.num_heads * sizes.value)
         self.scale = (sizes.key + sizes.shared) ** -0.5
+        self.first_key = first_key
 
     def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        sizes, tokens, end = self.sizes, x.shape[0], self.first + self.sizes.rank
-        whole = self.in_proj(x)
-        q, latent, shared = whole[:, : self.first], whole[:, self.first : end], whole[:, end:]
+        sizes, tokens, whole = self.sizes, x.shape[0], self.in_proj(x)
+        q = whole[:, : self.first]
         if self.q_proj is not None:
             q = self.q_proj(x)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
         q = q.reshape(tokens, self.spec.num_heads, -1)
-        key = self.ops.concat(shared, self.kv_a_layernorm(latent)).reshape(tokens, 1, -1)
+        key = self._entry(whole[:, self.first :])
         queries = self.ops.concat(q[:, :, sizes.key :], self.kv_b_proj.to_latents(q[:, :, : sizes.key]))
-        angles = angles if self.spec.rotates else None
-        queries = self.ops.rotary(queries, key, None, angles, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
+        queries = self._store(queries, key, angles, step, memory)
         seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
-        return self.o_proj(self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1), residual)
+        values = self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1)
+        if self.gate_proj is not None:
+            values = self.output_gate(values, self.gate_proj(x))
+        return self.o_proj(values, residual)
+
+    def store(self, x: Array, step: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
+        """Write the entries of `x` [tokens, hidden] without attending; `angles` are those of `forward`."""
+        key = self._entry(self.in_proj.part(x, self.first, self.first + self.sizes.rank + self.sizes.shared))
+        self._store(key[:, :0], key, angles, step, memory)
+
+    def _entry(self, latents: Array) -> Array:
+        """Return the entries of the cache, [tokens, rank + shared] as projected -> [tokens, 1, shared + rank]."""
+        latent, shared = latents[:, : self.sizes.rank], latents[:, self.sizes.rank :]
+        return self.ops.concat(shared, self.kv_a_layernorm(latent)).reshape(latents.shape[0], 1, -1)
+
+    def _store(self, q: Array, key: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+        """Rotate queries and keys, write the keys, and return the queries to attend with."""
+        angles = angles if self.spec.rotates else None
+        return self.ops.rotary(q, key, None, angles, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
 
     def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
         """Attend with `q` [tokens, heads, shared + rank] -> like `q`, each head's attended latents last."""
@@ -118,6 +140,7 @@ class LatentAttention(Module):
             step.kv_lens,
             step.block_tables,
             self.scale,
+            self.first_key,
             k_scales=memory.k_scales,
             v_scales=memory.k_scales,
         )

@@ -215,12 +215,14 @@ class Routing(Protocol):
 class SigmoidRouter(Module):
     """Router that scores experts in float32; its correction bias influences the choice, not the weights."""
 
-    def __init__(self, build: ModelBuilder, hidden_size: int, moe: Routing) -> None:
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, moe: Routing, bias_name: str = "e_score_correction_bias"
+    ) -> None:
         super().__init__()
         self.op, self.moe = build.ops.route, moe
-        experts, bias = moe.experts.num_experts, "e_score_correction_bias"
+        experts, facts = moe.experts.num_experts, {"names": (bias_name,), "in_float32": True}
         self.weight = self.declare(build, "weight", experts, hidden_size, role="router")
-        self.e_score_correction_bias = self.declare(build, bias, experts, role="bias", in_float32=True)
+        self.e_score_correction_bias = self.declare(build, "e_score_correction_bias", experts, role="bias", **facts)
 
     def forward(self, x: Array) -> Array:
         """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""

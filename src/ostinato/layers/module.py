@@ -182,14 +182,14 @@ M = TypeVar("M", bound=Module)
 
 
 class ModuleList(Module, Sequence[M]):
-    """List of modules, named by their numbers."""
+    """List of modules, named by their numbers from `first` on."""
 
-    def __init__(self, modules: Iterable[M]) -> None:
+    def __init__(self, modules: Iterable[M], first: int = 0) -> None:
         super().__init__()
-        self._modules = list(modules)
+        self._modules, self._first = list(modules), first
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        return ((str(i), module) for i, module in enumerate(self._modules))
+        return ((str(i), module) for i, module in enumerate(self._modules, self._first))
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -207,4 +207,4 @@ def split_columns(x: Array, sizes: Sequence[int]) -> Iterator[Array]:
 
 
 def join_path(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and name else path or name

@@ -11,7 +11,7 @@ from typing import Any
 from ostinato.layers.module import Multiplier
 from ostinato.ops.operations import OPERATIONS, Operations
 from ostinato.plan.graphs.arena import CallTrace, TraceCall
-from ostinato.plan.tensor_parallel import Rank
+from ostinato.plan.tensor_parallel import SINGLE_RANK, Rank
 from ostinato.plan.weights import Weight
 
 
@@ -106,8 +106,8 @@ class Sketch:
     float32: Any = "float32"
     arrays: Any = None
 
-    def __init__(self, ranks: int = 1) -> None:
-        self.rank = Rank(0, ranks)
+    def __init__(self, rank: Rank = SINGLE_RANK) -> None:
+        self.rank = rank
         self.trace = CallTracer()
         self.ops: Any = SketchedOps(self.trace)
 

@@ -10,6 +10,7 @@ from ostinato.plan.model import ModelSpec
 
 MODELS = {
     "arcee": "arcee.model:Arcee",
+    "bailing_hybrid": "bailing_hybrid.model:BailingHybrid",
     "bamba": "bamba.model:Bamba",
     "cohere2": "cohere2.model:Cohere2",
     "ernie4_5": "llama.model:Llama",

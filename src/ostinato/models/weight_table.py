@@ -25,6 +25,7 @@ from ostinato.ops.step_inputs import (
 from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Weight
 
 NO_MEMORY = LayerCache(states=defaultdict(lambda: None))  # type: ignore[arg-type, return-value]
@@ -33,7 +34,20 @@ NO_MEMORY = LayerCache(states=defaultdict(lambda: None))  # type: ignore[arg-typ
 
 def with_weight_table(spec: ModelSpec) -> ModelSpec:
     """Return `spec` with the weights, operations and calls of its model, its encoder and its prediction head."""
-    sketch = Sketch(spec.ranks)
+    table = _table(spec, Rank(0, spec.ranks))
+    if spec.ranks == 1:
+        return table
+    last = _table(spec, Rank(spec.ranks - 1, spec.ranks))
+    if table.head is not None and last.head is not None:
+        calls = replace(table.head.calls, on_last_rank=last.head.calls)
+        step_calls = replace(table.head.step_calls, on_last_rank=last.head.step_calls)
+        table = replace(table, head=replace(table.head, calls=calls, step_calls=step_calls))
+    return replace(table, calls=replace(table.calls, on_last_rank=last.calls))
+
+
+def _table(spec: ModelSpec, rank: Rank) -> ModelSpec:
+    """Return `spec` with what a sketch of this rank's part of the model finds."""
+    sketch = Sketch(rank)
     # Layers of one kind are alike, so one of each is enough.
     kinds = tuple(dict.fromkeys(spec.layers))
     model = make_model(sketch, replace(spec, layers=kinds, drafter=spec.head))
@@ -85,6 +99,7 @@ def _head(sketch: Sketch, model: CausalLM, head: PredictionHead, spec: DrafterSp
         spec,
         layers=tuple(_layer(sketch, model, layer, block) for layer, block in rows),
         weights=_rows(head, model.name_of(head), without=[head.blocks]),
+        places=tuple(model.name_of(block) for block in head.blocks),
         ops=tuple(sorted(ops)),
         calls=draft,
         step_calls=step,

@@ -40,6 +40,8 @@ class DrafterSpec:
     """Calls for one token of a prediction head's draft."""
     step_calls: CallTrace = NO_CALLS
     """Calls for one token of the target model and of the head that follows it."""
+    places: tuple[str, ...] = ()
+    """Checkpoint's names of a prediction head's layers."""
 
     @property
     def state(self) -> StateSpec:
@@ -78,7 +80,8 @@ class DrafterSpec:
     def table(self) -> Iterator[Weight]:
         """All weights of a prediction head, under the checkpoint's names."""
         yield from self.weights
-        yield from _under(self.layers, "mtp.")
+        for place, layer in zip(self.places, self.layers, strict=False):
+            yield from (weight.with_prefix(f"{place}.") for weight in layer.weights)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ostinato.ops.triton import common  # noqa: E402
 
 dtypes = st.sampled_from(DTYPES)
 sizes = st.sampled_from([3, 8, 16])
+bounded = st.sampled_from([0.0, -5.0])
 STATE_TOLERANCE = 1e-4
 """Of float32: what is added is a difference of sums."""
 
@@ -37,12 +38,21 @@ STATE_TOLERANCE = 1e-4
     value_dim=sizes,
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
 )
 def test_delta_update(
-    dtype: torch.dtype, rows: int, tokens: int, key_dim: int, value_dim: int, per_channel: bool, beta_scale: float
+    dtype: torch.dtype,
+    rows: int,
+    tokens: int,
+    key_dim: int,
+    value_dim: int,
+    per_channel: bool,
+    beta_scale: float,
+    decay_bound: float,
 ) -> None:
     """The first row begins with nothing, the others where they read or elsewhere."""
     shape = {"key_dim": key_dim, "value_dim": value_dim, "per_channel": per_channel, "beta_scale": beta_scale}
+    shape["decay_bound"] = decay_bound
     case = delta_case(rows * tokens, **shape, seed=rows * 8 + tokens, dtype=dtype)
     reads = torch.arange(rows, dtype=torch.int32)
     writes = torch.arange(1, rows * tokens + 1, dtype=torch.int32).view(rows, tokens) + (8 if tokens > 1 else -1)
@@ -69,6 +79,7 @@ def test_an_update_of_padding_rows_gives_zeros_and_leaves_other_slots_alone() ->
     value_dim=st.sampled_from([3, 16, 20]),
     per_channel=st.booleans(),
     beta_scale=st.sampled_from([1.0, 2.0]),
+    decay_bound=bounded,
     betas=st.sampled_from(["least", "largest", "either", "any"]),
     strength=st.sampled_from([-6.0, 0.0, 4.0, 12.0]),
     in_place=st.booleans(),
@@ -80,6 +91,7 @@ def test_delta_scan(
     value_dim: int,
     per_channel: bool,
     beta_scale: float,
+    decay_bound: float,
     betas: str,
     strength: float,
     in_place: bool,
@@ -88,6 +100,7 @@ def test_delta_scan(
     multiples of 16. What nobody reads is NaN: the null slot, and slots that are written first."""
     starts = [sum(length for length, _ in rows[:i]) for i in range(len(rows) + 1)]
     shape = {"key_dim": key_dim, "value_dim": value_dim, "per_channel": per_channel, "beta_scale": beta_scale}
+    shape["decay_bound"] = decay_bound
     case = with_betas(delta_case(starts[-1], **shape, strength=strength, seed=starts[-1], dtype=dtype), betas)
     states = case.slots(24)
     states[4:] = torch.nan

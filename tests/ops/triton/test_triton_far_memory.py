@@ -106,7 +106,7 @@ def delta_inputs(tokens: int) -> dict[str, Any]:
     q, k = torch.randn(2, tokens, 2, 8)
     v, (a, b) = torch.randn(tokens, 2, 8), torch.randn(2, tokens, 2)
     made = named("q k v a b A_log dt_bias", [q, k, v, a, b, torch.randn(2), torch.randn(2)])
-    return {**made, "beta_scale": 1.0, "keys_take_turns": False}
+    return {**made, "decay_bound": 0.0, "beta_scale": 1.0, "keys_take_turns": False}
 
 
 def delta_update() -> None:

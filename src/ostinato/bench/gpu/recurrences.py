@@ -203,7 +203,7 @@ def delta_case(
         "A_log": draw(heads),
         "dt_bias": draw(heads),
     }
-    return _case(operation, draw, rows, inputs, (1.0, False), (heads, key_dim, value_dim))
+    return _case(operation, draw, rows, inputs, (0.0, 1.0, False), (heads, key_dim, value_dim))
 
 
 def _case(

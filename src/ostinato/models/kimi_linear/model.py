@@ -30,10 +30,18 @@ OF_DENSE = re.compile(rf"(\.layers\.\d+\.){SPARSE}\.(?=(gate|up|down)_proj\.)")
 class SparseMLP(Module):
     """Experts of a sigmoid router, and a gated MLP that is all shared experts, plus the residual."""
 
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: KimiLinearHyperparameters) -> None:
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ExpertsSpec,
+        hyper: KimiLinearHyperparameters,
+        names: tuple[str, str, str] = ("w1", "w3", "w2"),
+        bias_name: str = "e_score_correction_bias",
+    ) -> None:
+        """Build the layer. A checkpoint has the `names` for gate, up and down, and `bias_name` for the router's."""
         super().__init__()
-        self.gate = SigmoidRouter(build, spec.size, hyper.moe)
-        self.experts = Experts(build, spec, "swiglu", names=("w1", "w3", "w2"))
+        self.gate = SigmoidRouter(build, spec.size, hyper.moe, bias_name)
+        self.experts = Experts(build, spec, "swiglu", names=names)
         self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
 
     def forward(self, x: Array, residual: Array) -> Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
+    DEFAULT_THETA,
     activation,
     flag,
     flag_is,
@@ -19,11 +20,13 @@ from ostinato.models.config_json import (
     integer,
     layer_kinds,
     number,
+    parse_rope,
     shared_fields,
 )
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LatentSizes, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
 MLP_KINDS = {"dense": "dense", "sparse": "sparse"}
@@ -31,6 +34,7 @@ MLP_KINDS = {"dense": "dense", "sparse": "sparse"}
 SPELLINGS = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
+    "num_nextn_predict_layers": "num_mtp_layers",
     "num_expert_group": "n_group",
     "num_experts": "num_local_experts",
     "num_experts_per_token": "num_experts_per_tok",
@@ -69,15 +73,15 @@ class KimiLinearHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `kimi_linear` config.json, as published or as transformers writes it."""
-    config = _spelled(config)
+    config = spelled(config)
     _check(config)
-    kinds = zip(_kinds(config), _has_experts(config), strict=True)
+    kinds = zip(_kinds(config), has_experts(config), strict=True)
     latent, attention = latent_attention(config, rotates=False)
     dense = {
         "attention": LayerSpec("attention", attention),
         "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
     }
-    moe = _router(config)
+    moe = router(config)
     layers = (replace(dense[kind], experts=moe.experts if is_sparse else None) for kind, is_sparse in kinds)
     return ModelSpec(
         architecture="kimi_linear",
@@ -95,7 +99,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     )
 
 
-def _spelled(config: JsonMapping) -> JsonObject:
+def spelled(config: JsonMapping) -> JsonObject:
     """Return the config with all of `SPELLINGS` as published, and the length under the usual key."""
     found = {name: config[other] for name, other in SPELLINGS.items() if config.get(other) is not None}
     spelled = {**found, **{name: value for name, value in config.items() if value is not None}}
@@ -141,6 +145,16 @@ def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes
         values_in_keys=True,
     )
     return latent, attention
+
+
+def latent_rope(config: JsonMapping, latent: LatentSizes, default_theta: float = DEFAULT_THETA) -> RopeSpec:
+    """Return the rotary embedding of the keys that heads share; ModelError for one that scales the scores too."""
+    rope = parse_rope(config, latent.shared, default_theta=default_theta)
+    if rope.parameters.get("mscale_all_dim"):
+        raise ModelError(
+            f"config.json has mscale_all_dim = {rope.parameters['mscale_all_dim']}, which scales scores; supported: 0"
+        )
+    return rope
 
 
 def _size(config: JsonMapping, name: str) -> int:
@@ -196,19 +210,20 @@ def _kinds(config: JsonMapping) -> tuple[str, ...]:
     return tuple(kind for _, kind in sorted(numbered))
 
 
-def _has_experts(config: JsonMapping) -> list[bool]:
+def has_experts(config: JsonMapping, num_dense: int = 1) -> list[bool]:
     """Return for each layer whether it has experts.
 
-    They come from `mlp_layer_types`, or are all but the first `first_k_dense_replace` layers.
+    They come from `mlp_layer_types`, or are all but the first `first_k_dense_replace` layers, by default `num_dense`.
     """
     kinds = layer_kinds(config, MLP_KINDS, ("mlp_layer_types",))
     if kinds is not None:
         return [kind == "sparse" for kind in kinds]
-    dense = integer(config, "first_k_dense_replace", 1)
+    dense = integer(config, "first_k_dense_replace", num_dense)
     return [i >= dense for i in range(integer(config, "num_hidden_layers"))]
 
 
-def _router(config: JsonMapping) -> RouterHyperparameters:
+def router(config: JsonMapping, scaling: float = 2.446) -> RouterHyperparameters:
+    """Return the parameters of the choice of experts; `scaling` is the default of the factor of their weights."""
     num_experts = integer(config, "num_experts")
     chosen, groups, top_groups = grouped_top_k(
         config, num_experts, ("num_experts_per_token", "num_expert_group", "topk_group")
@@ -223,5 +238,5 @@ def _router(config: JsonMapping) -> RouterHyperparameters:
         num_groups=groups,
         top_groups=top_groups,
         normalize=flag(config, "moe_renormalize", True),
-        scaling=number(config, "routed_scaling_factor", 2.446),
+        scaling=number(config, "routed_scaling_factor", scaling),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
 from ostinato.models.gemma3.spec import spec_of_text
-from ostinato.models.qwen3_5_text.spec import SHARDED_DIMS as SHARDED_DIMS
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.model import ModelSpec

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ostinato.json_io import JsonObject
 from ostinato.models.gemma3.spec import spec_of_text
-from ostinato.models.nemotron_h.spec import SHARDED_DIMS as SHARDED_DIMS
 from ostinato.models.nemotron_h.spec import model_spec as text_spec
 from ostinato.plan.model import ModelSpec
 

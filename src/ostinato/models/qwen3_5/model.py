@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block
-from ostinato.models.qwen3_5_text.head import Qwen35Head
+from ostinato.models.qwen3_5_text.head import AttentionHead, qwen35_head
 from ostinato.models.qwen3_5_text.model import qwen35_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.plan.layer_specs import LayerSpec
@@ -24,17 +24,17 @@ class Qwen35VL(Qwen3VL):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        self.mtp: Qwen35Head | None = None
+        self.mtp: AttentionHead | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             eps = spec.hyperparameters.text.norm_eps
-            self.mtp = Qwen35Head(build, spec, spec.drafter.layers, self.make_block, eps)
+            self.mtp = qwen35_head(build, spec, spec.drafter.layers, self.make_block, eps)
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
         hyper = self.spec.hyperparameters.text
         return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
 
     @property
-    def head(self) -> Qwen35Head | None:
+    def head(self) -> AttentionHead | None:
         return self.mtp
 
     def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:

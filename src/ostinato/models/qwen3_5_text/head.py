@@ -1,11 +1,11 @@
-"""Prediction head of Qwen3.5 and Qwen3-Next: one layer with gated attention."""
+"""Prediction head of one layer with attention: that of Qwen3.5, Qwen3-Next and Ling 3.0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ostinato.layers.attention import Attention, AxialRotary, Rotary
+from ostinato.layers.attention import AxialRotary, Rotary
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, ModuleList
 from ostinato.layers.norm import RMSNorm
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
-class Qwen35Head(PredictionHead):
-    """Join of a token with the hidden state before it, a layer, and a norm. All norms are stored less 1."""
+class AttentionHead(PredictionHead):
+    """Join of a token with the hidden state before it, a layer, and a norm.
+
+    `names` are the checkpoint's, and `first` its number of the layer; with `norm_plus_one` it stores the norms less 1.
+    """
 
     def __init__(
         self,
@@ -29,18 +32,22 @@ class Qwen35Head(PredictionHead):
         layers: Sequence[LayerSpec],
         make_block: Callable[[LayerSpec, int], Block],
         eps: float,
+        *,
+        names: dict[str, str],
+        first: int = 0,
+        norm_plus_one: bool = False,
     ) -> None:
         """Build the head; `make_block` takes a layer and the first position whose key its attention sees."""
         super().__init__(build)
         size = spec.hidden_size
         assert spec.rope is not None, "queries and keys are rotated"
-        self.names = {"blocks": "layers"}
+        self.names = names
         self.concat = build.ops.concat
-        self.pre_fc_norm_embedding = RMSNorm(build, size, eps, plus_one=True)
-        self.pre_fc_norm_hidden = RMSNorm(build, size, eps, plus_one=True)
+        self.pre_fc_norm_embedding = RMSNorm(build, size, eps, norm_plus_one)
+        self.pre_fc_norm_hidden = RMSNorm(build, size, eps, norm_plus_one)
         self.fc = Linear(build, 2 * size, size)
-        self.blocks = ModuleList(make_block(layer, 1) for layer in layers)
-        self.norm = RMSNorm(build, size, eps, plus_one=True)
+        self.blocks = ModuleList((make_block(layer, 1) for layer in layers), first)
+        self.norm = RMSNorm(build, size, eps, norm_plus_one)
         self.is_axial = spec.rope.sections is not None
         if self.is_axial:
             self.rotary: Rotary | AxialRotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
@@ -57,7 +64,7 @@ class Qwen35Head(PredictionHead):
         x = self._join(self.previous_hidden(hidden, step, memory[-1]), embedded)
         [block], angles = self.blocks, self._angles(step)
         assert isinstance(block, Block), "its blocks are made here"
-        assert isinstance(block.self_attn, Attention), "a head's layer has attention"
+        assert block.self_attn is not None, "a head's layer has attention"
         block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
 
     def _angles(self, step: StepInputs) -> Array:
@@ -71,3 +78,14 @@ class Qwen35Head(PredictionHead):
     def _join(self, hidden: Array, embedded: Array) -> Array:
         """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))
+
+
+def qwen35_head(
+    build: ModelBuilder,
+    spec: ModelSpec,
+    layers: Sequence[LayerSpec],
+    make_block: Callable[[LayerSpec, int], Block],
+    eps: float,
+) -> AttentionHead:
+    """Build the head of Qwen3.5 and Qwen3-Next."""
+    return AttentionHead(build, spec, layers, make_block, eps, names={"blocks": "layers"}, norm_plus_one=True)

@@ -9,7 +9,7 @@ from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
-from ostinato.models.qwen3_5_text.head import Qwen35Head
+from ostinato.models.qwen3_5_text.head import AttentionHead, qwen35_head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
@@ -27,8 +27,8 @@ class Qwen35(Decoder):
         hyper: Qwen35Hyperparameters = self.spec.hyperparameters
         return qwen35_block(self.build, self.spec.hidden_size, layer, hyper, first_key=first_key)
 
-    def make_head(self, layers: Sequence[LayerSpec]) -> Qwen35Head:
-        return Qwen35Head(self.build, self.spec, layers, self.make_block, self.spec.hyperparameters.norm_eps)
+    def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
+        return qwen35_head(self.build, self.spec, layers, self.make_block, self.spec.hyperparameters.norm_eps)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate a name; return None for tensors of a prediction head that is not used.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import activation, flag, flag_is, integer, number, parse_rope, shared_fields
-from ostinato.models.kimi_linear.spec import latent_attention
+from ostinato.models.config_json import activation, flag, flag_is, integer, number, shared_fields
+from ostinato.models.kimi_linear.spec import latent_attention, latent_rope
 from ostinato.plan.layer_specs import LatentSizes, LayerSpec
 from ostinato.plan.model import ModelSpec
 
@@ -37,18 +36,13 @@ def model_spec(config: JsonObject) -> ModelSpec:
     flag_is(config, "attention_bias", False)
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     latent, attention = latent_attention(config, rotates=True)
-    rope = parse_rope(config, latent.shared)
-    if rope.parameters.get("mscale_all_dim"):
-        raise ModelError(
-            f"config.json has mscale_all_dim = {rope.parameters['mscale_all_dim']}, which scales scores; supported: 0"
-        )
     given = config.get("q_lora_rank", QUERY_RANK)
     layer = LayerSpec("attention", attention)
     return ModelSpec(
         architecture="youtu",
         **shared_fields(config, default_tied=True),
         layers=(layer,) * integer(config, "num_hidden_layers"),
-        rope=rope,
+        rope=latent_rope(config, latent),
         sharded_dims=("intermediate_size",),
         hyperparameters=YoutuHyperparameters(
             latent=latent,

@@ -17,8 +17,9 @@ order. A row is computed alone and chunk by chunk, with the same calls on the sa
     S <- a S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q / sqrt(key_dim)
 
 (Yang et al. 2024, arXiv 2412.06464, equation 10: a is one number per head. Kimi Linear, arXiv 2510.26692, equation 1: a
-has one per key channel and multiplies the rows of S.) a = exp(-exp(A_log) softplus(a_raw + dt_bias)), beta = beta_scale
-sigmoid(b_raw), and q and k have length 1.
+has one per key channel and multiplies the rows of S.) a = exp(-exp(A_log) softplus(a_raw + dt_bias)), or with a
+decay_bound below 0, which no log decay goes below, exp(decay_bound sigmoid(exp(A_log) (a_raw + dt_bias))) (Ling 3.0);
+beta = beta_scale sigmoid(b_raw), and q and k have length 1.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def delta_update(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    decay_bound: float,
     beta_scale: float,
     keys_take_turns: bool,
     states: torch.Tensor,
@@ -58,9 +60,9 @@ def delta_update(
     key_dim] as projected; `v` [rows * n, heads, value_dim], adjacent heads sharing a key head, or with
     `keys_take_turns` head i having key head i % key_heads; `a` [rows * n, heads], or [rows * n, heads, key_dim]
     for a decay per key channel, before bias and softplus; `b` [rows * n, heads] before the sigmoid; `A_log` [heads]
-    float32; `dt_bias` float32, in the shape of a token of `a`; `beta_scale` is 2 if a checkpoint lets beta reach 2,
-    else 1. `states` [slots, heads, key_dim, value_dim] float32; `read_slots` [rows], 0 being the zero state;
-    `write_slots` [rows, n], for the state after token i.
+    float32; `dt_bias` float32, in the shape of a token of `a`; `decay_bound` is 0 if decays have no bound;
+    `beta_scale` is 2 if a checkpoint lets beta reach 2, else 1. `states` [slots, heads, key_dim, value_dim] float32;
+    `read_slots` [rows], 0 being the zero state; `write_slots` [rows, n], for the state after token i.
 
     -> [rows * n, heads, value_dim] in the dtype of `v`. All arithmetic is in float32, or in float64 if the states are.
     Padding rows read and write slot 0, which no request reads. With `packable`, states are rounded to 8 bits after the
@@ -69,7 +71,7 @@ def delta_update(
     heads, exact = v.shape[1], precision(states)
     by_row = write_slots.shape
     query, key = (per_head(x, heads, keys_take_turns, exact).unflatten(0, by_row) for x in (q, k))
-    log_decay = log_decays(a, A_log, dt_bias, exact).unflatten(0, by_row)
+    log_decay = log_decays(a, A_log, dt_bias, decay_bound, exact).unflatten(0, by_row)
     beta = betas(b, beta_scale, exact).unflatten(0, by_row)
     value = v.to(exact).unflatten(0, by_row)
     # It is selected, not multiplied, so the null slot's content reaches no output.
@@ -107,10 +109,12 @@ def per_head(x: torch.Tensor, heads: int, take_turns: bool, exact: torch.dtype) 
     return unit.repeat(1, times, 1) if take_turns else unit.repeat_interleave(times, dim=1)
 
 
-def log_decays(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, exact: torch.dtype) -> torch.Tensor:
+def log_decays(
+    a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, decay_bound: float, exact: torch.dtype
+) -> torch.Tensor:
     """Return the logarithms of the decays, at most 0, in the shape of `a`."""
-    rate = A_log.to(exact).exp().view(-1, *[1] * (a.dim() - 2))
-    return -rate * F.softplus(a.to(exact) + dt_bias.to(exact))
+    rate, biased = A_log.to(exact).exp().view(-1, *[1] * (a.dim() - 2)), a.to(exact) + dt_bias.to(exact)
+    return decay_bound * (rate * biased).sigmoid() if decay_bound < 0 else -rate * F.softplus(biased)
 
 
 def betas(b: torch.Tensor, beta_scale: float, exact: torch.dtype) -> torch.Tensor:
@@ -155,6 +159,7 @@ def delta_scan(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    decay_bound: float,
     beta_scale: float,
     keys_take_turns: bool,
     states: torch.Tensor,
@@ -188,7 +193,7 @@ def delta_scan(
             position = positions[row] + token - starts[row]
             stop = min(end, token + length - position % length)
             part = slice(token, stop)
-            log_decay = log_decays(a[part], A_log, dt_bias, exact).view(stop - token, heads, -1)
+            log_decay = log_decays(a[part], A_log, dt_bias, decay_bound, exact).view(stop - token, heads, -1)
             chunk = DeltaChunk(
                 per_head(q[part], heads, keys_take_turns, exact).transpose(0, 1) * q.shape[2] ** -0.5,
                 per_head(k[part], heads, keys_take_turns, exact).transpose(0, 1),

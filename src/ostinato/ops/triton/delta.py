@@ -44,9 +44,13 @@ def unit(x, axis: tl.constexpr):
 
 
 @triton.jit
-def log_decay(a, bias, A_log):
+def log_decay(a, bias, A_log, BOUND: tl.constexpr):
     """Return the logarithm of a decay, at most 0, in float32."""
-    return -tl.exp(A_log) * step_size(a, bias, 0.0, float("inf"))
+    if BOUND < 0:
+        logarithm = BOUND / (1.0 + tl.exp(-tl.exp(A_log) * (a.to(tl.float32) + bias)))
+    else:
+        logarithm = -tl.exp(A_log) * step_size(a, bias, 0.0, float("inf"))
+    return logarithm
 
 
 @triton.jit
@@ -85,6 +89,7 @@ def delta_update_kernel(
     stride_a_head,
     stride_b,
     stride_write,
+    BOUND: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -122,10 +127,10 @@ def delta_update_kernel(
             if PER_CHANNEL:
                 raw = tl.load(a + token * stride_a + head * stride_a_head + channel, mask=in_key, other=0.0)
                 bias = tl.load(dt_bias + head * key_dim + channel, mask=in_key, other=0.0)
-                state = state * tl.exp(log_decay(raw, bias, rate))[:, None]
+                state = state * tl.exp(log_decay(raw, bias, rate, BOUND))[:, None]
             else:
                 raw, bias = tl.load(a + token * stride_a + head * stride_a_head), tl.load(dt_bias + head)
-                state = state * tl.exp(log_decay(raw, bias, rate))
+                state = state * tl.exp(log_decay(raw, bias, rate, BOUND))
             held = tl.sum(state * key[:, None], axis=0)
             state = state + key[:, None] * (beta * (value.to(tl.float32) - held))[None, :]
             y = tl.sum(state * query[:, None], axis=0)
@@ -143,6 +148,7 @@ def delta_update(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    decay_bound: float,
     beta_scale: float,
     keys_take_turns: bool,
     states: torch.Tensor,
@@ -192,6 +198,7 @@ def delta_update(
         stride_a_head=a.stride(1),
         stride_b=b.stride(0),
         stride_write=write_slots.stride(0),
+        BOUND=decay_bound,
         PER_CHANNEL=a.dim() == 3,
         TOKENS=launches.token_block(tokens),
     )
@@ -229,6 +236,7 @@ def delta_chunk_kernel(
     stride_b,
     stride_work,
     stride_work_head,
+    BOUND: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
     PRECISION: tl.constexpr,
     SPAN: tl.constexpr,
@@ -265,7 +273,7 @@ def delta_chunk_kernel(
         if PER_CHANNEL:
             from_a = a + at[:, None] * stride_a + head * stride_a_head + channel[None, :]
             bias = tl.load(dt_bias + head * key_dim + channel, mask=in_key, other=0.0)
-            logs = log_decay(tl.load(from_a, mask=is_key, other=0.0), bias[None, :], rate)
+            logs = log_decay(tl.load(from_a, mask=is_key, other=0.0), bias[None, :], rate, BOUND)
             sums = tl.cumsum(tl.where(is_key, logs, 0.0).to(tl.float64), axis=0)
             high = sums.to(tl.float32)
             low = (sums - high.to(tl.float64)).to(tl.float32)
@@ -286,9 +294,8 @@ def delta_chunk_kernel(
             tl.store(to_end + channel, decay_of(end_high, end_low), mask=in_key)
             reach, remaining = decay_of(high, low), decay_of(end_high[None, :] - high, end_low[None, :] - low)
         else:
-            logs = log_decay(
-                tl.load(a + at * stride_a + head * stride_a_head, mask=there, other=0.0), tl.load(dt_bias + head), rate
-            )
+            raw = tl.load(a + at * stride_a + head * stride_a_head, mask=there, other=0.0)
+            logs = log_decay(raw, tl.load(dt_bias + head), rate, BOUND)
             sums = tl.cumsum(tl.where(there, logs, 0.0).to(tl.float64), axis=0)
             high = sums.to(tl.float32)
             low = (sums - high.to(tl.float64)).to(tl.float32)
@@ -408,6 +415,7 @@ def delta_scan(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    decay_bound: float,
     beta_scale: float,
     keys_take_turns: bool,
     states: torch.Tensor,
@@ -476,6 +484,7 @@ def delta_scan(
         stride_a=a.stride(0),
         stride_a_head=a.stride(1),
         stride_b=b.stride(0),
+        BOUND=decay_bound,
         PRECISION=precision,
         **shared,
     )

@@ -112,10 +112,12 @@ class CallTrace:
     result: int = 0
     """Number of the call with the result of the whole pass, which stays alive until the next pass."""
     entries: int = 1
+    on_last_rank: CallTrace | None = None
+    """Calls of the same pass on the last of several ranks, which reads no residual stream where the first adds it."""
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.calls, self.result, self.entries))
+        return hash((self.calls, self.result, self.entries, self.on_last_rank))
 
     def __hash__(self) -> int:
         return self._hash
@@ -123,9 +125,13 @@ class CallTrace:
     def arena_bytes(self, dtype_bytes: int, entries: int, leaves_out: frozenset[str] = frozenset()) -> int:
         """Return the bytes of the arena of a tape of these calls for `entries` entries.
 
-        Parts that the tape `leaves_out` are one call each; their intermediate results are not in the arena.
+        They are those of the rank that takes most. Parts that the tape `leaves_out` are one call each; their
+        intermediate results are not in the arena.
         """
-        return _arena_bytes(self, dtype_bytes, leaves_out) * entries // self.entries
+        own = _arena_bytes(self, dtype_bytes, leaves_out) * entries // self.entries
+        other = self.on_last_rank
+        # Results that end earlier may be placed worse, so neither rank's arena bounds the other's.
+        return own if other is None else max(own, other.arena_bytes(dtype_bytes, entries, leaves_out))
 
     @property
     def widest_elements(self) -> int:
