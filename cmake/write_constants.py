@@ -65,7 +65,7 @@ def block_lines() -> Iterator[str]:
 def ukernel_lines() -> Iterator[str]:
     rows = [row for row in ukernels.ROWS if row.op in CHOSEN_OPS and row.inside is None]
     features = sorted({name for row in rows for part in row.modules for name in part})
-    kinds, types = ("same", "s8_row", "s8_group", *BLOCK_FORMATS), ("float32", "bfloat16", "float16")
+    kinds, types = ("same", "s8_row", "s8_group", *BLOCK_FORMATS), ("float32", "bfloat16", "float16", "int8")
 
     def mask(names: Iterable[str], among: Sequence[str]) -> str:
         return f"{sum(1 << among.index(name) for name in names):#x}"

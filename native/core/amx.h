@@ -1,4 +1,4 @@
-// Matrix units (AMX): tile registers of 16 rows of 64 bytes, and the one product instruction that kernels use.
+// Matrix units (AMX): tile registers of 16 rows of 64 bytes, and the two product instructions that kernels use.
 //
 // There are two implementations: the processor's, and one in plain C++ that gives the same bits, for tests on
 // processors without matrix units.
@@ -79,17 +79,18 @@ inline void store(void* to, std::int64_t stride) {
 #undef OSTINATO_WITH_TILE
 
 // Multiply: tile 2 i + j += tile 4 + i times tile 6 + j. Tiles 0 to 3 are sums, 4 and 5 left operands, 6 and 7 right
-// operands.
-template <int I, int J>
+// operands, of elements E: pairs of bfloat16 with sums in float32, or fours of int8 with sums in 32-bit integers.
+template <int I, int J, typename E = bf16>
 inline void multiply_add() {
+    constexpr bool BYTES = sizeof(E) == 1;
     if constexpr (I == 0 && J == 0) {
-        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (BYTES) { _tile_dpbssd(0, 4, 6); } else { _tile_dpbf16ps(0, 4, 6); }
     } else if constexpr (I == 0) {
-        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (BYTES) { _tile_dpbssd(1, 4, 7); } else { _tile_dpbf16ps(1, 4, 7); }
     } else if constexpr (J == 0) {
-        _tile_dpbf16ps(2, 5, 6);
+        if constexpr (BYTES) { _tile_dpbssd(2, 5, 6); } else { _tile_dpbf16ps(2, 5, 6); }
     } else {
-        _tile_dpbf16ps(3, 5, 7);
+        if constexpr (BYTES) { _tile_dpbssd(3, 5, 7); } else { _tile_dpbf16ps(3, 5, 7); }
     }
 }
 
@@ -125,9 +126,13 @@ inline void store(void* to, std::int64_t stride) {
     emulated::state().store(TILE, to, stride);
 }
 
-template <int I, int J>
+template <int I, int J, typename E = bf16>
 inline void multiply_add() {
-    emulated::state().multiply_add(2 * I + J, 4 + I, 6 + J);
+    if constexpr (sizeof(E) == 1) {
+        emulated::state().multiply_add_int8(2 * I + J, 4 + I, 6 + J);
+    } else {
+        emulated::state().multiply_add(2 * I + J, 4 + I, 6 + J);
+    }
 }
 
 inline void configure(const Shapes& shapes) {

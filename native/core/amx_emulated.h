@@ -57,10 +57,8 @@ class State {
     // one rounding, starting at zero. Then add both sums, and the result to the tile. Denormals, read or written, are
     // zero.
     void multiply_add(int to, int left, int right) {
-        check(to), check(left), check(right);
+        check_product(to, left, right);
         const int pairs = row_bytes_[left] / 4;
-        require(rows_[to] == rows_[left] && row_bytes_[to] == row_bytes_[right] && rows_[right] == pairs,
-                "the shapes of three tiles do not fit");
         const FlushDenormals flush;
         for (int row = 0; row < rows_[to]; ++row) {
             Float first = {}, second = {};
@@ -71,6 +69,21 @@ class State {
                 second = fma(splat_bits(pair & HIGH), bits_as<Float>(of_columns & HIGH), second);
             }
             ostinato::store(data_[to][row], ostinato::load(data_[to][row]) + (first + second));
+        }
+    }
+
+    // Compute TDPBSSD: add the products of fours of signed bytes to 32-bit integers, which wrap around.
+    void multiply_add_int8(int to, int left, int right) {
+        check_product(to, left, right);
+        for (int row = 0; row < rows_[to]; ++row) {
+            auto sums = bits_as<UInt>(ostinato::load(data_[to][row]));
+            for (int k = 0; k < row_bytes_[left] / 4; ++k) {
+                std::int8_t four[4], of_columns[BYTES];
+                std::memcpy(four, &data_[left][row][k], sizeof(four));
+                std::memcpy(of_columns, data_[right][k], sizeof(of_columns));
+                for (int i = 0; i < BYTES; ++i) sums[i / 4] += static_cast<std::uint32_t>(four[i % 4] * of_columns[i]);
+            }
+            ostinato::store(data_[to][row], bits_as<Float>(sums));
         }
     }
 
@@ -89,6 +102,12 @@ class State {
     void check(int tile) const {
         require(palette_ == 1, "they are not configured");
         require(tile >= 0 && tile < TILES && rows_[tile] > 0, "there is no such tile");
+    }
+
+    void check_product(int to, int left, int right) const {
+        check(to), check(left), check(right);
+        require(rows_[to] == rows_[left] && row_bytes_[to] == row_bytes_[right] && rows_[right] == row_bytes_[left] / 4,
+                "the shapes of three tiles do not fit");
     }
 
     int palette_ = 0;

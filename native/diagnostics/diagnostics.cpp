@@ -53,7 +53,7 @@ void read_memory(const ThreadGroup& threads, std::int64_t parts, const ReadMemor
 
 KERNEL(read_memory);
 
-// Return the name of the row that computes a product of weights of `kinds`, at m in each unit.
+// Return the name of the row that computes a product of weights of `kinds`, at m in each unit; "" if there is none.
 const char* ukernel_name(const std::string& op, int lhs, const std::vector<std::string>& kinds, std::int64_t k,
                          bool fixed_order, const std::vector<std::int64_t>& m) {
     unsigned rhs = 0;
@@ -61,6 +61,7 @@ const char* ukernel_name(const std::string& op, int lhs, const std::vector<std::
         rhs |= unsigned{std::count(kinds.begin(), kinds.end(), RHS_KINDS[i]) > 0} << i;
     }
     const Candidates candidates({op == "linear" ? Op::LINEAR : Op::MOE, static_cast<DType>(lhs), rhs, k, fixed_order});
+    if (candidates.empty()) return "";
     return UKERNELS[candidates.at([&](Unit unit) { return m.at(static_cast<int>(unit)); })].name;
 }
 

@@ -33,20 +33,29 @@ inline std::int64_t blocks_in_cache(std::int64_t steps) {
     return std::max<std::int64_t>(2, TILE_GROUP_BYTES / (steps * ELEMENTS * std::int64_t{sizeof(bf16)}));
 }
 
-// Tokens as right operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs.
-struct Packed {
-    bf16* first;
+// Elements E of a tile's row.
+template <typename E>
+constexpr std::int64_t TILE_DEPTH = ROW_BYTES / sizeof(E);
+
+// Tokens as right operands: a tile [16 pairs of inputs, 16 tokens, 2] for each block of tokens and step of inputs; of
+// int8 [16 fours of inputs, 16 tokens, 4].
+template <typename E>
+struct PackedTiles {
+    E* first;
     std::int64_t blocks, steps;
 
-    bf16* tile(std::int64_t block, std::int64_t step) const { return first + (block * steps + step) * ELEMENTS; }
+    E* tile(std::int64_t block, std::int64_t step) const { return first + (block * steps + step) * SIDE * TILE_DEPTH<E>; }
 };
 
+using Packed = PackedTiles<bf16>;
+
 // Pack one tile of tokens: `count` inputs from `begin` on; `from[t]` is token t, or null.
-inline void pack_tile(const bf16* const* from, std::int64_t begin, std::int64_t count, bf16* to) {
+template <typename E>
+inline void pack_tile(const E* const* from, std::int64_t begin, std::int64_t count, E* to) {
     Float square[SIDE];
     for (int t = 0; t < SIDE; ++t) {
-        bf16 some[DEPTH] = {};
-        if (from[t]) std::memcpy(some, from[t] + begin, sizeof(bf16) * std::min<std::int64_t>(count, DEPTH));
+        E some[TILE_DEPTH<E>] = {};
+        if (from[t]) std::memcpy(some, from[t] + begin, sizeof(E) * std::min(count, TILE_DEPTH<E>));
         std::memcpy(&square[t], some, sizeof(some));
     }
     transpose(square);
@@ -151,16 +160,17 @@ class StreamPrefetch {
 };
 
 // Left operands of some steps: two tiles each.
+template <typename E>
 struct WeightTiles {
-    const bf16 *low, *high;
+    const E *low, *high;
     std::int64_t row_bytes, step;  // bytes from row to row, elements from step to step
 };
 
 // Compute sums [blocks of tokens][2][16 rows, 16 tokens] of one or two blocks over `count` steps, added to the present
 // sums or not. `at_step(i)` is called before each step.
-template <int BLOCKS, typename AtStep>
-inline void multiply_blocks(const WeightTiles& weights, const Packed& tokens, std::int64_t block, std::int64_t step,
-                            std::int64_t count, bool adds, float* sums, AtStep&& at_step) {
+template <int BLOCKS, typename E, typename Sum, typename AtStep>
+inline void multiply_blocks(const WeightTiles<E>& weights, const PackedTiles<E>& tokens, std::int64_t block, std::int64_t step,
+                            std::int64_t count, bool adds, Sum* sums, AtStep&& at_step) {
     constexpr std::int64_t SUMS = SIDE * SIDE;
     const auto each = [&](auto&& body) {
         body(std::integral_constant<int, 0>{}, 0), body(std::integral_constant<int, 2>{}, 1);
@@ -171,13 +181,13 @@ inline void multiply_blocks(const WeightTiles& weights, const Packed& tokens, st
         at_step(i);
         load<6>(tokens.tile(block, step + i), ROW_BYTES);
         load<4>(weights.low + i * weights.step, weights.row_bytes);
-        multiply_add<0, 0>();
+        multiply_add<0, 0, E>();
         load<5>(weights.high + i * weights.step, weights.row_bytes);
-        multiply_add<1, 0>();
+        multiply_add<1, 0, E>();
         if constexpr (BLOCKS == 2) {
             load<7>(tokens.tile(block + 1, step + i), ROW_BYTES);
-            multiply_add<0, 1>();
-            multiply_add<1, 1>();
+            multiply_add<0, 1, E>();
+            multiply_add<1, 1, E>();
         }
     }
     each([&](auto tile, int at) { store<tile.value>(sums + at * SUMS, ROW_BYTES); });
@@ -200,8 +210,8 @@ struct Work {
 };
 
 // Call `body` with the number of blocks that are multiplied together from `block` on.
-template <typename Body>
-inline void with_blocks(const Packed& tokens, std::int64_t block, Body&& body) {
+template <typename E, typename Body>
+inline void with_blocks(const PackedTiles<E>& tokens, std::int64_t block, Body&& body) {
     if (block + 1 < tokens.blocks) {
         body(std::integral_constant<int, 2>{});
     } else {
@@ -215,7 +225,7 @@ void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packe
     if constexpr (std::is_same_v<W, bf16>) {
         // Tiles that are loaded more often are copied: rows in place may evict each other from the L1 cache.
         if (tokens.blocks <= 2 && rows.can_read_in_place()) {
-            const WeightTiles all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
+            const WeightTiles<bf16> all{rows.row[0], rows.row[SIDE], rows.in * std::int64_t{sizeof(bf16)}, DEPTH};
             StreamPrefetch fetch(next, tokens.steps);
             with_blocks(tokens, 0, [&](auto blocks) {
                 multiply_blocks<blocks.value>(all, tokens, 0, 0, tokens.steps, false, work.sums,
@@ -228,7 +238,7 @@ void multiply_rows(const TileRows<W>& rows, const TileRows<W>& next, const Packe
     const std::int64_t pairs = (tokens.blocks + 1) / 2;
     StreamPrefetch fetch(next, tokens.steps * pairs);
     const auto then = [&](std::int64_t) { fetch(); };
-    const WeightTiles panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
+    const WeightTiles<bf16> panel{work.panel, work.panel + ELEMENTS, ROW_BYTES, 2 * ELEMENTS};
     std::int64_t end;
     for (std::int64_t begin = 0; begin < rows.in; begin = end) {
         const std::int64_t of_group = rows.group ? begin / rows.group : 0;

@@ -29,6 +29,7 @@ struct Linear : Arguments {
     FIELD(BlockParts, blocks);  // if weights are bytes
     // [in], the input that each element of a row belongs to; without it, in order.
     FIELD(OptionalTensor<Array<INT32>>, order);
+    FIELD(bool, int8_activations);  // quantise each token to int8 first
     FIELD(bool, fixed_order);
     FIELD(Strided<FLOATS>, out);  // [tokens, out], or [tokens, out / 2] if gated, or [tokens, heads, out / heads]
     std::int64_t heads = x.dims == 3 ? x.shape[1] : 1, in_size = x.shape[x.dims - 1];
@@ -38,7 +39,7 @@ struct Linear : Arguments {
         std::vector<Product> made;
         const auto add = [&](const std::byte* first, std::int64_t rows, const BlockFormat* format) {
             const Rhs rhs{first, weight.dtype, rows, in_size, weight_scale.at<const float>(), group_size.value_or(0), format};
-            made.push_back({rhs, Candidates({Op::LINEAR, x.dtype, rhs.kind(), rhs.k, fixed_order})});
+            made.push_back({rhs, Candidates({Op::LINEAR, int8_activations ? INT8 : x.dtype, rhs.kind(), rhs.k, fixed_order})});
         };
         const std::int64_t of_head = weight.shape[0] / heads;
         for (std::int64_t h = 0; blocks.empty() && h < heads; ++h) {
@@ -58,6 +59,9 @@ struct Linear : Arguments {
         reader.expect(blocks.size() < 2 || activation != SWIGLU, "gates and what they gate have one format");
         for (const BlockPart& part : blocks) {
             reader.expect(in_size % part.format->elements == 0, "rows are whole blocks");
+        }
+        for (const Product& product : products) {
+            reader.expect(!product.candidates.empty(), "this module has no kernel for such tokens in int8");
         }
         const bool is_plain = blocks.empty() && !weight_scale && !order && !residual && activation == NONE;
         reader.expect(heads == 1 || (is_plain && weight.shape[0] % heads == 0), "products of heads are plain");

@@ -66,7 +66,7 @@ constexpr bool is_in_module(const UkernelRow& row) {
     return (row.needs & ~FEATURES) == 0 && (row.without & FEATURES) == 0;
 }
 
-// What is known of a product before its m. `rhs` has the kinds of all its matrices.
+// What is known of a product before its m. `rhs` has the kinds of all its matrices. `lhs` is INT8 if tokens are quantised.
 struct Problem {
     Op op;
     DType lhs;
@@ -87,6 +87,8 @@ class Candidates {
             if (is_accepted) rows_[count_++] = static_cast<std::uint8_t>(&row - UKERNELS);
         }
     }
+
+    bool empty() const { return count_ == 0; }
 
     // Return the index in UKERNELS of the first row that takes m, which `m_of` counts in the row's unit. The last row has no
     // bounds.
@@ -116,7 +118,8 @@ constexpr unsigned KINDS = std::is_same_v<W, T> ? 1u : std::is_same_v<W, std::in
 template <Driver DRIVER, typename T, typename W>
 constexpr bool is_used() {
     for (const UkernelRow& row : UKERNELS) {
-        const bool has_types = (row.lhs >> DTYPE<T> & 1) != 0 && (row.rhs & KINDS<T, W>) != 0;
+        // Tokens of any type are quantised to int8.
+        const bool has_types = ((row.lhs >> DTYPE<T> | row.lhs >> INT8) & 1) != 0 && (row.rhs & KINDS<T, W>) != 0;
         if (is_in_module(row) && row.driver == DRIVER && has_types) return true;
     }
     return false;

@@ -1,5 +1,7 @@
 // Functions of the rows of `linear` in ops/ukernels.py.
 
+#include "gemm/int8_tokens.h"
+#include "gemm/int8_tokens_amx.h"
 #include "gemm/large_m.h"
 #include "gemm/large_m_amx.h"
 #include "gemm/large_m_avx2.h"
@@ -40,6 +42,10 @@ DRIVER(MID_M_DEQUANT_BF16, gemm_mid_m_dequant_bf16)
 #endif
 #if defined(OSTINATO_TILES)
 DRIVER(LARGE_M_AMX, tiles::gemm_large_m)
+DRIVER(INT8_AMX, tiles::gemm_int8)
+#endif
+#if defined(OSTINATO_HAS_AVX512_VNNI)
+DRIVER(INT8_VNNI, gemm_int8_vnni)
 #endif
 
 // Return whether all rows with this driver take from `least` to `most` tokens.

@@ -63,6 +63,11 @@ class EngineConfig(BaseModel):
         "(int8_g128), or 4 bits with a scale and a zero point per 128 (int4), 64 or 32 elements; auto is the "
         "checkpoint's own.",
     )
+    activation_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="Of the inputs of linear layers with int8 weights: the model's dtype (auto), or rounded to 8 bits "
+        "with one scale for each token (int8, W8A8), which multiplies faster and loses accuracy.",
+    )
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Of the states of recurrences in slots; auto is the checkpoint's wish, else float32."
     )

@@ -24,6 +24,7 @@ class LLMSettings(TypedDict, total=False):
     chat_template: str | PathLike[str] | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | torch.dtype
     quantization: Literal["auto", "none", "int8", "int8_g128", "int4", "int4_g64", "int4_g32"] | None
+    activation_dtype: Literal["auto", "int8"] | torch.dtype
     ssm_state_dtype: Literal["auto", "bfloat16", "float16", "float32"] | torch.dtype
     ssm_state_rounding: Literal["nearest", "stochastic"]
     ssm_checkpoint_dtype: Literal["auto", "int8"] | torch.dtype

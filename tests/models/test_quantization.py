@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,21 @@ from ostinato.engine.core import EngineCore
 from ostinato.formats.mapped_files import SINGLE
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightAllocator, checkpoint_views
+from ostinato.layers.linear import Linear
 from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
-from ostinato.ops.arrays import TorchArrays, dtype_name
+from ostinato.ops.arrays import TorchArrays, dtype_name, host_values
 from ostinato.ops.dispatch import select_ops
 from ostinato.ops.quant import dequantize as blocks
 from ostinato.ops.quant import quantize
+from ostinato.plan.device.kernel_support import NativeFacts
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.quantization import Quantization
 from ostinato.verify.logit_loss import compare_logits
+from ostinato.verify.reference_run import text_logits
 from tests.models.test_checkpoint_specs import LLAMA
 from tests.support.checkpoints import checkpoint, random_prompt
 from tests.support.engines import complete, greedy
@@ -36,6 +41,11 @@ from tests.support.recipes import HEADED, RECIPES
 
 CPU = torch.device("cpu")
 needs_native = pytest.mark.skipif(not runnable_sets(), reason="no native module is built: run make native")
+
+
+DYNAMIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+"""Activations in 8 bits, as compressed-tensors describes them."""
+SMALL = {"quantization": "int8", "activation_dtype": "int8"}
 
 
 def spec_of(directory: Path, **settings: Any) -> ModelSpec:
@@ -212,6 +222,9 @@ def test_a_checkpoint_turns_it_on_by_itself_and_contradictions_name_what_works(t
         ({"config_groups": {}}, "config_groups"),
         ({"group": {"targets": ["re:.*mlp.*"]}}, "targets"),
         ({"group": {"input_activations": {"num_bits": 8}}}, "input_activations"),
+        ({"group": {"input_activations": DYNAMIC | {"dynamic": False}}}, "'dynamic': False"),
+        ({"group": {"input_activations": DYNAMIC | {"strategy": "tensor"}}}, "'strategy': 'tensor'"),
+        ({"group": {"input_activations": DYNAMIC | {"symmetric": False}}}, "'symmetric': False"),
         ({"weights": {"num_bits": 3}}, "num_bits = 3"),
         ({"weights": {"type": "float"}}, "type = 'float'"),
         ({"weights": {"symmetric": False}}, "symmetric"),
@@ -356,3 +369,77 @@ def test_with_8_bit_experts_the_logits_are_nearly_those_of_the_weights_before(na
     assert 0 < loss.mean_difference < 0.03
     assert 0 < loss.kl_divergence < 0.05
     assert loss.same_greedy > 0.9
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["nemotron_h_dense_head", "llama", "granitemoehybrid"])
+def test_with_8_bit_activations_native_kernels_compute_what_the_reference_does(name: str) -> None:
+    """And not what they compute without."""
+    engines = [make_engine(checkpoint(name), **SMALL, kernels=kernels) for kernels in ("auto", "reference")]
+    plain = make_engine(checkpoint(name), quantization="int8")
+    text = random_prompt(60, seed=8)
+    small, defined, large = (host_values(text_logits(engine, text, 30)) for engine in (*engines, plain))
+    largest = abs(defined).max()
+    assert abs(small - defined).mean() < 2e-3 * largest
+    assert 2 * abs(small - defined).mean() < abs(large - defined).mean() < 0.05 * largest
+
+
+@needs_native
+def test_with_8_bit_activations_cache_graphs_and_drafts_give_the_plain_tokens() -> None:
+    directory = checkpoint("nemotron_h_dense_head")
+    expected = tokens(directory, **SMALL, deterministic=True, **PLAIN)
+    for settings in (
+        {"graph_mode": "full_and_piecewise", "strict": True, "check_replay": True},
+        {"graph_mode": "none", "max_num_batched_tokens": 32},
+        {"speculative": "mtp:2", "speculative_adaptive": "off", "strict": True},
+    ):
+        assert tokens(directory, **SMALL, deterministic=True, **settings) == expected, settings
+
+
+def test_a_checkpoint_with_8_bit_activations_loads_and_takes_them_if_asked(tmp_path: Path) -> None:
+    compressed("llama", tmp_path, None, "int-quantized")
+    given = json.loads((tmp_path / "config.json").read_text())
+    given["quantization_config"]["config_groups"]["group_0"]["input_activations"] = DYNAMIC
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    for asked in ("auto", "int8"):
+        config = EngineConfig(model=str(tmp_path), activation_dtype=asked, kernels="reference")
+        plan = make_plan(config, load_spec(config), cpu(8 * GIB))
+        reasons = {decision.topic: decision.reason for decision in plan.decisions}
+        assert ("activation_dtype int8 runs them so" in reasons["quantization"]) == (asked == "auto")
+        assert ("activation_dtype" in reasons) == (asked == "int8")
+        assert "as the checkpoint has them" in reasons["quantization"]
+        model = build(load_spec(config))
+        load_weights(model, tmp_path)
+        asks = {module.int8_activations for module in model.modules() if isinstance(module, Linear)}
+        assert asks == {asked == "int8"}
+    assert "--compare-logits" in reasons["activation_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "remedies"),
+    [
+        ({}, "the model's dtype", [("quantization", "int8"), ("activation_dtype", "auto")]),
+        ({"quantization": "int8_g128"}, "one scale per 128", [("quantization", "int8"), ("activation_dtype", "auto")]),
+        ({"quantization": "int4"}, "int4_g128", [("quantization", "int8"), ("activation_dtype", "auto")]),
+        (
+            {"quantization": "int8", "tensor_parallel_size": 2}, "each would scale its own part",
+            [("tensor_parallel_size", 1), ("activation_dtype", "auto")],
+        ),
+    ],
+)  # fmt: skip
+def test_8_bit_activations_are_refused_where_they_cannot_be(
+    settings: dict[str, Any], told: str, remedies: list[tuple[str, object]]
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        spec_of(checkpoint("llama"), activation_dtype="int8", **settings)
+    assert [(remedy.setting, remedy.value) for remedy in caught.value.remedies] == remedies
+
+
+def test_a_cpu_without_integer_products_of_bytes_refuses_8_bit_activations_by_name() -> None:
+    config = EngineConfig(model=str(checkpoint("llama")), **SMALL)
+    old = replace(cpu(8 * GIB), native=NativeFacts("x86_64_v3", "it is asked for"))
+    with pytest.raises(ConfigError, match=r"x86_64_v3.*amx, avx512_vnni") as caught:
+        make_plan(config, load_spec(config), old)
+    assert [remedy.setting for remedy in caught.value.remedies] == ["activation_dtype"]
+    newer = replace(old, native=NativeFacts("x86_64_v4_bf16", "it is asked for"))
+    assert "gemm_s8_s8_vnni" in make_plan(config, load_spec(config), newer).kernels["linear"].ukernels

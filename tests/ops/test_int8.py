@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ostinato.ops.quant import quantize
 from ostinato.ops.reference import matmul, pointwise
 from tests.support.examples import examples
-from tests.support.native_kernels import checked_kernel, rounding, spaced
-from tests.support.native_sets import PRODUCT_SETS, SETS
+from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
+from tests.support.native_sets import INT8_SETS, PRODUCT_SETS, SETS, native_kernel
 
 few = examples(60)
 seeds = st.integers(0, 2**31)
@@ -111,6 +111,85 @@ def check_product(kernel, tokens, columns, rows, group_size, bias, activation, d
         largest = largest.chunk(2, dim=-1)[0] * largest.chunk(2, dim=-1)[1]
     assert out.dtype is dtype
     assert ((out.double() - y).abs() <= 4 * rounding(dtype) * (largest + y.abs())).all()
+
+
+def test_a_token_is_rounded_to_nearest_with_ties_to_even_and_its_largest_is_127_scales() -> None:
+    x = torch.tensor(
+        [[254.0, 1.0, 3.0, -5.0], [0.0, 0.0, 0.0, 0.0], [2.0**-101, 0.0, 0.0, 0.0], [1.0, torch.inf, 0.0, 0.0]]
+    )
+    integers, scale = matmul.quantize_tokens(x)
+    assert integers[:3].tolist() == [[127, 0, 2, -2], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert scale[:3].tolist() == [2, 0, 0]
+    assert scale[3].isnan()
+
+
+odd_tokens = st.sampled_from(["plain", "zeros", "tiny", "huge", "one outlier", "nan", "inf"])
+
+
+@pytest.mark.parametrize("isa", INT8_SETS)
+@examples(100)
+@given(
+    st.lists(odd_tokens, max_size=40), sizes, sizes, st.sampled_from([None, "silu", "swiglu"]), st.booleans(), dtypes,
+    seeds,
+)  # fmt: skip
+def test_products_of_8_bit_tokens_are_their_exact_sums_and_a_token_is_alone(
+    isa: str,
+    tokens: list[str],
+    columns: int,
+    rows: int,
+    activation: str | None,
+    added: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """With the bits of one token alone, a fixed order or not; NaN for a token with an element that is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = rows + rows % 2
+    x = torch.randn(len(tokens), columns, generator=generator)
+    for token, kind in zip(x, tokens, strict=True):
+        token *= {"zeros": 0.0, "tiny": 1e-6, "huge": 1e3}.get(kind, 1.0)
+        if kind in ("one outlier", "nan", "inf"):
+            token[seed % columns] = {"one outlier": 1e4, "nan": torch.nan, "inf": -torch.inf}[kind]
+    x = spaced(x.to(dtype), 5)
+    weight = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    scale = (torch.rand(rows, generator=generator) + 0.5) / (128 * columns**0.5)
+    bias = torch.randn(rows, generator=generator).to(dtype) if added else None
+    outputs = rows // 2 if activation == "swiglu" else rows
+    residual = torch.randn(len(tokens), outputs, generator=generator).to(dtype) if added else None
+    factor = torch.rand(rows, generator=generator) + 0.5 if seed % 2 else None
+
+    def arguments(part: slice) -> tuple[object, ...]:
+        rest = None if residual is None else residual[part]
+        return (x[part], weight, bias, rest, activation, factor, None, scale, None, None, None, True)
+
+    out = checked_kernel(isa, "linear")(*arguments(slice(None)))
+    integers, scales = matmul.quantize_tokens(x)
+    sums = (integers.double() @ weight.double().T) * scales.double()[:, None] * scale.double()
+    y = (sums + (0 if bias is None else bias.double())) * (1 if factor is None else factor.double())
+    if activation == "silu":
+        y = y * y.sigmoid()
+    if activation == "swiglu":
+        gate, up = y.chunk(2, dim=-1)
+        y = gate * gate.sigmoid() * up
+    y = y + (0 if residual is None else residual.double())
+    is_finite = torch.tensor([kind not in ("nan", "inf") for kind in tokens], dtype=torch.bool)
+    assert out[~is_finite].isnan().all()
+    limit = torch.finfo(dtype).max
+    clear = is_finite[:, None] & (y.abs() < limit)
+    largest = y.abs() + 1 + (0 if residual is None else residual.double().abs())
+    assert ((out.double() - y).abs() <= 8 * rounding(dtype) * largest)[clear].all()
+    assert same_bits(out, native_kernel(isa, "linear", deterministic=True)(*arguments(slice(None))))
+    for t in range(0, len(tokens), 7):
+        assert same_bits(out[t : t + 1], native_kernel(isa, "linear")(*arguments(slice(t, t + 1))))
+
+
+@pytest.mark.parametrize("isa", INT8_SETS)
+def test_the_reference_and_kernels_round_tokens_alike(isa: str) -> None:
+    """Identity matrices show the integers."""
+    x = torch.randn(50, 130, generator=torch.Generator().manual_seed(3))
+    eye, ones = torch.eye(130).to(torch.int8), torch.ones(130)
+    given = (x, eye, None, None, None, None, None, ones, None, None, None, True)
+    assert torch.equal(native_kernel(isa, "linear")(*given), matmul.linear(*given))
 
 
 @few

@@ -23,6 +23,8 @@ from tests.support.native_sets import PRODUCT_SETS, native_kernel
 pytest.importorskip("gguf", reason="the package that says what blocks stand for comes with the test extra")
 
 TYPES = ("float32", "bfloat16", "float16")
+LHS_TYPES = (*TYPES, "int8")
+"""Those, and tokens that are quantised first, in the order of C++."""
 UNITS: tuple[Unit, ...] = ("tokens", "mean per expert", "max per expert")
 GROUP = 64
 
@@ -45,8 +47,8 @@ def edges_of_m(row: Ukernel) -> list[int]:
 
 
 def native_choice(isa: str, problem: Problem, *m: int) -> str:
-    """The row that C++ chooses at m in each of UNITS."""
-    arguments = (problem.op, TYPES.index(problem.lhs), list(problem.rhs), problem.k, problem.fixed_order, m)
+    """The row that C++ chooses at m in each of UNITS; "" if there is none."""
+    arguments = (problem.op, LHS_TYPES.index(problem.lhs), list(problem.rhs), problem.k, problem.fixed_order, m)
     return load_extension(isa).ukernel_name(*arguments)
 
 
@@ -55,7 +57,7 @@ def problems(op: str) -> Iterator[Problem]:
     if op == "moe":
         kinds = [(each, each) for (each,) in kinds] + [("Q4_K", "Q6_K"), ("Q6_K", "Q4_K"), ("fp8_g32", "Q4_0")]
     for rhs in kinds:
-        for lhs in TYPES:
+        for lhs in LHS_TYPES:
             for k in (31, 256, 511, 512):
                 for fixed_order in (False, True):
                     yield Problem(op, lhs, rhs, k, fixed_order)
@@ -66,6 +68,10 @@ def problems(op: str) -> Iterator[Problem]:
 def test_python_and_cpp_choose_the_same_rows(isa: str, op: str) -> None:
     counts = sorted({m for row in ROWS_OF[op] for m in edges_of_m(row) if m > 0})
     for problem in problems(op):
+        if not ukernels.candidates(problem, features(isa)):
+            assert problem.lhs == "int8"
+            assert not native_choice(isa, problem, 1, 1, 1)
+            continue
         for m in counts:
             for of_expert in [(m, m)] if op == "linear" else [(m, m + 3), (m // 4, m)]:
                 at = dict(zip(UNITS, (m, *of_expert), strict=True))
@@ -92,15 +98,23 @@ def weights(kind: str, rows: int, k: int, dtype: torch.dtype, generator: torch.G
 
 def cases_of(row: Ukernel) -> Iterator[tuple[str, str, int]]:
     """A type of tokens, a kind of weights and inputs: each kind once, each type once, and tails where rows may end."""
-    types = [name for name in TYPES if name in row.lhs]
+    types = [name for name in TYPES if name in row.lhs or "int8" in row.lhs]
     for number, kind in enumerate(sorted(row.rhs)):
         unit = BLOCK_FORMATS[kind].elements if kind in BLOCK_FORMATS else row.k_multiple
         sizes = (unit, 5 * unit) if kind in BLOCK_FORMATS else (9 * unit, 333 * unit, 512 * unit)
-        longest = row.max_k or 10**6
+        longest = min(row.max_k or 10**6, 10**6)
         for k in sizes:
             if row.min_k <= k <= longest:
                 yield types[(number + k) % len(types)], kind, k
     yield from ((name, sorted(row.rhs)[0], max(256, row.min_k)) for name in types)
+
+
+def as_multiplied(row: Ukernel, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, bool]]:
+    """float64 tokens as a row multiplies them, rounded if it quantises them; and the argument that asks for that."""
+    if "int8" not in row.lhs:
+        return x.double(), {}
+    integers, scale = matmul.quantize_tokens(x)
+    return integers.double() * scale.double()[:, None], {"int8_activations": True}
 
 
 @pytest.mark.parametrize(("isa", "row"), rows_of_modules("linear"))
@@ -112,14 +126,15 @@ def test_each_row_of_linear_computes_its_products(isa: str, row: Ukernel) -> Non
         dtype, out_size = getattr(torch, lhs), (1, 17, 67)[number % 3]
         arguments, wide = weights(kind, out_size, k, dtype, generator)
         for fixed_order in {False, row.fixed_order}:
-            problem = Problem("linear", lhs, (kind,), k, fixed_order)
+            problem = Problem("linear", lhs if lhs in row.lhs else "int8", (kind,), k, fixed_order)
             kernel = (checked_kernel if number == 0 else native_kernel)(isa, "linear", deterministic=fixed_order)
             for m in edges_of_m(row):
                 x = spaced(torch.randn(m, k, generator=generator).to(dtype), 3)
-                out = kernel(x, **arguments)
-                largest = x.double().abs() @ wide.abs().T + 1
+                multiplied, how = as_multiplied(row, x)
+                out = kernel(x, **arguments, **how)
+                largest = multiplied.abs() @ wide.abs().T + 1
                 assert out.shape == (m, out_size)
-                assert ((out.double() - x.double() @ wide.T).abs() <= 4 * rounding(dtype) * largest).all(), (kind, m)
+                assert ((out.double() - multiplied @ wide.T).abs() <= 4 * rounding(dtype) * largest).all(), (kind, m)
                 if m:
                     reached.add(select(problem, features(isa), lambda _, m=m: m).row)
     assert row in reached, "no product takes this row"
@@ -145,14 +160,16 @@ def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row
     """Never more, and for the greediest type of tokens not much less."""
     generator = torch.Generator().manual_seed(2)
     for kind in {min(row.rhs), max(row.rhs)}:
-        k = 256 if row.max_k else 1024
+        k = 256 if row.max_k and row.max_k < 1024 else 1024
         for m in {row.min_m, row.max_m or 700}:
             greediest = 0
             for lhs in row.lhs:
                 problem = Problem("linear", lhs, (kind,), k, row.fixed_order)
                 if select(problem, features(isa), lambda _, m=m: m).row == row:
-                    arguments, _ = weights(kind, 70, k, getattr(torch, lhs), generator)
-                    x = torch.randn(m, k, generator=generator).to(getattr(torch, lhs))
+                    dtype = getattr(torch, "bfloat16" if lhs == "int8" else lhs)
+                    arguments, _ = weights(kind, 70, k, dtype, generator)
+                    x = torch.randn(m, k, generator=generator).to(dtype)
+                    arguments |= as_multiplied(row, x)[1]
                     x[-1, 0] = torch.nan if row.fallback else 0
                     kernel = native_kernel(isa, "linear", deterministic=row.fixed_order)
                     greediest = max(greediest, run_alone(isa, kernel, x, **arguments)[1])

@@ -75,6 +75,12 @@ INTEGER_SETS = _parameters(
 )
 """Those of PRODUCT_SETS in which tokens of bfloat16 and float16 become integers for weights of 4 to 8 bits."""
 
+INT8_SETS = _parameters(
+    [isa for isa in _BUILT if has_driver(isa, "INT8_AMX") or has_driver(isa, "INT8_VNNI")],
+    "no module is built that multiplies tokens in 8-bit integers",
+)
+"""Those of PRODUCT_SETS whose linears take tokens in int8."""
+
 
 def native_kernel(isa: str, name: str, *, deterministic: bool = False) -> NativeKernel:
     return dispatch.native_kernel(load_extension(isa), name, deterministic=deterministic)

@@ -19,8 +19,8 @@ COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model
 
 ENGINE_GROUPS = {
     "model": (
-        "model", "revision", "download_dir", "tokenizer", "chat_template", "dtype", "quantization", "device",
-        "tensor_parallel_size", "threads", "random_weights",
+        "model", "revision", "download_dir", "tokenizer", "chat_template", "dtype", "quantization", "activation_dtype",
+        "device", "tensor_parallel_size", "threads", "random_weights",
     ),
     "memory": (
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "memory_utilization", "cache_memory", "block_size",

@@ -168,7 +168,7 @@ def cache_fingerprint(plan: Plan) -> JsonObject:
         "ssm_state_rounding": settings.ssm_state_rounding,
         "ssm_checkpoint_dtype": settings.ssm_checkpoint_dtype,
         "kv_cache_dtype": settings.kv_cache_dtype,
-        "quantization": str(settings.quantization),
+        "quantization": f"{settings.quantization}{', int8 activations' if settings.activation_dtype == 'int8' else ''}",
         "block_size": settings.block_size,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "block_bytes": memory.kv_block,

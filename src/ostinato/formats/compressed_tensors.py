@@ -23,8 +23,9 @@ SUPPORTED = (
     "supported: quant_method compressed-tensors with one group of targets Linear, and of weights: type int with 4 bits "
     "(format pack-quantized, symmetric or not, strategy group with group_size 32, 64 or 128, or channel); type int "
     "with 8 bits (format pack-quantized or int-quantized, symmetric, strategy group or channel); type float with 8 "
-    "bits (format float-quantized, strategy tensor, channel or block); activations as they are, or of float weights "
-    "dynamic (and left as they are)"
+    "bits (format float-quantized, strategy tensor, channel or block); activations as they are, or dynamic: with "
+    "float weights (and left as they are), or of type int with 8 bits, symmetric, strategy token (activation_dtype "
+    "int8)"
 )
 STACK = "GraniteMoeHybridParallelExpertsLinear"
 """Class of experts that are quantised while they are stacked in one tensor."""
@@ -53,9 +54,12 @@ def read_compressed_tensors(given: Mapping[str, object]) -> StoredWeights:
     facts = _integers(config, form, weights) if form in INTEGERS else _floats(config, weights)
     activations = group.get("input_activations")
     if activations is not None:
-        is_dynamic = isinstance(activations, Mapping) and activations.get("dynamic") is True
-        if form in INTEGERS or not is_dynamic:
+        if not isinstance(activations, Mapping) or activations.get("dynamic") is not True:
             raise config.unsupported("input_activations", activations)
+        if form in INTEGERS:
+            is_token_wise = activations.get("strategy") == "token" and activations.get("symmetric", True) is True
+            if not is_token_wise or (activations.get("type", "int"), activations.get("num_bits")) != ("int", 8):
+                raise config.unsupported("input_activations", activations)
         facts["wants_small_activations"] = True
     return StoredWeights(
         "compressed-tensors", ignore=_ignored(config), ignores_stacks=STACK not in group["targets"], **facts

@@ -185,6 +185,7 @@ class WeightAllocator:
             module.weight = self.arrays.empty(row.shape, "int8")
             module.weight_scale = self.arrays.empty((*rows, *groups), "float32")
             module.group_size = group_size
+            module.int8_activations = quantization.quantises_inputs(row)
 
 
 def checkpoint_views(

@@ -112,7 +112,7 @@ class PackedLinear(Linear):
             return self.op(
                 x, self.weight.reshape(-1)[first:last], bias, None, None, scale, None, None, None, some, self.order
             )
-        quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], self.group_size)
+        quantization = () if self.weight_scale is None else (self.weight_scale[begin:end], *self.quantization[1:])
         return self.op(x, self.weight[begin:end], bias, None, None, scale, None, *quantization)
 
 

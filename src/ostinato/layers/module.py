@@ -146,7 +146,8 @@ class QuantizableMatrix(Module):
     `order` int32 [in] maps each element of a row in blocks to its input; None means element i belongs to input i. If
     the inputs are sharded, these are the inputs of all ranks.
 
-    `weight_scale` and `group_size` are those of integers; `group_size` is None if a whole row has one scale. `blocks`
+    `weight_scale` and `group_size` are those of integers; `group_size` is None if a whole row has one scale. With
+    `int8_activations`, which needs that, the inputs are quantised too. `blocks`
     are the formats of the rows of a weight in blocks, or of each weight in a stack. Such a weight is uint8 [out, bytes
     of a row], or [bytes] if rows have different formats.
     """
@@ -157,6 +158,7 @@ class QuantizableMatrix(Module):
         self.group_size: int | None = None
         self.blocks: Blocks | None = None
         self.order: Array | None = None
+        self.int8_activations = False
         self.weight = self.declare(build, "weight", *shape, role=role, **facts)
 
     def local_tensors(self) -> Iterator[tuple[str, Array]]:
@@ -168,13 +170,15 @@ class QuantizableMatrix(Module):
 
     @property
     def quantization(self) -> tuple[Any, ...]:
-        """Last arguments of a matmul: the scales, their group size, the blocks, and the order of the inputs.
+        """Last arguments of a matmul: scales, their group size, blocks, order of the inputs, and `int8_activations`.
 
-        The order is left out if there is none. The tuple is empty if the weight is not quantised.
+        The last ones are left out if they are the defaults. The tuple is empty if the weight is not quantised.
         """
         if self.weight_scale is None and self.blocks is None:
             return ()
         of_weight = self.weight_scale, self.group_size, self.blocks
+        if self.int8_activations:
+            return (*of_weight, None, True)
         return of_weight if self.order is None else (*of_weight, self.order)
 
 

@@ -113,6 +113,7 @@ def linear_shape(
     group_size: int | None = None,
     blocks: Blocks | None = None,
     order: object = None,
+    int8_activations: bool = False,
 ) -> ShapeAndDtype:
     if len(x.shape) == 3:
         return (*x.shape[:2], weight.shape[0] // x.shape[1]), x.dtype

@@ -30,6 +30,7 @@ from ostinato.ops.sizes import (
     DTYPE_BYTES,
     EPILOGUE_ROWS,
     I16_TOKEN_PADDING,
+    INT8_PANEL_K,
     L2_TOKEN_BYTES,
     MAX_GROUP_TOKENS,
     MAX_SPLIT_ROWS,
@@ -150,8 +151,24 @@ def _small_m_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
     return _DriverScratch(FLOAT_BYTES * at_once * row, 4 * (at_once * EPILOGUE_ROWS + row))
 
 
+def _int8_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count tokens as int8, an odd number of cache lines each, with scales; a thread has their sums, and a panel."""
+    tokens = min(tokens, MAX_GROUP_TOKENS)
+    vectors = PANEL_BYTES // FLOAT_BYTES + 4 * VECTOR * tokens
+    return _DriverScratch(tokens * (padded(in_size, 64) + 64) + 8 * padded(tokens), 0, vectors)
+
+
+def _int8_amx_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    """Count the same and a copy in tiles; a thread has their sums with 32 rows, and a panel of these."""
+    packed = min(padded(tokens), max(TILE_GROUP_BYTES // (VECTOR * padded(in_size, 64)), 2) * VECTOR)
+    row = 2 * padded(in_size, 64) + 64
+    return _DriverScratch(packed * (row + 8), 2 * EPILOGUE_ROWS * (INT8_PANEL_K // FLOAT_BYTES + packed))
+
+
 _LINEAR_SCRATCH: dict[str, Callable[[int, int, int], _DriverScratch]] = {
     "LARGE_M_AMX": _amx_scratch,
+    "INT8_VNNI": _int8_scratch,
+    "INT8_AMX": _int8_amx_scratch,
     "GEMV_I16": _gemv_i16_scratch,
     "LARGE_M_AVX2": _avx2_scratch,
     "LARGE_M_I16_AVX2": _avx2_i16_scratch,

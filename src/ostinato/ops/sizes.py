@@ -67,6 +67,15 @@ inputs take 3.1, of 1536 4.5, of 4096 5.4; in spans these take 3.4.
 EPILOGUE_ROWS = 16
 """Rows of weights whose sums are kept for all tokens before they are written."""
 
+INT8_MAX_K = 2**17
+"""Most inputs of a product in 8-bit integers: its sum fits into 32 bits."""
+
+INT8_LEAST_EXPONENT = -100
+"""A token that is quantised to int8 counts as zeros if no magnitude is above two to this power."""
+
+INT8_PANEL_K = 512
+"""Inputs of 32 rows of int8 weights that are copied for matrix units at a time: 16 KiB, a third of an L1 cache."""
+
 AMX_PANEL_K = 128
 """Inputs of 32 rows of weights that are copied for matrix units at a time: 8 KiB.
 

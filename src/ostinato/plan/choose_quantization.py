@@ -1,4 +1,4 @@
-"""The setting `quantization`: its effect on a model, and the plan's decisions about it."""
+"""The settings `quantization` and `activation_dtype`: their effect on a model, and the plan's decisions about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.plan.decision import Decision
 from ostinato.plan.kernels import KernelChoice
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.quantization import ORDER_BYTES, AnyQuantization, BlockQuantization, Quantization, StoredWeights
+from ostinato.plan.quantization import (
+    ORDER_BYTES,
+    AnyQuantization,
+    BlockQuantization,
+    Quantization,
+    StoredWeights,
+    weights_alone,
+)
 from ostinato.units import format_bytes
 
 MIN_ROWS = 128
@@ -40,16 +47,71 @@ GIVEN: dict[str, AnyQuantization | None] = {
 def with_quantization(config: EngineConfig, model: ModelSpec, device_kind: str = "cpu") -> ModelSpec:
     """Return `model` and its drafter with weights quantised as `config` asks, or as each checkpoint is.
 
-    ConfigError if a checkpoint's weights are already quantised in another way.
+    ConfigError if a checkpoint's weights are already quantised in another way, or if activations cannot be in 8 bits.
+    A draft model whose weights do not allow that keeps its activations.
     """
     chosen = _choose(config, model, "the checkpoint", device_kind)
+    if config.activation_dtype == "int8":
+        _check_activations(config, chosen, device_kind)
+        chosen = _with_int8_activations(chosen)
     drafter = model.drafter
     if drafter is not None and drafter.model is None:
         drafter = replace(drafter, quantization=chosen)
     elif drafter is not None and drafter.model is not None:
         of_draft = _choose(config, drafter.model, "the draft model's checkpoint", device_kind)
+        if config.activation_dtype == "int8":
+            of_draft = _with_int8_activations(of_draft)
         drafter = replace(drafter, model=replace(drafter.model, quantization=of_draft))
     return replace(model, quantization=chosen, drafter=drafter)
+
+
+def _with_int8_activations(chosen: AnyQuantization | None) -> AnyQuantization | None:
+    """Return the same weights with 8-bit activations, if they are int8 with one scale per row."""
+    if isinstance(chosen, Quantization) and chosen.group_size is None:
+        return replace(chosen, int8_activations=True)
+    return chosen
+
+
+def _check_activations(config: EngineConfig, chosen: AnyQuantization | None, device_kind: str) -> None:
+    """Raise ConfigError unless linear layers can take their inputs in 8 bits."""
+    plain = Remedy("activation_dtype", "auto")
+    if device_kind != "cpu":
+        message = "activation_dtype int8: there are kernels for CPUs, and not yet for GPUs; use activation_dtype auto"
+        raise ConfigError(message, [plain])
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"activation_dtype int8 with tensor_parallel_size {config.tensor_parallel_size}: where ranks share a "
+            "token's inputs, each would scale its own part, and results would differ from those of one rank; use "
+            "tensor_parallel_size 1, or activation_dtype auto",
+            [Remedy("tensor_parallel_size", 1), plain],
+        )
+    if _with_int8_activations(chosen) == chosen:
+        weights = "the model's dtype" if chosen is None else f"{chosen.name}, {chosen.granularity}"
+        raise ConfigError(
+            f"activation_dtype int8 needs int8 weights with one scale per row, and these are in {weights}; use "
+            "quantization int8, or activation_dtype auto",
+            [*([Remedy("quantization", "int8")] if config.quantization != "int8" else []), plain],
+        )
+
+
+def _activation_decisions(config: EngineConfig, model: ModelSpec, dtype: str) -> list[Decision]:
+    """Return the decision on which activations are quantised, and which are not."""
+    chosen = model.quantization
+    if not isinstance(chosen, Quantization) or not chosen.int8_activations:
+        return []
+    linears = list(model.linears)
+    num_small = sum(chosen.quantises_inputs(weight) for weight in linears)
+    kept = ["the LM head", *(["experts"] if any(model.experts) else []), "attention and states"]
+    parts = [
+        f"as given: {num_small} of {len(linears)} linear layers take each token rounded to 8 bits, with one scale that "
+        f"is the token's own, and multiply integers; {', '.join(kept)} take {dtype}",
+        "a token's result does not depend on its batch, so deterministic holds too",
+        "what it costs in accuracy depends on the model: ostinato eval --compare-logits measures it",
+    ]
+    draft = None if model.drafter is None else model.drafter.model
+    if draft is not None and weights_alone(draft.quantization) == draft.quantization:
+        parts.append(f"the draft model keeps activations in {dtype}, as its weights are not int8 with a scale per row")
+    return [Decision("activation_dtype", config.activation_dtype, "int8", "; ".join(parts))]
 
 
 def quantization_decisions(
@@ -59,7 +121,7 @@ def quantization_decisions(
     decisions = _decisions("quantization", config, model, dtype, kernels, device_kind)
     if model.drafter is not None and model.drafter.model is not None:
         decisions += _decisions("draft.quantization", config, model.drafter.model, dtype, kernels, device_kind)
-    return decisions
+    return decisions + _activation_decisions(config, model, dtype)
 
 
 def _choose(config: EngineConfig, model: ModelSpec, whose: str, device_kind: str) -> AnyQuantization | None:
@@ -180,7 +242,7 @@ def _decisions(
         if chosen is None:
             return [_expansion(topic, config, model, stored, dtype, why)]
         origin = "as the checkpoint has them"
-        if chosen != runs_as:
+        if weights_alone(chosen) != runs_as:
             origin = f"made while loading, of the checkpoint's {stored.name}, {why}"
     elif chosen is None:
         return []
@@ -216,13 +278,15 @@ def _decisions(
     linear = kernels.get("linear")
     if linear is not None and linear.implementation == "reference":
         parts.append("without a native kernel they are expanded in every step, which is slower than not to quantise")
-    if stored is not None and stored.wants_small_activations:
-        parts.append(_large_activations(dtype))
+    is_small = isinstance(chosen, Quantization) and chosen.int8_activations
+    if stored is not None and stored.wants_small_activations and not is_small:
+        parts.append(_large_activations(dtype, stored))
     return [Decision(topic, config.quantization, chosen.name, "; ".join(parts))]
 
 
-def _large_activations(dtype: str) -> str:
-    return f"activations stay in {dtype}, though its config has them in 8 bits too"
+def _large_activations(dtype: str, stored: StoredWeights) -> str:
+    hint = ": activation_dtype int8 runs them so" if stored.storage == "int8" and stored.group_size is None else ""
+    return f"activations stay in {dtype}, though its config has them in 8 bits too{hint}"
 
 
 def _too_small(chosen: BlockQuantization) -> str:
@@ -245,5 +309,5 @@ def _expansion(
         f"{format_bytes(in_files)}"
     ]
     if stored.wants_small_activations:
-        parts.append(_large_activations(dtype))
+        parts.append(_large_activations(dtype, stored))
     return Decision(topic, config.quantization, "none", "; ".join(parts))

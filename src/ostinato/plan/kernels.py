@@ -9,10 +9,12 @@ from typing import Literal
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Backend, Limited, ops_called_by, parts
+from ostinato.ops.ukernels import ROWS_OF, S8
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
+from ostinato.plan.device.kernel_support import features
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.quantization import BlockQuantization
-from ostinato.plan.ukernels import rows_of_model
+from ostinato.plan.ukernels import products_of, rows_of_model
 
 KernelSetting = Literal["auto", "native", "triton", "reference"]
 
@@ -68,6 +70,8 @@ def choose_kernels(
                 order = "in a fixed order by" if deterministic else "by"
                 reason = f"{choices[op].reason}; {order} {', '.join(names)}"
                 choices[op] = replace(choices[op], reason=reason, ukernels=names)
+        if any(each.lhs == "int8" for each in products_of(model)) and choices["linear"].implementation == "native":
+            _check_int8_rows(device.native.isa)
     if setting in ("native", "triton"):
         lacking = [
             op for op, choice in choices.items() if choice.implementation != setting and op not in COLLECTIVE_OPS
@@ -85,6 +89,19 @@ def choose_kernels(
             [*([Remedy("kernels", "auto")] if setting == "reference" else []), Remedy("deterministic", False)],
         )
     return choices
+
+
+def _check_int8_rows(isa: str) -> None:
+    """Raise ConfigError if a module has no micro-kernel for activations in 8 bits."""
+    rows = [row for row in ROWS_OF["linear"] if row.lhs == S8]
+    if any(row.runs_on(features(isa)) for row in rows):
+        return
+    lacking = sorted({name for row in rows for name in row.modules.needs - {*features(isa)}})
+    raise ConfigError(
+        f"activation_dtype int8: the kernels of this CPU ({isa}) have no products of 8-bit tokens, which need one of "
+        f"{', '.join(lacking)}; use activation_dtype auto",
+        [Remedy("activation_dtype", "auto")],
+    )
 
 
 def _block_formats(model: ModelSpec) -> frozenset[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, formats_of, merge_adjacent
 from ostinato.ops.quant.block_formats import num_bytes as bytes_of_blocks
-from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.ops.sizes import DTYPE_BYTES, INT8_MAX_K
 from ostinato.plan.weights import Weight
 
 SCALE_BYTES = DTYPE_BYTES["float32"]
@@ -29,13 +29,15 @@ class Quantization:
 
     The last group of a row is shorter where `group_size` does not divide it. `ignore` names linears that stay
     unquantised, each by its name, or by `re:` and a pattern that its name begins with. With `ignores_stacks`, experts
-    that are stacked in the checkpoint stay unquantised too.
+    that are stacked in the checkpoint stay unquantised too. With `int8_activations` linears quantise their inputs too
+    (`quantises_inputs`).
     """
 
     group_size: int | None = None
     ignore: tuple[str, ...] = ()
     ignores_stacks: bool = False
     storage: Literal["int8"] = "int8"
+    int8_activations: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -53,6 +55,11 @@ class Quantization:
 
     def quantises(self, weight: Weight) -> bool:
         return weight.can_be_quantised and self.covers(weight.linears, weight.is_stack)
+
+    def quantises_inputs(self, weight: Weight) -> bool:
+        """Return whether the weight is multiplied with inputs in 8 bits: a linear's, but not the LM head's."""
+        is_inner = weight.role == "linear" and not weight.is_lm_head and weight.in_size <= INT8_MAX_K
+        return self.int8_activations and is_inner and self.quantises(weight)
 
     def covers(self, names: Iterable[str], is_stack: bool = False) -> bool:
         """Return whether linears that share a weight are quantised: only if none of them is ignored."""
@@ -221,6 +228,13 @@ def _with_smaller(name: str) -> tuple[str, ...]:
 
 AnyQuantization = Quantization | BlockQuantization
 """Both kinds. They say which weights are quantised (`quantises`), their bytes (`num_bytes`) and their names."""
+
+
+def weights_alone(quantization: AnyQuantization | None) -> AnyQuantization | None:
+    """Return the same quantization with activations in the model's dtype."""
+    if isinstance(quantization, Quantization):
+        return replace(quantization, int8_activations=False)
+    return quantization
 
 
 def is_named(name: str, entries: Iterable[str]) -> bool:

@@ -23,6 +23,7 @@ class Product:
 
     `k` and `n` are the inputs and outputs of a matmul, 0 where there are none. A matmul of rows in several formats is
     one product for each. `experts` is their number and how many a token chooses; `group` the queries per key head.
+    `lhs` is the type of the tokens, None: the model's.
     """
 
     name: str
@@ -32,10 +33,12 @@ class Product:
     n: int = 0
     experts: tuple[int, int] = (1, 1)
     group: int = 1
+    lhs: str | None = None
 
     def __str__(self) -> str:
         size = f"{self.k} x {self.n}, " if self.k else ""
         weights = " and ".join(dict.fromkeys(KIND_TEXT.get(kind, kind) for kind in self.weights))
+        weights += "" if self.lhs is None else f", tokens {self.lhs}"
         return f"{self.name} ({size}{weights})"
 
     def m(self, unit: Unit, tokens: int) -> int:
@@ -65,8 +68,8 @@ def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) ->
             yield from _of_matrix(model, weight)
     if layer.experts is not None and layer.expert_weights:
         kinds = tuple(kind for weight in layer.expert_weights for kind, _ in _kinds(model, weight))
-        sizes = {"k": layer.experts.size, "n": layer.experts.inner_size}
-        yield Product("experts", "moe", kinds, **sizes, experts=(layer.experts.num_experts, layer.experts.top_k))
+        size, inner, num_experts = layer.experts.size, layer.experts.inner_size, layer.experts.num_experts
+        yield Product("experts", "moe", kinds, size, inner, (num_experts, layer.experts.top_k))
     if layer.attention is not None:
         keys = "s8_row" if kv_cache_dtype == "int8" else "same"
         group = layer.attention.num_heads // layer.attention.num_kv_heads
@@ -77,8 +80,10 @@ def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) ->
 
 def _of_matrix(model: ModelSpec, weight: Weight) -> Iterator[Product]:
     name = "LM head" if weight.is_lm_head else " + ".join(_last_words(name) for name in weight.names)
+    chosen = model.quantization
+    lhs = "int8" if isinstance(chosen, Quantization) and chosen.quantises_inputs(weight) else None
     for kind, rows in _kinds(model, weight):
-        yield Product(name, "linear", (kind,), weight.in_size, rows)
+        yield Product(name, "linear", (kind,), weight.in_size, rows, lhs=lhs)
 
 
 def _last_words(name: str) -> str:
@@ -138,4 +143,4 @@ def explain_rows(
 
 
 def _problem(product: Product, dtype: str, deterministic: bool) -> Problem:
-    return Problem(product.op, dtype, product.weights, product.k, deterministic)
+    return Problem(product.op, product.lhs or dtype, product.weights, product.k, deterministic)

@@ -1,4 +1,4 @@
-"""Cost of quantised weights, keys and values: a comparison of their logits with those without."""
+"""Cost of quantised weights, activations, keys and values: a comparison of their logits with those without."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.arrays import host_values
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
+from ostinato.plan.quantization import weights_alone
 from ostinato.verify.engine_configs import plain_config, with_cache
 from ostinato.verify.reference_run import text_logits
 
@@ -38,18 +39,19 @@ class LogitLoss:
 def exact_config(config: EngineConfig) -> EngineConfig:
     """Return the settings of the model that is not quantised.
 
-    If only keys and values are quantised, the weights stay the same. ConfigError if nothing is quantised.
+    If only activations, keys and values are quantised, the weights stay the same. ConfigError if nothing is quantised.
     """
     keeps_weights = config.quantization in ("auto", "none")
-    if keeps_weights and config.kv_cache_dtype == "auto":
+    if keeps_weights and config.kv_cache_dtype == config.activation_dtype == "auto":
         message = (
-            f"logits are compared with those of the weights before they were quantised, or of keys and values that are "
-            f"not; quantization {config.quantization} quantises none, and kv_cache_dtype is auto"
+            f"logits are compared with those of the weights before they were quantised, or of activations, keys and "
+            f"values that are not; quantization {config.quantization} quantises none, and activation_dtype and "
+            "kv_cache_dtype are auto"
         )
         remedies = [Remedy("quantization", "int8"), Remedy("quantization", "int4"), Remedy("kv_cache_dtype", "int8")]
         raise ConfigError(message, remedies)
     weights = config.quantization if keeps_weights else "none"
-    return config.with_settings(quantization=weights, kv_cache_dtype="auto")
+    return config.with_settings(quantization=weights, activation_dtype="auto", kv_cache_dtype="auto")
 
 
 def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text]) -> LogitLoss:
@@ -59,7 +61,8 @@ def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text
     the checkpoint itself is quantised, so that there are no other weights.
     """
     stored = engine.spec.stored_quantization
-    has_others = stored is None or engine.spec.quantization not in map(stored.quantization, ((), tuple(BLOCK_FORMATS)))
+    weights = weights_alone(engine.spec.quantization)
+    has_others = stored is None or weights not in map(stored.quantization, ((), tuple(BLOCK_FORMATS)))
     if exact.quantization == "none" and not has_others:
         message = "the checkpoint holds quantised weights alone: there are no others to compare their logits with"
         raise ConfigError(message)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ostinato.ops.quant import dequantize as in_blocks
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import Blocks
-from ostinato.ops.sizes import DEQUANT_SLAB
+from ostinato.ops.sizes import DEQUANT_SLAB, INT8_LEAST_EXPONENT, MAX_INT8
 
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +86,7 @@ def linear(
     group_size: int | None = None,
     blocks: Blocks | None = None,
     order: torch.Tensor | None = None,
+    int8_activations: bool = False,
 ) -> torch.Tensor:
     """Return activation((x W^T + bias) * scale) + residual.
 
@@ -95,7 +96,8 @@ def linear(
     `out_dtype` if that is given. With `weight_scale` float32 [out] or [out, groups], `weight` is int8 (see
     `ops.quant.quantize`) and multiplied exactly. With `blocks`, `weight` is uint8, with its rows in these formats one
     after the other (see `ops.quant.block_formats`), and multiplied exactly too. `order` int32 [in] maps each element of
-    a weight row to its input; without it, element i belongs to input i.
+    a weight row to its input; without it, element i belongs to input i. With `int8_activations`, `x` is quantised too
+    (see `quantize_tokens`); weights are int8 with a scale per row.
 
     `x` may have heads, [tokens, heads, in]: each is multiplied by its own rows of `weight` [heads * out, in], without
     more steps -> [tokens, heads, out].
@@ -109,6 +111,8 @@ def linear(
         y = _product(x, in_blocks.slabs(weight, blocks, x.shape[1]), bias)
     elif weight_scale is None:
         y = F.linear(x, weight, bias)
+    elif int8_activations:
+        y = _int8_product(x, weight, weight_scale, bias)
     else:
         y = _quantized_product(x, weight, weight_scale, group_size, bias)
     if out_dtype is not None:
@@ -132,6 +136,36 @@ def _quantized_product(
     rows = max(1, DEQUANT_SLAB // weight.shape[1])
     parts = zip(weight.split(rows), weight_scale.to(wide).split(rows), strict=True)
     return _product(x, (quantize.dequantize(slab, scale, group_size) for slab, scale in parts), bias)
+
+
+def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise each token of `x` [tokens, in] -> int8 [tokens, in], and scales float32 [tokens].
+
+    x = scale * integer, and the largest magnitude becomes 127: integer = x * (127 / largest), rounded to nearest, ties
+    to even; scale = largest / 127 (absmax; Dettmers et al. 2022, arXiv 2208.07339, section 2.1). A token without
+    magnitudes above 2 to the power of `INT8_LEAST_EXPONENT` counts as zeros. With an element that is not finite, the
+    scale is NaN and so are all of the token's results.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True) if x.shape[-1] else wide.new_zeros(len(x), 1)
+    is_finite, counts = largest.isfinite(), largest > 2.0**INT8_LEAST_EXPONENT
+    # A number over a tensor is its reciprocal times the number in torch, with two roundings.
+    factor = torch.where(is_finite & counts, torch.full_like(largest, MAX_INT8) / largest, 0.0)
+    scale = torch.where(is_finite, torch.where(counts, largest / MAX_INT8, 0.0), torch.nan)
+    integers = torch.where(is_finite, (wide * factor).round(), 0.0).to(torch.int8)
+    return integers, scale.squeeze(-1)
+
+
+def _int8_product(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the product of int8 tokens and rows, exact before it is scaled, plus bias, in the dtype of `x`."""
+    integers, scale = quantize_tokens(x)
+    rows = max(1, DEQUANT_SLAB // weight.shape[1])
+    # float64 holds each sum of up to `INT8_MAX_K` products.
+    sums = [F.linear(integers.double(), slab.double()) for slab in weight.split(rows)]
+    y = torch.cat(sums, dim=1).float() * scale[:, None] * weight_scale
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def _product(x: torch.Tensor, slabs: Iterable[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:

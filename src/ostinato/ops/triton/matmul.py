@@ -373,8 +373,10 @@ def linear(
     group_size: int | None = None,
     blocks: Blocks | None = None,
     order: torch.Tensor | None = None,
+    int8_activations: bool = False,
 ) -> torch.Tensor:
     """Compute `ops.linear`; its reference documents arguments and result."""
+    assert not int8_activations, "the plan quantises activations on CPUs alone"
     if x.dim() == 3:
         return torch.bmm(x.transpose(0, 1), weight.unflatten(0, (x.shape[1], -1)).mT).transpose(0, 1).contiguous()
     out_dtype = x.dtype if out_dtype is None else out_dtype
