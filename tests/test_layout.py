@@ -111,6 +111,7 @@ LOOK_UPS = {"is_file", "is_dir", "exists", "is_symlink", "glob", "rglob", "expan
 """Methods of `Path` that raise where a folder cannot be searched, or a home is not known."""
 
 
+@pytest.mark.slow
 def test_the_file_system_is_looked_up_in_one_place() -> None:
     calls = [
         f"{name}: {ast.unparse(node)}"

@@ -28,6 +28,7 @@ def test_the_page_has_the_files_of_a_decode_step(tool: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "most"), [({"overlap": "off"}, 24), ({"overlap": "on"}, 24), ({"tensor_parallel_size": 2}, 30)]
 )
+@pytest.mark.slow
 def test_a_decode_step_passes_few_files(tool: dict[str, Any], settings: dict[str, Any], most: int) -> None:
     files = tool["trace_step"](**settings).files
     assert {"engine/core.py", "runner/model_runner.py", "sampling/sampler.py"} <= set(files)

@@ -230,6 +230,7 @@ def test_an_error_in_a_process_is_raised_in_the_one_that_asked() -> None:
     assert [(remedy.setting, remedy.value) for remedy in refused.value.remedies] == [("max_num_seqs", 1)]
 
 
+@pytest.mark.slow
 def test_a_comparison_runs_both_engines_on_every_batch_size(tmp_path: Path) -> None:
     config = json.loads((checkpoint("nemotron_h_dense") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))

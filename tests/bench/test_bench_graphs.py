@@ -265,6 +265,7 @@ def test_prefill_off_stride_runs_in_graphs_and_is_compared() -> None:
     assert report["ratio"]["min"] <= report["ratio"]["median"] <= report["ratio"]["max"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--max-num-seqs", "3", "--prompt-len", "4", "--rounds", "1"]
     printed = []

@@ -46,6 +46,7 @@ def config(name: str = "nemotron_h_dense", **settings: Any) -> EngineConfig:
 
 @needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str) -> None:
     made = config(dtype=dtype)
     plan = plan_of(made)
@@ -81,6 +82,7 @@ def test_without_native_kernels_there_is_nothing_to_measure() -> None:
 
 
 @needs_native
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

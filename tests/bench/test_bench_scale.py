@@ -45,6 +45,7 @@ def calls(run: Callable[[], object]) -> int:
     [(filled_with_requests, 10, 2000), (filled_with_blocks, 128, 8192)],
     ids=["waiting", "cached"],
 )
+@pytest.mark.slow
 def test_a_step_does_not_look_at_what_waits_or_is_cached(
     fill: Callable[[int], FakeEngine], few: int, many: int
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_step_does_not_look_at_what_waits_or_is_cached(
         assert calls(of_few.step) == calls(of_many.step)
 
 
+@pytest.mark.slow
 def test_what_a_prompt_costs_does_not_grow_with_the_rows_beside_it() -> None:
     def each(max_num_seqs: int) -> float:
         engine, prompts = FakeEngine(0, max_num_seqs), 512

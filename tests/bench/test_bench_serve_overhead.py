@@ -128,6 +128,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
     assert "threads" in failed.value.message
 
 
+@pytest.mark.slow
 def test_the_report_has_both_the_same_answers_and_what_each_part_takes_of_the_processor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_file_without_prompts_is_an_error(tmp_path: Path) -> None:
         make_prompts(EngineConfig(model="demo"), bench_of(tmp_path / "missing"))
 
 
+@pytest.mark.slow
 def test_the_report_has_every_number_of_drafts_and_the_controllers_choice(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "speculative", str(checkpoint("nemotron_h")), "--method", "ngram", "--num-drafts", "2,1"]
     sizes = ["--batch-sizes", "1,2", "--rounds", "1", "--prompt-len", "9", "--output-len", "12"]

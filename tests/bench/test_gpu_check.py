@@ -61,6 +61,7 @@ COVERED = replace(
 )
 
 
+@pytest.mark.slow
 def test_a_check_runs_in_a_process_of_its_own_and_its_mistake_is_told() -> None:
     """Here, the graphs of decode steps, of which one size has none."""
     done = measure_apart(COVERED, 600, ROOT)
@@ -76,6 +77,7 @@ def test_a_check_runs_in_a_process_of_its_own_and_its_mistake_is_told() -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.slow
 def test_kernels_are_compiled_in_a_process_of_their_own_and_its_mistake_is_told() -> None:
     toy = ["--engines", "bfloat16", "--capability", "90", "--kernel", "embedding", "--jobs", "1"]
     check = replace(named("compile"), options={"arguments": [*toy, "benchmarks/models/nemotron-h-300m"]})

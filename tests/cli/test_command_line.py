@@ -116,6 +116,7 @@ def test_the_model_stands_first(capsys: pytest.CaptureFixture[str], command: str
     assert "no/such/model" in err
 
 
+@pytest.mark.slow
 def test_flags_and_commands_are_completed() -> None:
     for words, position, found in (("ostinato ser", 1, "serve"), ("ostinato serve --max-num-s", 2, "--max-num-seqs")):
         asked = {"_OSTINATO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
@@ -311,6 +312,7 @@ def test_the_first_argument_of_generate_may_be_the_model(
     assert (status, message in err) == (2, True), err
 
 
+@pytest.mark.slow
 def test_errors_of_values_and_names_come_before_torch_is_imported(tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -378,6 +380,7 @@ LIMITS = {
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.fixed_dictionaries({}, optional=LIMITS))
+@pytest.mark.slow
 def test_every_remedy_that_is_printed_works(capsys: pytest.CaptureFixture[str], flags: dict[str, str]) -> None:
     """Typed in place of the flag, it makes what did not fit fit; a value that is none is complained of no more, though
     another setting may be."""

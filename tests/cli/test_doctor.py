@@ -10,6 +10,7 @@ from ostinato.cli import doctor
 from ostinato.cli.main import main
 
 
+@pytest.mark.slow
 def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_path, capsys):
     parts = doctor.make_parts({"model": "demo", "max_num_seqs": 2}, 10)
     assert [part.title for part in parts] == ["plan", "answers", "verify", "speed"]

@@ -41,6 +41,7 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
 
 
 @needs_full
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("{}")

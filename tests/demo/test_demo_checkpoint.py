@@ -142,6 +142,7 @@ def test_the_question_is_answered_in_a_chat_and_bare(model: NemotronHForCausalLM
     assert text.endswith("<|end|>")
 
 
+@pytest.mark.slow
 def test_held_out_problems_are_answered(model: NemotronHForCausalLM):
     problems = held_out(0, 12)
     right = [extract_result(answer(model, f"Q: {p.question}\nA:")) == p.result for p in problems]
@@ -159,6 +160,7 @@ def test_a_fourth_question_is_answered(model: NemotronHForCausalLM):
     assert extract_result(answer(model, chat(messages[:-1]))) == problems[-1].result
 
 
+@pytest.mark.slow
 def test_the_head_drafts_what_the_model_writes():
     for shares in drafted(DIRECTORY, held_out(0, 30)).values():
         assert all(share >= least for share, least in zip(shares, (0.99, 0.97, 0.95, 0.93), strict=True)), shares

@@ -54,6 +54,7 @@ def test_the_same_scene_gives_the_same_pixels_and_another_grain_others():
     assert draw(first).tobytes() != draw(other).tobytes()
 
 
+@pytest.mark.slow
 def test_training_never_draws_what_is_held_out_and_evaluation_draws_nothing_else():
     assert not any(is_held_out(item.content) for item in shown(training_conversations(3000)))
     for family in FAMILIES:
@@ -160,6 +161,7 @@ def test_every_question_has_its_answer_in_the_scene():
                 assert question.answer == turn.shown[0].description
 
 
+@pytest.mark.slow
 def test_every_kind_of_question_and_conversation_is_in_training():
     conversations = training_conversations(4000)
     asked = Counter(turn.question.family for conversation in conversations for turn in conversation)
@@ -170,6 +172,7 @@ def test_every_kind_of_question_and_conversation_is_in_training():
     assert any(turn.shown for conversation in conversations for turn in conversation[1:])
 
 
+@pytest.mark.slow
 def test_yes_and_no_are_about_as_often_right():
     answers = Counter(
         turn.question.answer

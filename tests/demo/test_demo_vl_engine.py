@@ -54,6 +54,7 @@ def messages(conversation: Conversation) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("family", "least"), [("question", 17), ("talk", 16), ("another", 17), ("two", 17), ("clip", 17)]
 )
+@pytest.mark.slow
 def test_held_out_conversations_are_answered(llm: LLM, family: str, least: int):
     conversations = held_out(0, 20, family)
     outputs = llm.chat([messages(conversation) for conversation in conversations], GREEDY)
@@ -62,6 +63,7 @@ def test_held_out_conversations_are_answered(llm: LLM, family: str, least: int):
     assert sum(right) >= least, [(text, talk[-1]) for text, talk in zip(answers, conversations, strict=True)]
 
 
+@pytest.mark.slow
 def test_chat_describes_a_picture_from_a_file(
     picture: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -85,12 +87,14 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_eval_asks_a_model_that_sees_about_drawings(evaluate: Callable[..., Any]):
     report = evaluate("--num-problems", "20", "--max-tokens", "32")
     assert report["asked"] == "drawings"
     assert report["correct"] >= 17
 
 
+@pytest.mark.slow
 def test_eval_refuses_to_compare_logits_of_a_model_that_sees(evaluate: Callable[..., Any]):
     report = evaluate("--num-problems", "1", "--compare-logits", "--quantization", "int8")
     assert "text alone" in report["error"]["message"]

@@ -47,6 +47,7 @@ def test_patches_are_those_of_the_processor_that_the_checkpoint_names():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_the_quicker_forward_has_the_loss_and_gradients_of_transformers(tokenizer: Tokenizer, family: str):
     torch.manual_seed(0)
     config = hf_config(tokenizer.get_vocab_size(), special_ids(tokenizer))
@@ -91,6 +92,7 @@ def test_a_tokens_label_is_the_shape_that_it_sees():
     assert (labels[..., 0] == blue_star[0]).sum() == 2
 
 
+@pytest.mark.slow
 def test_the_encoder_learns_from_the_labels(tokenizer: Tokenizer):
     torch.manual_seed(0)
     config = hf_config(tokenizer.get_vocab_size(), special_ids(tokenizer))
@@ -108,6 +110,7 @@ def test_the_encoder_learns_from_the_labels(tokenizer: Tokenizer):
     assert min(losses[-3:]) < 0.95 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_is_gone_on_with_by_a_longer_schedule(tokenizer: Tokenizer, tmp_path: Path):
     config = hf_config(tokenizer.get_vocab_size(), special_ids(tokenizer))
     for steps in (1, 3):

@@ -48,6 +48,7 @@ async def nothing_is_left(llm: AsyncLLM) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_overlapping_calls_give_what_llm_gives() -> None:
     messages = [{"role": "user", "content": "hi"}]
     with LLM(str(text_checkpoint()), **ALIKE) as plain:
@@ -73,6 +74,7 @@ def test_overlapping_calls_give_what_llm_gives() -> None:
     run(use)
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_or_left_early_ends_its_requests() -> None:
     async def use(llm: AsyncLLM) -> None:
         calls = [asyncio.create_task(llm.generate(PROMPTS, params(1, max_tokens=80))) for _ in range(3)]
@@ -90,6 +92,7 @@ def test_what_is_cancelled_or_left_early_ends_its_requests() -> None:
     run(use)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_cannot_be_served_is_refused_and_the_others_of_its_call_end() -> None:
     async def use(llm: AsyncLLM) -> None:
         with pytest.raises(RequestError, match=r"prompt 2 of 3: .*max_model_len"):
@@ -102,6 +105,7 @@ def test_a_prompt_that_cannot_be_served_is_refused_and_the_others_of_its_call_en
     run(use)
 
 
+@pytest.mark.slow
 def test_calls_that_wait_are_told_of_the_end_and_later_ones_too() -> None:
     async def main() -> None:
         llm = AsyncLLM(str(text_checkpoint()), **ALIKE)
@@ -123,6 +127,7 @@ def test_calls_that_wait_are_told_of_the_end_and_later_ones_too() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_it_belongs_to_one_loop() -> None:
     async def use(llm: AsyncLLM) -> None:
         def elsewhere() -> None:
@@ -139,6 +144,7 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
         AsyncLLM("demo", max_num_seq=4)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_an_llm() -> None:
     async def use(llm: AsyncLLM) -> list[np.ndarray]:
         return [*await llm.embed(PROMPTS), *await llm.embed(PROMPTS[0], pooling="mean", dimensions=8)]
@@ -149,6 +155,7 @@ def test_embeddings_are_those_of_an_llm() -> None:
         np.testing.assert_allclose(vector, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_sampling_params_is_another_name_of_params_and_no_variable_of_a_template() -> None:
     async def use(llm: AsyncLLM) -> None:
         messages, few = (

@@ -61,6 +61,7 @@ def kept() -> tuple[Counter[str], dict[int, int]]:
     return types, lengths
 
 
+@pytest.mark.slow
 def test_objects_and_containers_do_not_grow_with_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_EVICTED_KEYS", 16)
     config = EngineConfig(

@@ -114,6 +114,7 @@ def test_a_thousand_damaged_exports_are_all_refused_and_change_nothing() -> None
     assert finish(engine, data) == expected
 
 
+@pytest.mark.slow
 def test_nonsense_under_a_right_checksum_is_refused_or_served_and_never_breaks_the_engine() -> None:
     """Whoever makes such bytes may have any tokens; the engine stays as it was."""
     engine, chance = make_engine(), random.Random(6)

@@ -224,6 +224,7 @@ def cached_files(directory: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("how", ["LLM", "AsyncLLM"])
+@pytest.mark.slow
 def test_a_program_that_ends_without_closing_leaves_its_prefix_cache_in_files(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(text_checkpoint()), str(tmp_path), how, TEXT, repr(SETTINGS)]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)

@@ -285,6 +285,7 @@ def test_a_fork_is_told_to_spawn(llm: LLM) -> None:
     assert alone(llm, 0) == alone(llm, 0)
 
 
+@pytest.mark.slow
 def test_a_spawned_process_has_an_llm_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -58,6 +58,7 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return [cell.outputs for cell in book.cells]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_models_plans_and_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan, output, completion, streamed, from_async = executed(tmp_path, monkeypatch)
     shown = [cell[-1]["data"] for cell in (model, plan, output, completion)]

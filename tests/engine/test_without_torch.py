@@ -96,11 +96,13 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_nothing_imports_torch(name: str) -> None:
     done = run(PROGRAMS[name] + "\nimport sys; assert 'torch' not in sys.modules, 'it was imported'")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_where_torch_is_not_installed_an_engine_runs() -> None:
     done = run(WITHOUT + PROGRAMS["requests of all kinds"])
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
@@ -119,6 +121,7 @@ def test_what_needs_torch_says_so_with_the_command(settings: dict[str, object], 
     assert f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'" in last
 
 
+@pytest.mark.slow
 def test_a_command_that_needs_torch_says_so() -> None:
     command = "from ostinato.cli.main import main; main(['bench', 'profile', 'demo'])"
     done = run(f"{WITHOUT}\n{command}")

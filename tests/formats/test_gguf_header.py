@@ -122,6 +122,7 @@ def test_tensors_that_overlap_are_an_error_that_names_one(file: Path, tmp_path: 
         read_header(patched(file, tmp_path / "patched.gguf", at, "<Q", 32))
 
 
+@pytest.mark.slow
 def test_random_damage_gives_a_header_or_an_error(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
     end = min(place.begin for place in read_header(file).tensors.values())
@@ -155,6 +156,7 @@ def array_of(name: bytes, kind: int, count: int, values: bytes) -> bytes:
     return text(name) + struct.pack("<IIQ", 9, kind, count) + values
 
 
+@pytest.mark.slow
 def test_a_list_of_short_texts_takes_little_more_than_twice_its_bytes(tmp_path: Path) -> None:
     count = 300_000
     path = crafted(

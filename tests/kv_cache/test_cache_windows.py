@@ -278,6 +278,7 @@ def test_an_answer_that_ends_inside_a_window_is_hit_at_its_last_boundary(
     spacing=st.sampled_from([B, 2 * B, 100 * B]),
     conversation=st.lists(turns, min_size=2, max_size=5),
 )
+@pytest.mark.slow
 def test_each_turn_hits_as_much_with_speculation_as_without_however_the_one_before_it_ended(
     mode: StateCacheMode, kind: Kind, k: int, spacing: int, conversation: list[Turn]
 ) -> None:

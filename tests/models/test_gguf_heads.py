@@ -74,6 +74,7 @@ def test_a_head_drafts_as_from_the_checkpoint(
         torch.testing.assert_close(logits, expected[place], atol=1e-4 * expected[place].abs().max().item(), rtol=0)
 
 
+@pytest.mark.slow
 def test_every_way_to_run_a_file_with_its_head_gives_the_same(folder: Path) -> None:
     settings = {"model": str(file_of(folder, HEADED[0])), "threads": 1, "speculative": f"mtp:{K}"}
     report = verify(settings, Trial(extent="quick", num_prompts=1, max_tokens=8), lambda what, done, total: None)

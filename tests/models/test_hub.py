@@ -71,6 +71,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
         yield Person(hub, tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_a_plan_fetches_the_config_alone_and_once(person: Person) -> None:
     assert person.plan("someone/text")["model"]["architecture"] == "nemotron_h"
     assert person.hub.files_asked() == ["config.json"]
@@ -78,6 +79,7 @@ def test_a_plan_fetches_the_config_alone_and_once(person: Person) -> None:
     assert person.hub.files_asked() == ["config.json"]
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_generates_and_then_needs_no_network(person: Person) -> None:
     prompt = ["generate", "--raw", "ab", "--max-tokens", "3", "--model", "someone/text", "--json", *SMALL]
     fetched = person.run(*prompt)
@@ -90,6 +92,7 @@ def test_a_model_of_the_hub_generates_and_then_needs_no_network(person: Person) 
     assert person.run(*prompt, HF_HUB_OFFLINE="1").stdout == fetched.stdout
 
 
+@pytest.mark.slow
 def test_a_file_of_a_repository_is_fetched_alone_and_a_tokenizer_too(person: Person) -> None:
     assert person.plan("someone/text_GGUF:sub/m.gguf")["model"]["architecture"] == "llama"
     assert person.hub.files_asked() == ["sub/m.gguf"]
@@ -102,6 +105,7 @@ def test_a_file_of_a_repository_is_fetched_alone_and_a_tokenizer_too(person: Per
     assert "model.safetensors" not in person.hub.files_asked()
 
 
+@pytest.mark.slow
 def test_files_are_kept_in_the_hubs_cache_or_in_a_given_place_where_its_own_commands_find_them(
     person: Person, tmp_path: Path
 ) -> None:
@@ -125,6 +129,7 @@ def test_files_are_kept_in_the_hubs_cache_or_in_a_given_place_where_its_own_comm
     assert list(other.rglob("model.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_or_a_file_is_fetched_to_be_used_later(person: Person) -> None:
     done = person.run("fetch", "someone/text")
     assert done.returncode == 0, done.stderr
@@ -138,6 +143,7 @@ def test_a_checkpoint_or_a_file_is_fetched_to_be_used_later(person: Person) -> N
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_says_what_to_look_at(person: Person) -> None:
     message = person.refused("plan", "someone/nothing")
     assert "the hub has no model of that name that you may see" in message
@@ -145,6 +151,7 @@ def test_a_name_that_is_not_there_says_what_to_look_at(person: Person) -> None:
     assert "hf cache ls --cache-dir here" in person.refused("plan", "someone/nothing", "--download-dir", "here")
 
 
+@pytest.mark.slow
 def test_a_revision_that_is_not_there_is_named_with_its_remedy(person: Person) -> None:
     message = person.refused("plan", "someone/text", "--revision", "v9")
     assert "someone/text on the hub has no branch, tag or commit 'v9'" in message
@@ -153,6 +160,7 @@ def test_a_revision_that_is_not_there_is_named_with_its_remedy(person: Person) -
 
 
 @pytest.mark.parametrize("token", [{}, {"HF_TOKEN": "anothers"}])
+@pytest.mark.slow
 def test_a_gated_model_says_how_to_be_let_in(person: Person, token: dict[str, str]) -> None:
     person.hub.gated.add("someone/text")
     message = person.refused("plan", "someone/text", **token)
@@ -163,6 +171,7 @@ def test_a_gated_model_says_how_to_be_let_in(person: Person, token: dict[str, st
 
 
 @pytest.mark.parametrize("environment", [{"HF_ENDPOINT": NOWHERE}, {"HF_HUB_OFFLINE": "1"}])
+@pytest.mark.slow
 def test_without_a_network_a_model_that_is_not_here_says_so(person: Person, environment: dict[str, str]) -> None:
     message = person.refused("plan", "someone/text", **environment)
     assert "not all of its files are here; the hub cannot be reached" in message
@@ -207,6 +216,7 @@ def ranges_of(person: Person) -> list[str | None]:
     return [each for method, path, each in person.hub.asked if method == "GET" and "safetensors" in path]
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_is_gone_on_with_where_it_stopped(person: Person) -> None:
     part = interrupted(person, 25 * 2**20)
     begun = part.stat().st_size
@@ -219,6 +229,7 @@ def test_a_command_that_was_killed_is_gone_on_with_where_it_stopped(person: Pers
     assert len(ranges_of(person)) == 2
 
 
+@pytest.mark.slow
 def test_a_part_that_is_damaged_is_fetched_anew(person: Person) -> None:
     part = interrupted(person, 25 * 2**20)
     with part.open("r+b") as file:
@@ -232,6 +243,7 @@ def test_a_part_that_is_damaged_is_fetched_anew(person: Person) -> None:
     assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == LARGE
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_to_one_part(person: Person) -> None:
     part = interrupted(person, 25 * 2**20)
     begun = part.stat().st_size
@@ -242,6 +254,7 @@ def test_two_processes_do_not_write_to_one_part(person: Person) -> None:
     assert (part.stat().st_size, ranges_of(person)) == (begun, [None, None])
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_down_can_be_asked_again(person: Person) -> None:
     person.hub.down = True
     assert "the hub cannot be reached to fetch them" in person.refused("plan", "someone/text")
@@ -258,6 +271,7 @@ def test_a_place_where_nothing_can_be_kept_is_named(person: Person, tmp_path: Pa
     assert "--download-dir" in message
 
 
+@pytest.mark.slow
 def test_on_a_terminal_there_is_a_bar(person: Person) -> None:
     terminal, their_end = pty.openpty()
     fcntl.ioctl(their_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))

@@ -134,6 +134,7 @@ def is_mapped(tensor: torch.Tensor, file: Path) -> bool:
         pytest.param(torch.float32, 0, id="converted"),
     ],
 )
+@pytest.mark.slow
 def test_loading_takes_at_most_30_percent_more_than_the_weights(
     dtype: torch.dtype | None, offset: int, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_loading_takes_at_most_30_percent_more_than_the_weights(
     assert_peak(tmp_path, "checkpoint")
 
 
+@pytest.mark.slow
 def test_random_weights_take_at_most_30_percent_more_than_themselves(tmp_path: Path) -> None:
     assert_peak(configure(tmp_path, LARGE), "random")
 

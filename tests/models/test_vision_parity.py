@@ -161,6 +161,7 @@ def test_graphs_change_nothing(name: str, graph_mode: str, encoder_graphs: str) 
 
 @pytest.mark.parametrize("graph_mode", GRAPHS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_drafts_stand_where_tokens_stand_that_follow_images(name: str, graph_mode: str) -> None:
     """The text's own drafts, and those of a proposer that is right but for each fifth token."""
     for proposer in ("own", "mostly right"):
@@ -175,6 +176,7 @@ def test_drafts_stand_where_tokens_stand_that_follow_images(name: str, graph_mod
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_preempted_requests_take_their_images_again(name: str) -> None:
     """Without a prefix cache they compute all of them; the encoder cache has room for some."""
     engine = make_engine(

@@ -97,6 +97,7 @@ def serve(engine: EngineCore, cases: dict[int, Case], after_step: Callable[[Engi
 @pytest.mark.parametrize("encoder_graph_mode", ["none", "always"])
 @pytest.mark.parametrize("graph_mode", GRAPHS)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.slow
 def test_what_nobody_has_written_never_reaches_a_logit(name: str, graph_mode: str, encoder_graph_mode: str) -> None:
     """The same steps with and without poison after each of them give the same bits."""
     plain, poisoned = (small_engine(name, graph_mode, encoder_graph_mode) for _ in range(2))

@@ -425,6 +425,7 @@ def test_experts_in_blocks_agree(
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
 @fewer
 @given(names, names, st.integers(1, 40), dtypes, seeds)
+@pytest.mark.slow
 def test_in_a_fixed_order_experts_give_a_token_the_bits_that_it_has_alone(
     isa: str, of_up: str, of_down: str, tokens: int, dtype: torch.dtype, seed: int
 ) -> None:

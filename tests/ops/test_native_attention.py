@@ -176,6 +176,7 @@ ROWS = st.builds(
     image=st.none() | st.tuples(st.integers(-5, 130), st.integers(1, 140)),
 )
 @examples(300)
+@pytest.mark.slow
 def test_every_token_gets_what_its_formula_says_and_padding_zeros(
     isa: str,
     rows: list[Row],

@@ -123,6 +123,7 @@ def process(code: str, isa: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("isa", SETS[:1])
+@pytest.mark.slow
 def test_a_process_that_was_forked_makes_threads_of_its_own(isa: str) -> None:
     code = """
 assert meet(2, 100)
@@ -140,6 +141,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("isa", SETS[:1])
 @pytest.mark.parametrize("turns", WAITS)
+@pytest.mark.slow
 def test_threads_that_are_stopped_and_continued_at_any_moment_lose_no_wake_up(isa: str, turns: int) -> None:
     code = f"""
 extension.set_spin_turns({turns})

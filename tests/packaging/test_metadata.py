@@ -54,6 +54,7 @@ def source_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
+@pytest.mark.slow
 def test_the_source_archive_has_what_a_build_reads_and_nothing_else(source_archive: Path) -> None:
     with tarfile.open(source_archive) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}

@@ -204,6 +204,7 @@ def test_damaged_files_are_computed_again_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_reading")
 @pytest.mark.parametrize("name", ["nemotron_h", "qwen3", "gemma3_text", "mistral"])
+@pytest.mark.slow
 def test_whatever_happens_to_files_the_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     chance = random.Random(11)
     cases = [decided_case(name, length) for length in (PROMPT, 130, 144)]

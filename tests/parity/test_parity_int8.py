@@ -110,6 +110,7 @@ def test_a_block_that_comes_back_from_a_file_brings_its_scales(tmp_path: Path, m
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_request_that_moves_takes_its_scales_along() -> None:
     here, there = int8_engine("nemotron_h"), int8_engine("nemotron_h")
     case = int8_case("nemotron_h")

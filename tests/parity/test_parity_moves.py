@@ -235,6 +235,7 @@ def test_a_prefix_that_is_there_already_is_shared_and_not_written() -> None:
     assert len(written) == 1  # that of the last tokens
 
 
+@pytest.mark.slow
 def test_samples_guides_penalties_and_stop_strings_go_on_as_they_would_have() -> None:
     wishes = [
         SamplingParams(temperature=0.9, n=3, max_tokens=40, ignore_eos=True, logprobs=2),

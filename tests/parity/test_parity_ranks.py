@@ -87,6 +87,7 @@ def marked(quick: list[tuple[str, int]]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "llama"])
+@pytest.mark.slow
 def test_ranks_take_a_step_ahead_and_give_the_tokens_of_transformers(name: str) -> None:
     """The other ranks get the tokens that the first one has sampled and not yet read."""
     engine = in_ranks(name, 2, overlap="on", max_num_batched_tokens=64)
@@ -194,6 +195,7 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
 @pytest.mark.parametrize(
     "architecture", [pytest.param(name, marks=() if name == "mamba2" else pytest.mark.ranks) for name in FILES]
 )
+@pytest.mark.slow
 def test_ranks_answer_from_a_gguf_file_as_one_process_does(architecture: str, tmp_path: Path) -> None:
     """With its tokenizer and its template, greedy and sampled."""
     pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
@@ -238,6 +240,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, shares_memory: bool) -> None:
         monkeypatch.setattr("ostinato.distributed.shared_memory.has_shared_memory", lambda: False)
 
 
+@pytest.mark.slow
 def test_ranks_pack_their_parts_of_a_checkpoint_and_a_hit_has_the_bits_of_the_cold_prompt() -> None:
     settings = {"ssm_checkpoint_dtype": "int8", "deterministic": True, "graph_mode": "none", "max_num_seqs": 3}
     engine = make_engine("nemotron_h", tensor_parallel_size=2, state_block_size=32, **settings)
@@ -286,6 +289,7 @@ def test_a_rank_that_dies_ends_the_engine_with_a_message(shares_memory: bool, mo
             llm.generate([[5, 6, 7]], params)
 
 
+@pytest.mark.slow
 def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = in_ranks("llama", 2)
     processes = pids(engine)
@@ -301,6 +305,7 @@ def test_what_interrupts_a_step_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert not engine.scheduler.has_unfinished
 
 
+@pytest.mark.slow
 def test_an_error_between_two_chunks_of_logits_ends_its_request_and_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks compute the chunks that are left, and so must the first."""
     engine = in_ranks("llama", 2)
@@ -335,6 +340,7 @@ def waiting_engine(monkeypatch: pytest.MonkeyPatch, patience: float, shares_memo
 
 
 @WAYS
+@pytest.mark.slow
 def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(
     shares_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +353,7 @@ def test_a_rank_that_lives_and_does_not_come_ends_the_engine_with_a_message(
         engine.check_ranks()
 
 
+@pytest.mark.slow
 def test_a_rank_that_lives_and_takes_nothing_ends_the_engine_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given more than lies in a pipe."""
     engine = waiting_engine(monkeypatch, 0.5, True)
@@ -357,6 +364,7 @@ def test_a_rank_that_lives_and_takes_nothing_ends_the_engine_with_a_message(monk
     assert not any(is_running(pid) for pid in processes)
 
 
+@pytest.mark.slow
 def test_ranks_end_where_their_engine_cannot_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[int] = []
     close = LeaderRank.close
@@ -373,6 +381,7 @@ def test_ranks_end_where_their_engine_cannot_begin(monkeypatch: pytest.MonkeyPat
     assert not any(is_running(pid) for pid in started)
 
 
+@pytest.mark.slow
 def test_ranks_end_where_an_engine_that_closes_is_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = in_ranks("llama", 2, cache_dir=str(tmp_path))
     processes = pids(engine)
@@ -403,6 +412,7 @@ def test_ctrl_c_ends_all_ranks_while_one_is_waited_for(shares_memory: bool, monk
     assert not any(is_running(pid) for pid in processes)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_command_whose_other_rank_does_not_come() -> None:
     flags = ["--tensor-parallel-size", "2", "--threads", "1", "--cache-memory", "16MiB", "--max-num-seqs", "2"]
     program = (
@@ -436,6 +446,7 @@ def interrupted_later(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
+@pytest.mark.slow
 def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
     is_noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +470,7 @@ def test_a_rank_that_dies_while_ranks_come_together_is_not_waited_for(
         in_ranks("llama", 2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) -> None:
     config = EngineConfig(model=str(checkpoint("llama")), tensor_parallel_size=2, dtype="float32", device="cpu")
     spec = load_spec(config)
@@ -471,6 +483,7 @@ def test_a_rank_that_waits_for_the_others_ends_with_the_first(tmp_path: Path) ->
     assert leader._processes[0].wait(300) == 0  # it would wait for ten minutes
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_ends_when_the_first_one_is_killed() -> None:
     """While it is stopped: what watches its connection would wait to be continued."""
     program = (
@@ -501,6 +514,7 @@ def test_a_stopped_rank_ends_when_the_first_one_is_killed() -> None:
         os.close(end_of_rank)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(tmp_path: Path) -> None:
     shutil.copytree(checkpoint("llama"), tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")

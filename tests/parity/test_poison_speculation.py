@@ -62,6 +62,7 @@ def speculating_engine(
 
 
 @pytest.mark.parametrize("case", SPECULATIVE_ENGINES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.slow
 def test_what_drafts_have_left_or_lack_never_reaches_a_logit(case: tuple[str, str, str, int, str]) -> None:
     """The same steps with and without poison after each of them give the same bits, and no step writes what is not its
     rows' and their drafts' to write."""
@@ -84,6 +85,7 @@ def test_what_drafts_have_left_or_lack_never_reaches_a_logit(case: tuple[str, st
     assert_written(poisoned)
 
 
+@pytest.mark.slow
 def test_a_key_of_a_texts_first_token_would_be_seen_if_a_head_read_it() -> None:
     case = SPECULATIVE_ENGINES[1]
     engine = speculating_engine(*case, expected_outputs(case[0]))

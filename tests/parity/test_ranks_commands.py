@@ -34,6 +34,7 @@ def command(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_server_with_ranks_answers_as_one_process_does_and_ends_with_all_of_them(answer: str) -> None:
     server = Process(*RANKS)
     try:

@@ -109,6 +109,7 @@ def check(engine: EngineCore, most_times: float) -> None:
         pytest.param(LOGITS, {"dtype": "float32", "max_num_seqs": 2}, 1.3, id="logits of few rows"),
     ],
 )
+@pytest.mark.slow
 def test_steps_take_no_more_than_is_planned_for_the_kernels_that_run(
     model: tuple[str, dict[str, int]], settings: dict[str, Any], most_times: float, kernels: str, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_steps_take_no_more_than_is_planned_for_the_kernels_that_run(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow
 def test_steps_of_every_architecture_take_no_more_than_is_planned(recipe: str, kernels: str) -> None:
     skip_unless_planned(kernels)
     check(
@@ -130,6 +132,7 @@ def test_steps_of_every_architecture_take_no_more_than_is_planned(recipe: str, k
     )
 
 
+@pytest.mark.slow
 def test_graphs_and_guides_take_no_more_than_is_planned() -> None:
     engine = engine_of(checkpoint("llama"), graph_mode="full_and_piecewise")
     check(engine, most_times=10)  # what a graph computes in its arena is planned for the steps without one

@@ -260,6 +260,7 @@ def test_the_fewest_replicas_carry_the_rate_and_one_less_does_not() -> None:
     assert (less.first_token, less.per_token, less.rows, less.share >= 1) == (None, None, None, True)
 
 
+@pytest.mark.slow
 def test_a_deadline_takes_more_replicas_and_one_that_cannot_be_met_says_what_is_had() -> None:
     plain, strict = estimate(100.0), estimate(100.0, Deadline(0.1, 0.008))
     assert strict.loads[0].replicas > plain.loads[0].replicas

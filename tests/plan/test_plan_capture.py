@@ -313,6 +313,7 @@ OPS = st.sampled_from([("linear",), ("linear", "attention", *STATE_OPS)])
 
 @settings(max_examples=150, deadline=None)
 @given(configs(), st.integers(200, 20_000), st.sampled_from([cpu, gpu]), OPS)
+@pytest.mark.slow
 def test_coverage_is_complete_and_disjoint_and_agrees_with_dispatch(config, mebibytes, device, ops) -> None:
     try:
         plan = make_plan(config, replace(hybrid(), ops=ops), device(mebibytes * MIB))

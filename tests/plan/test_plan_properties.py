@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +164,7 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
 
 @settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
+@pytest.mark.slow
 def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
     plan = outcome(config, spec, device)
     if not isinstance(plan, Plan):
@@ -221,6 +223,7 @@ def check_encoder(config: EngineConfig, spec: ModelSpec, plan: Plan) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
+@pytest.mark.slow
 def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -> None:
     error = outcome(config, spec, device)
     if isinstance(error, Plan):
@@ -237,6 +240,7 @@ def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -
 
 @settings(max_examples=300, deadline=None)
 @given(configs(), models(), devices())
+@pytest.mark.slow
 def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) -> None:
     error = outcome(config, spec, device)
     # Where open limits were lowered in vain, what rounding leaves over may happen to hold the slots of given rows.
@@ -267,6 +271,7 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
 
 @settings(max_examples=300, deadline=None)
 @given(models(), devices(), st.sampled_from([None, "ngram:2", "mtp:1", "mtp:7", "draft:some/dir:3"]))
+@pytest.mark.slow
 def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device, speculative) -> None:
     open_config = EngineConfig(speculative=speculative)
     plan, tokens_per_row = outcome(open_config, spec, device), 1 + open_config.num_speculative_tokens
@@ -332,6 +337,7 @@ def smaller_settings(draw: st.DrawFn) -> dict[str, Any]:
     st.sampled_from(["piecewise", "full_decode_only", "full_and_piecewise", None]),
     smaller_settings(),
 )
+@pytest.mark.slow
 def test_what_fits_with_smaller_values_fits_with_open_ones(spec, kind, kibibytes, speculative, mode, smaller) -> None:
     """On devices whose memory is about what the least config needs."""
     asked = {"speculative": speculative, **({} if mode is None else {"graph_mode": mode})}

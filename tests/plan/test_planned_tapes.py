@@ -112,6 +112,7 @@ def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int,
     num_threads=st.sampled_from([1, 2]),
 )
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_graphs_take_what_was_planned_to_the_byte(vision, dtype, budgets, items, kernels, num_threads):
     items = min(items, *budgets)
     with threads(num_threads):

@@ -277,6 +277,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS)
+@pytest.mark.slow
 def test_every_request_ends_once_with_its_own_tokens_whatever_replicas_do(steps: list[tuple[str, int]]) -> None:
     """s: a request is sent, g: one gains, e: one ends, a: one is aborted, w: a replica does what it was told next, and
     may refuse, j: one joins, l: one is lost, d: one drains, by moving, o: an old message of a lost one comes late."""

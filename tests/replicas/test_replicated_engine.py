@@ -128,6 +128,7 @@ async def first_tokens(stream: RequestStream) -> None:
     await anext(aiter(stream))
 
 
+@pytest.mark.slow
 def test_streams_of_two_replicas_are_those_of_one_engine() -> None:
     async def run() -> None:
         one = await AsyncEngine.start(CONFIG)
@@ -149,6 +150,7 @@ def test_streams_of_two_replicas_are_those_of_one_engine() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_killed_replica_ends_what_it_had_begun_and_nothing_else() -> None:
     async def run() -> None:
         async with two_replicas() as two:
@@ -250,6 +252,7 @@ async def begun_on(two: Two, name: str, params: list[SamplingParams]) -> list[Re
 
 
 @pytest.mark.parametrize("speculative", [None, pytest.param("ngram:3", marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_streams_of_a_replica_that_drains_go_on_at_another_with_the_same_tokens(speculative: str | None) -> None:
     config = CONFIG.with_settings(max_num_seqs=8, speculative=speculative)
 
@@ -409,6 +412,7 @@ def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_was_computed_is_published_and_found_there() -> None:
     async def run() -> None:
         async with two_replicas() as two:
@@ -436,6 +440,7 @@ def test_what_was_computed_is_published_and_found_there() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_replica_notes_that_its_engine_hangs_and_that_a_front_is_silent() -> None:
     async def run() -> None:
         async with two_replicas() as two:

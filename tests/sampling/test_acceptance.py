@@ -59,6 +59,7 @@ PARAMS = st.builds(
     tie_step=st.sampled_from([0.0, 1.0]),
     rng=st.randoms(use_true_random=False),
 )
+@pytest.mark.slow
 def test_partly_right_drafts_give_the_tokens_and_logprobs_of_one_step_each(
     params: list[SamplingParams], num_drafts: int, model_seed: int, tie_step: float, rng: random.Random
 ) -> None:

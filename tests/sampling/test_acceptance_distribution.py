@@ -68,6 +68,7 @@ def probabilities(model: Model, known: tuple[int, ...], output: tuple[int, ...],
 
 
 @DRAFTERS
+@pytest.mark.slow
 def test_over_many_seeds_the_output_follows_the_joint_distribution_of_the_target(drafter: Drafter) -> None:
     prompt, count, length = (2, 0, 1, 2, 0), 4000, 3
     params = SamplingParams(temperature=0.8, presence_penalty=0.5)

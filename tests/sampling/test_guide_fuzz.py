@@ -197,6 +197,7 @@ def test_guides_at_random_are_refused_or_followed_within_bounds(child: GuideChil
     assert accepted > EXAMPLES // 20, "most are refused: they try nothing"
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_of_a_guide_is_noticed_and_started_again(child: GuideChild) -> None:
     assert assert_harmless(child, {"regex": "a"})
     assert child.process is not None

@@ -86,6 +86,7 @@ def assert_allowed(guidance: GrammarState, ahead: tuple[int, ...], wanted: set[i
 
 @settings(deadline=None, max_examples=300)
 @given(vocabulary=vocabularies(), guided=guides_and_languages, rng=st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_exactly_the_tokens_are_allowed_that_a_text_of_the_guide_goes_on_with(
     vocabulary: Vocabulary, guided: tuple[Guide, Language], rng: random.Random
 ) -> None:

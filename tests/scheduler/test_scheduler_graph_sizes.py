@@ -122,6 +122,7 @@ def first_tokens(limits: dict[str, int], requests: list[tuple[int, int]]) -> dic
 
 @settings(max_examples=200, deadline=None)
 @given(programs())
+@pytest.mark.slow
 def test_no_request_has_its_first_token_later_than_without_the_preference(
     program: tuple[dict[str, int], list[tuple[int, int]]],
 ) -> None:

@@ -54,6 +54,7 @@ def run_program(seed: int) -> AheadHarness:
 
 
 @pytest.mark.parametrize("part", range(2))
+@pytest.mark.slow
 def test_programs_with_a_step_ahead_give_every_request_what_it_would_get_alone_and_leak_nothing(part: int) -> None:
     harnesses = [run_program(seed) for seed in range(100 * part, 100 * part + 100)]
     counters = [harness.scheduler.counters for harness in harnesses]

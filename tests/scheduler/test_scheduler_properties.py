@@ -276,6 +276,7 @@ def random_wish(harness: Harness, rng: random.Random) -> Wish:
 
 
 @pytest.mark.parametrize("part", range(8))
+@pytest.mark.slow
 def test_crowded_programs_preempt_and_evict_often_and_still_give_every_request_what_it_would_get_alone(
     part: int,
 ) -> None:

@@ -226,6 +226,7 @@ def run_program(seed: int) -> Harness:
 
 
 @pytest.mark.parametrize("part", range(2))
+@pytest.mark.slow
 def test_whoever_yields_gets_the_same_tokens_and_nothing_leaks(part: int) -> None:
     counters = [run_program(seed).scheduler.counters for seed in range(60 * part, 60 * part + 60)]
     assert sum(c.yielded_rows > 0 for c in counters) >= 15

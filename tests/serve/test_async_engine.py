@@ -271,6 +271,7 @@ def test_what_begins_or_ends_does_not_put_off_the_others():
     assert pace.allows_all
 
 
+@pytest.mark.slow
 def test_rounds_that_are_all_expensive_wait_but_not_for_ever():
     now = 100.0
     pace = DeltaPacer(clock=lambda: now)

@@ -86,6 +86,7 @@ async def settle(engine: AsyncEngine) -> None:
     assert stats["cache"]["blocks_used"] == stats["cache"]["slots_used"] == 0
 
 
+@pytest.mark.slow
 def test_twenty_streams_go_on_elsewhere_as_if_nothing_had_happened() -> None:
     async def run() -> None:
         async with engines() as (first, second, probe):
@@ -123,6 +124,7 @@ def test_twenty_streams_go_on_elsewhere_as_if_nothing_had_happened() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_without_another_engine_readers_get_what_another_one_needs() -> None:
     async def run() -> None:
         async with engines() as (first, second, probe):
@@ -154,6 +156,7 @@ def test_without_another_engine_readers_get_what_another_one_needs() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
     async def run() -> None:
         async with engines(max_waiting=0) as (first, second, probe):
@@ -178,6 +181,7 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_deadlines_and_readers_that_leave_count_on_the_other_engine_too() -> None:
     async def run() -> None:
         async with engines() as (first, second, probe):
@@ -204,6 +208,7 @@ def test_deadlines_and_readers_that_leave_count_on_the_other_engine_too() -> Non
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_engine_of_another_plan_says_what_differs() -> None:
     async def run() -> None:
         async with engines() as (first, _, probe):

@@ -65,6 +65,7 @@ def text(body):
     return [choice.get("text") or choice["message"]["content"] for choice in body["choices"]]
 
 
+@pytest.mark.slow
 def test_every_body_means_what_it_means_to_the_server_and_refusals_are_lines(tmp_path, capsys):
     asked = [json.loads(each) for each in EXAMPLE.read_text().splitlines()]
     asked += [
@@ -106,6 +107,7 @@ def test_every_body_means_what_it_means_to_the_server_and_refusals_are_lines(tmp
     assert out.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, request):
     # Four that end soon, and others whose steps take far longer than the signal.
     lengths = [2] * 4 + [200] * 20
@@ -156,6 +158,7 @@ def test_answers_go_to_a_file_of_their_own(tmp_path, capsys):
     assert (status, f"make its folder first: mkdir -p {tmp_path}/nowhere" in told) == (2, True)
 
 
+@pytest.mark.slow
 def test_unknown_fields_can_be_ignored_with_a_log_line(tmp_path, capsys, caplog):
     lines = [line("a", prompt=[5, 6], max_tokens=1, colour=1), line("b", prompt=[5, 6], max_tokens=1)]
     asked = written(tmp_path / "in.jsonl", lines)

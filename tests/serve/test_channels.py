@@ -231,6 +231,7 @@ def test_a_demanded_form_is_the_content_without_its_header(served) -> None:
     assert json.loads(answer.choices[0].message.content).keys() == {"ok"}
 
 
+@pytest.mark.slow
 def test_reasoning_that_is_sent_back_reaches_the_template_by_its_own_name(served) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "verdict", "arguments": '{"ok": true}'}}
     answer = {"role": "assistant", "reasoning_content": "Hm hm.", "tool_calls": [call]}

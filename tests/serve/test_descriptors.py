@@ -47,6 +47,7 @@ def ask(connection: HTTPConnection, path: str, body: bytes | None = None) -> tup
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux counts descriptors there")
+@pytest.mark.slow
 def test_a_server_without_a_descriptor_says_so_serves_whom_it_has_and_recovers(server) -> None:
     host, _, port = server.ready().removeprefix("http://").partition(":")
     inside = HTTPConnection(host, int(port), timeout=PATIENCE)

@@ -120,6 +120,7 @@ def test_a_system_text_as_long_as_a_body_may_be_is_read_without_a_stall(served, 
     assert without_stall(served, longest, json.dumps(asked).encode(), path).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_key_is_needed_at_every_endpoint():
     with serving({"api_key": ("secret",)}, graph_mode="none") as served:
         for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"):

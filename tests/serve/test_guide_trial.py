@@ -54,6 +54,7 @@ def test_a_guide_that_ends_the_process_that_tries_it_is_a_400_and_the_next_one_s
     assert post(served, guided_choice=["yes"]).json()["choices"][0]["text"] == "yes"
 
 
+@pytest.mark.slow
 def test_a_guide_of_which_the_first_tokens_are_too_much_never_reaches_the_engine(served):
     guide = Guide(json_schema={"type": "string", "minLength": 10**5, "maxLength": 2 * 10**5, "pattern": "^(ab|c)*$"})
     with pytest.raises(ApiError, match=r"response_format cannot be compiled: .*too many expressions") as caught:
@@ -76,6 +77,7 @@ def test_a_guide_that_has_been_tried_is_not_tried_again(served):
 
 
 @pytest.mark.parametrize("schema", [CRASHES, FILLS, '{"items": {"enum": [1234567890123456789]}}'])
+@pytest.mark.slow
 def test_a_schema_with_a_number_that_cannot_be_enforced_is_a_400_that_says_where(served, schema):
     for more in ({"guided_json": schema}, {"guided_json": json.loads(schema)}):
         answer = post(served, **more)

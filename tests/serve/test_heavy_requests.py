@@ -45,6 +45,7 @@ def test_a_template_that_takes_many_steps_is_rendered_by_a_worker():
     assert render(work(template, on_loop=False), conversation()).text == "ok"
 
 
+@pytest.mark.slow
 def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
     template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ApiError, match="steps") as caught:
@@ -103,6 +104,7 @@ def test_a_costly_template_costs_nothing_when_its_forms_are_looked_for():
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_server_refuses_what_its_template_takes_too_much_for_and_serves_the_rest(tmp_path):
     path = tmp_path / "costly.jinja"
     path.write_text("{{ messages[0].content|center(messages[0].content|int) }}")

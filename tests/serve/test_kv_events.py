@@ -170,6 +170,7 @@ def test_a_slow_reader_is_dropped_by_name_and_holds_nothing(caplog: pytest.LogCa
     assert "slow reads cache events too slowly" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_stream_ends_when_the_server_drains() -> None:
     with serving({"kv_events": "tokens"}, graph_mode="none", max_model_len=512) as served:
         complete(served, PROMPT)

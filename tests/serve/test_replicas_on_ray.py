@@ -109,6 +109,7 @@ def two_replicas():
             process.process.wait()
 
 
+@pytest.mark.slow
 def test_two_replicas_answer_as_one_engine_does_and_survive_the_end_of_one() -> None:
     with serving(**SETTINGS) as one:
         expected = texts(one.url)

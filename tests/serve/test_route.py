@@ -71,6 +71,7 @@ def conversations(seed: int, count: int = 8, turns: int = 4) -> list[list[int]]:
     return asked
 
 
+@pytest.mark.slow
 def test_a_workload_of_shared_prefixes_hits_nearly_as_often_as_on_one_server(
     routed: Routed, servers: list[Served]
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_lost_connection_costs_its_streams_alone_and_the_server_comes_back(
     assert num_known(routed, goes) > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_drains_gets_nothing_new_until_it_is_back(routed: Routed, servers: list[Served]) -> None:
     servers[0].lifecycle.draining = True
     try:
@@ -224,6 +226,7 @@ def test_without_servers_a_request_is_refused_with_their_states_and_without_addr
         assert httpx2.get(f"{routed.url}/health", timeout=PATIENCE).json() == {"status": "starting"}
 
 
+@pytest.mark.slow
 def test_keys_guard_the_router_and_its_own_key_replaces_those_of_clients() -> None:
     settings = {"kv_events": "hashes", "api_key": ("of the servers",)}
     with (

@@ -89,6 +89,7 @@ def without_stall(served, longest, body, path="/v1/chat/completions"):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.slow
 def test_a_body_holds_the_loop_no_longer_than_20_ms_and_is_refused_by_the_name_of_a_limit(served, longest, name):
     make, told = ATTACKS[name]
     post(served, chat())
@@ -112,6 +113,7 @@ def test_small_bodies_that_are_as_bad_as_they_can_be_do_not_stall_the_loop_eithe
         without_stall(served, longest, body)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_refused_body_is_kept(served):
     body = ATTACKS["keys"][0]()
     post(served, body)
@@ -224,6 +226,7 @@ def test_long_answers_take_turns_on_the_loop_and_are_made_only_as_they_are_read(
     assert changes > 40, "one answer did not wait for another to end"
 
 
+@pytest.mark.slow
 def test_what_one_client_leaves_unread_is_bounded_and_given_back(served):
     """A client asks for much and reads nothing: its answer is cut, with an event that says why."""
     backlog = served.engine.backlog

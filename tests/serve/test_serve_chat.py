@@ -313,6 +313,7 @@ def test_nothing_is_left_behind(served):
     assert served.engine.queue_limit.num_unfinished == 0
 
 
+@pytest.mark.slow
 def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(served, client):
     served.probe.grammars_allowed = 0
     with ThreadPoolExecutor(4) as pool:

@@ -48,6 +48,7 @@ def accesses(server):
 
 
 @needs_openssl
+@pytest.mark.slow
 def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_itself(start, tmp_path):
     certfile, keyfile = make_certificate(tmp_path)
     secrets = {"OSTINATO_API_KEY": KEY, "OSTINATO_SSL_KEYFILE_PASSWORD": PASSWORD}
@@ -112,6 +113,7 @@ def test_a_server_with_tls_under_a_path_logs_who_asked_and_keeps_its_secrets_to_
         assert secret not in log
 
 
+@pytest.mark.slow
 def test_a_unix_socket_serves_its_user_and_group_and_goes_with_the_server(start, tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as stale:

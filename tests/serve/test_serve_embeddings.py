@@ -137,6 +137,7 @@ def test_a_model_that_pools_otherwise_is_told_of_and_may_be_asked_by_name(model,
         assert client.embeddings.create(model="other", input="a", extra_body=named).data
 
 
+@pytest.mark.slow
 def test_a_full_queue_turns_a_request_away_and_leaves_nothing(served):
     served.until(lambda: served.engine.num_unfinished == 0)
     served.probe.hold()

@@ -337,6 +337,7 @@ def test_what_is_too_much_is_refused_soon_and_by_name(served, wrong, param):
     ],
     ids=lambda value: str(value)[:48],
 )
+@pytest.mark.slow
 def test_what_is_too_much_for_any_endpoint_is_refused_in_few_words(served, path, body, status):
     answer = httpx2.post(f"{served.url}{path}", json=body, timeout=PATIENCE)
     assert answer.status_code == status, answer.text

@@ -279,6 +279,7 @@ def test_settings_that_cannot_be_are_refused(settings, told):
     assert "only-text" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_settings_that_make_other_addresses_safe():
     assert ServeSettings(host="0.0.0.0", api_key=("k",)).keys == {"api_key-1": ApiKey("k")}
     assert ServeSettings(host="0.0.0.0", insecure=True).keys == {}

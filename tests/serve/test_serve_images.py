@@ -208,6 +208,7 @@ def test_an_image_of_absurd_size_costs_its_header_alone(served: Any, client: Any
     assert all(not use.pixels for use in served.lifecycle.workers._budgets._uses.values())
 
 
+@pytest.mark.slow
 def test_the_pixels_of_a_request_and_of_a_client_are_bounded(served: Any, client: Any, monkeypatch: Any) -> None:
     budgets = served.lifecycle.workers._budgets
     monkeypatch.setattr(budgets, "_pixels", 40 * 48)

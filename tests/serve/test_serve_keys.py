@@ -81,6 +81,7 @@ def test_a_line_may_give_its_key_a_weight_and_a_wrong_one_is_told_what_works(fil
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
     file.write_text("heavy key-of-h weight=2 metrics=all\nlight key-of-l\n")
     serve = {"api_key_file": file, "max_waiting": 15, "max_requests_per_client": 3, "max_n": 6}
@@ -106,6 +107,7 @@ def test_a_key_of_weight_two_has_twice_the_share_and_the_metrics_show_it(file):
         assert {'key="heavy"' in line: line.split()[-1] for line in weights} == {True: "2.0", False: "1.0"}
 
 
+@pytest.mark.slow
 def test_the_metrics_tell_of_keys_only_those_who_have_one_and_of_all_where_the_file_says_so(file):
     file.write_text("watcher key-of-w metrics=all weight=3\nteam-a key-of-a\nteam-b key-of-b\n")
     with serving({"api_key_file": file}, max_num_seqs=2, graph_mode="none") as served:
@@ -153,6 +155,7 @@ def test_processes_that_read_bodies_get_no_keys(file):
     assert "given" not in repr(settings.model_dump())
 
 
+@pytest.mark.slow
 def test_one_key_cannot_take_the_place_of_another_and_both_are_counted_and_logged(file, caplog):
     serve = {"api_key_file": file, "max_waiting": 6, "max_requests_per_client": 2, "max_n": 2}
     with serving(serve, max_num_seqs=2, graph_mode="none") as served, caplog.at_level(logging.INFO):

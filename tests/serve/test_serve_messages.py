@@ -376,6 +376,7 @@ def test_other_errors_have_anthropics_form_and_the_key_may_be_sent_as_its_client
         assert httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "right"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_error_within_a_stream_is_an_event_of_its_own(served):
     served.probe.delay = 0.05
     body = {**ASKED, "max_tokens": 400, "stream": True, "timeout": 3, "ignore_eos": True}

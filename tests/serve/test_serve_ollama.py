@@ -127,6 +127,7 @@ def test_a_form_is_enforced(client, path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 def test_a_call_is_whole_and_its_answer_comes_back(stream):
     model = str(text_checkpoint(chat_template=HERMES))
     with serving({"served_model_name": "tiny"}, model=model, max_num_seqs=4, max_model_len=512) as served:
@@ -269,6 +270,7 @@ def test_an_error_within_a_stream_is_a_line(served):
     assert "did not end within its deadline of 3 seconds" in json.loads(last)["error"]
 
 
+@pytest.mark.slow
 def test_what_pulls_and_makes_models_says_what_there_is(served):
     with pytest.raises(ollama.ResponseError, match=r"/api/pull is not served; of Ollama's API there are /api/chat,"):
         of(served).pull("llama3")

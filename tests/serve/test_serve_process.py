@@ -94,6 +94,7 @@ class Reader(threading.Thread):
                     self.events.append(line.removeprefix("data: "))
 
 
+@pytest.mark.slow
 def test_a_server_whose_output_nobody_reads_goes_on_and_ends():
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
@@ -119,6 +120,7 @@ def test_a_server_whose_output_nobody_reads_goes_on_and_ends():
             os.close(each)
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(start, probe):
     server = start("--drain-timeout", str(PATIENCE), "--engine-timeout", str(PATIENCE), code=slowed(probe))
     url = server.ready()
@@ -144,6 +146,7 @@ def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones(star
     assert server.status() == 0
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process_at_once(start, probe):
     impatient, patient = (start("--drain-timeout", seconds, code=slowed(probe)) for seconds in ("0", "600"))
     readers = []
@@ -161,6 +164,7 @@ def test_what_outlasts_the_drain_is_told_so_and_a_second_signal_ends_the_process
     assert json.loads(readers[0].events[-2])["error"]["code"] == "draining"
 
 
+@pytest.mark.slow
 def test_a_restarted_server_finds_what_it_had_in_files(start, tmp_path):
     body = {"model": "demo", "prompt": list(range(20, 600)), "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     answers = []
@@ -176,6 +180,7 @@ def test_a_restarted_server_finds_what_it_had_in_files(start, tmp_path):
     assert cached == [0, 576]
 
 
+@pytest.mark.slow
 def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start):
     server = start(code=with_engine("engines.never"))
     assert httpx2.get(f"{server.url}/health", timeout=PATIENCE).json() == {"status": "starting"}
@@ -185,6 +190,7 @@ def test_sigint_while_the_model_is_loaded_ends_the_process_and_its_engine(start)
     server.until(lambda: not is_alive(engine))
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_ends_the_process_with_1(start):
     server = start("--log-format", "json", code=with_engine("engines.out_of_memory"))
     response = httpx2.post(f"{server.ready()}/v1/completions", json={"prompt": [5]}, timeout=PATIENCE)
@@ -195,6 +201,7 @@ def test_an_engine_that_fails_ends_the_process_with_1(start):
     assert any(entry["level"] == "critical" and "MemoryError" in entry["exception"] for entry in entries)
 
 
+@pytest.mark.slow
 def test_a_model_whose_file_is_shortened_later_is_named_in_the_log(start):
     server = start()
     server.ready()
@@ -203,6 +210,7 @@ def test_a_model_whose_file_is_shortened_later_is_named_in_the_log(start):
     assert any("a file of model demo could not be read: it was shortened" in line for line in server.lines)
 
 
+@pytest.mark.slow
 def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
     server = start(code=slowed(probe))
     url = server.ready()
@@ -215,6 +223,7 @@ def test_an_engine_whose_process_is_killed_ends_the_server_with_1(start, probe):
     assert any("SIGKILL" in line for line in server.lines)
 
 
+@pytest.mark.slow
 def test_an_engine_whose_process_dies_while_it_loads_ends_the_server(start):
     server = start(code=with_engine("engines.never"))
     assert server.url
@@ -223,6 +232,7 @@ def test_an_engine_whose_process_dies_while_it_loads_ends_the_server(start):
     assert any("SIGKILL" in line for line in server.lines)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
     server = start(code=with_engine("engines.broken"))
     assert server.status() == 1
@@ -230,6 +240,7 @@ def test_what_goes_wrong_in_making_the_engine_is_shown_with_its_place(start):
     assert any("in broken" in line for line in server.lines)
 
 
+@pytest.mark.slow
 def test_a_model_whose_file_is_shortened_while_it_is_read_is_named(start, tmp_path):
     model = shutil.copytree(Path(demo.__file__).parent / "checkpoint", tmp_path / "model")
     server = start("--model", str(model), code=with_engine("engines.shortened"))
@@ -241,6 +252,7 @@ def test_a_model_whose_file_is_shortened_while_it_is_read_is_named(start, tmp_pa
 
 
 @pytest.mark.parametrize("engine", ["limited_before_torch", "limited_before_the_cache"])
+@pytest.mark.slow
 def test_a_limit_of_the_address_space_that_is_too_low_is_named(start, engine):
     server = start("--cache-memory", "1GiB", code=with_engine(f"engines.{engine}"))
     assert server.status() == 2
@@ -278,6 +290,7 @@ def test_a_death_is_explained_by_such_a_limit_only_where_there_is_one(monkeypatc
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "loading"])
+@pytest.mark.slow
 def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
     server = start() if ready else start(code=with_engine("engines.never"))
     assert server.ready() if ready else server.url
@@ -286,6 +299,7 @@ def test_an_engine_ends_with_a_server_that_is_killed(start, ready):
     server.until(lambda: not is_alive(engine))
 
 
+@pytest.mark.slow
 def test_all_processes_end_with_a_server_that_is_killed_also_where_they_are_stopped(start):
     server = start()
     body = json.dumps({"prompt": "x", "max_tokens": 1}).encode() + b" " * 20_000
@@ -300,6 +314,7 @@ def test_all_processes_end_with_a_server_that_is_killed_also_where_they_are_stop
     server.until(lambda: not any(is_alive(pid) for pid in pids))
 
 
+@pytest.mark.slow
 def test_signals_that_reach_the_engine_too_are_the_servers(start):
     server = start()
     reader = Reader(server.ready())
@@ -313,6 +328,7 @@ def test_signals_that_reach_the_engine_too_are_the_servers(start):
     assert server.status() == 0
 
 
+@pytest.mark.slow
 def test_the_server_itself_imports_no_torch(start):
     code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {RUN}"
     server = start(code=code)
@@ -353,6 +369,7 @@ def test_what_cannot_start_says_why_with_status_2(flags, told, capsys):
     assert "listening" not in told_all
 
 
+@pytest.mark.slow
 def test_keys_are_neither_in_the_log_nor_among_the_arguments(start, tmp_path):
     path = tmp_path / "keys"
     path.write_text("key-of-a-file\n")

@@ -273,6 +273,7 @@ def test_what_is_wrong_is_refused_by_the_name_of_its_field(served, body, param):
     assert response.json()["error"]["param"] == param, response.text
 
 
+@pytest.mark.slow
 def test_a_stream_that_fails_says_so_and_the_client_raises(served, client):
     events = []
     for seconds in (0.3, 3, 30):  # until it has begun in time, and not ended

@@ -55,6 +55,7 @@ def client(most):
     return httpx2.AsyncClient(timeout=300, limits=limits)
 
 
+@pytest.mark.slow
 def test_200_streams_at_once_give_what_each_gives_alone(served):
     bodies = [body_of(number, 12 + number % 9) for number in range(CONCURRENT)]
 
@@ -94,6 +95,7 @@ def timers(served):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the memory of a process is read from /proc")
+@pytest.mark.slow
 def test_requests_leave_no_memory_behind(served):
     """Streams, whole answers, refusals and clients that go; their like are measured before and after."""
 

@@ -67,6 +67,7 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
     served.until(lambda: post(served).status_code == 200)
 
 
+@pytest.mark.slow
 def test_a_server_can_exit_so_that_a_supervisor_restarts_it():
     with serving({"engine_timeout": 1, "on_stall": "exit"}, graph_mode="none", max_model_len=256) as served:
         served.server.config.timeout_graceful_shutdown = 1  # what is unanswered then is cut off, as by `serve`

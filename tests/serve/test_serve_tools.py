@@ -239,6 +239,7 @@ def test_fields_that_ask_for_nothing_are_taken_and_variables_cannot_be_arguments
             hermes.chat.completions.create(**ASKED, extra_body={"chat_template_kwargs": {name: 1}})
 
 
+@pytest.mark.slow
 def test_a_template_whose_calls_are_of_no_known_form_says_so_when_the_server_starts(caplog):
     strange = HERMES.replace("<tool_call>", "<@").replace("</tool_call>", "@>")
     with caplog.at_level("WARNING", "ostinato.serve"), serve(strange) as served:
@@ -255,6 +256,7 @@ PLAIN = (
 )
 
 
+@pytest.mark.slow
 def test_a_call_can_be_demanded_though_the_template_takes_no_tools():
     ways = [{"type": "function", "function": {"name": "clock"}}, "required"]
     with serve(PLAIN) as served:
@@ -280,6 +282,7 @@ def test_a_call_can_be_demanded_though_the_template_takes_no_tools():
         assert client.models.list().data[0].tool_call_parser is None
 
 
+@pytest.mark.slow
 def test_the_generic_form_is_described_enforced_and_named_for_a_template_that_takes_no_tools(caplog):
     said = {"tool_choice": "auto", "parallel_tool_calls": False, "tools": [CLOCK], "max_tokens": 80}
     with (
@@ -338,6 +341,7 @@ CALCULATE = {
 }
 
 
+@pytest.mark.slow
 def test_the_embedded_model_calls_a_calculator_for_each_equation_and_no_other_tool():
     """Rounds as clients of OpenAI, Anthropic and Ollama make them, and through Responses."""
     question = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
@@ -561,6 +565,7 @@ def test_a_model_that_thinks_answers_in_the_form_asked_for_afterwards(thinking):
         assert joined(client.chat.completions.create(**asked, stream=True)) == whole
 
 
+@pytest.mark.slow
 def test_no_end_token_shows_where_tags_are_special_tokens(thinking):
     client, engine = thinking
     bias = {str(engine.tokenizer.token_id("</think>")): 20, str(engine.tokenizer.eos_token_id): 19.5}

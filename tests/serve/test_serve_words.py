@@ -528,6 +528,7 @@ STRAY: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("mode", ["warn", "ignore"])
+@pytest.mark.slow
 def test_unknown_fields_can_be_ignored_with_a_header_and_a_log_line_or_in_silence(mode, caplog):
     with serving({"unknown_fields": mode}, max_num_seqs=2, graph_mode="none", max_model_len=2048) as other:
         for path, body in STRAY:
@@ -594,6 +595,7 @@ def test_words_of_the_code_are_found_in_messages(public, message):
     assert strange_words(message, public)
 
 
+@pytest.mark.slow
 def test_fields_settings_and_what_the_client_sent_are_no_words_of_the_code(public):
     assert not strange_words("max_tokens, max_model_len, max_waiting; json_schema; tool_result", public)
     assert not strange_words("there is no tool get_weather", public, '{"name": "get_weather"}')

@@ -207,6 +207,7 @@ def without_floats(value):
     return "a float" if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 def test_bodies_that_are_read_in_a_worker_give_the_same_answers(served):
     def ask(path, body, key):
         small = httpx2.post(f"{served.url}{path}", json=body, timeout=PATIENCE)

@@ -100,6 +100,7 @@ def test_python_that_is_no_literal_is_text(arguments: str) -> None:
 
 @given(parts=st.lists(PARTS | st.text(max_size=2), max_size=10), form=st.sampled_from(FORMS), data=st.data())
 @settings(max_examples=600, deadline=None)
+@pytest.mark.slow
 def test_what_deltas_join_to_does_not_depend_on_the_cuts_in_any_form(
     parts: list[str], form: ToolCallFormat, data: st.DataObject
 ) -> None:

@@ -22,6 +22,7 @@ def test_no_setting_leads_to_drafts_for_measurement() -> None:
             EngineConfig(model="demo", speculative=method)
 
 
+@pytest.mark.slow
 def test_a_server_never_has_drafts_for_measurement() -> None:
     code = (
         "import sys, ostinato.serve.app, ostinato.serve.server, ostinato.engine.process.engine_process\n"

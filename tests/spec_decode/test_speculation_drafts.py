@@ -143,6 +143,7 @@ def test_drafts_of_a_head_follow_from_the_accepted_text_alone(
 
 
 @pytest.mark.parametrize(("name", "draft_name", "mode", "k", "graph_mode"), DRAFT_MODELS)
+@pytest.mark.slow
 def test_drafts_of_a_model_follow_from_the_accepted_text_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, draft_name: str, mode: str, k: int, graph_mode: str
 ) -> None:

@@ -150,6 +150,7 @@ def test_an_error_of_a_check_ends_the_checks_alone_and_metrics_have_it(monkeypat
     assert (values["verify_failed"], values["verify_ties"]) == ([1], [3])
 
 
+@pytest.mark.slow
 def test_a_server_checks_when_it_is_idle_and_says_so() -> None:
     with serving({"verify_rate": 1.0}, cache_memory="16MiB") as served:
         served.client().completions.create(model="demo", prompt="Leo had 50 cards and lost 8.", max_tokens=8)

@@ -470,6 +470,7 @@ def test_minimise_keeps_the_requests_that_the_difference_needs(tmp_path: Path, m
         minimise(record, {}, tmp_path / "none", lambda *_: None)
 
 
+@pytest.mark.slow
 def test_what_a_server_did_is_replayed(tmp_path: Path) -> None:
     with serving(record=str(tmp_path), cache_memory="16MiB") as served:
         client = served.client()

@@ -300,6 +300,7 @@ def seen(name: str, **settings: Any) -> dict[str, Any]:
     ("name", "settings"),
     [("qwen3_vl_moe", {}), ("qwen3_5", {"state_cache_mode": "all", "graph_mode": "full_and_piecewise"})],
 )
+@pytest.mark.slow
 def test_a_model_with_an_encoder_is_equal_with_images_in_its_prompts(name: str, settings: dict[str, Any]) -> None:
     report = seen(name, **settings)
     assert has_passed(report)
@@ -325,6 +326,7 @@ def test_images_whose_place_is_forgotten_when_a_request_is_computed_again_are_fo
     assert {cell["verdict"] for cell in report["cells"] if not cell["preemption"]} == {"equal"}
 
 
+@pytest.mark.slow
 def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def propose(*_: Any) -> list[tuple[int, ...]]:
         raise RuntimeError("no drafts today")
@@ -340,6 +342,7 @@ def test_an_engine_that_raises_is_an_error_of_its_cells_alone(monkeypatch: pytes
     assert "no drafts today" in printed(report)
 
 
+@pytest.mark.slow
 def test_a_plain_path_that_contradicts_the_whole_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every path gets wrong alike makes all cells equal."""
     drawn = sampler._sample_logits
@@ -438,6 +441,7 @@ def test_help_shows_an_example_and_a_flag_for_every_engine_setting(run: Callable
 FLAGS = ["--threads", "1", "--max-tokens", "6", "--num-prompts", "1", "--speculative", "mtp:3", "--graph-mode", "none"]
 
 
+@pytest.mark.slow
 def test_the_embedded_model_passes_and_a_table_says_so(run: Callable[..., Outcome]) -> None:
     outcome = run("demo", "--quick", *FLAGS, "--max-num-batched-tokens", "64")
     assert outcome.status == 0

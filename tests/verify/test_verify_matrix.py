@@ -42,6 +42,7 @@ def values(made: VerifyMatrix, axis: str) -> list[Any]:
 # The matrix
 
 
+@pytest.mark.slow
 def test_a_hybrid_with_a_head_has_every_mode_and_every_method() -> None:
     made = matrix("demo")
     assert values(made, "state_cache_mode") == ["none", "align", "all"]
@@ -59,6 +60,7 @@ def test_a_model_without_state_layers_has_one_mode_and_none_without_a_head() -> 
     assert [str(value).split(":")[0] for value in values(made, "speculative")] == ["none", "ngram", "draft"]
 
 
+@pytest.mark.slow
 def test_every_pair_of_values_occurs_in_the_ways_that_are_run() -> None:
     made = matrix("demo")
     for first, second in combinations(AXES, 2):
@@ -68,6 +70,7 @@ def test_every_pair_of_values_occurs_in_the_ways_that_are_run() -> None:
     assert len(made.ways) < made.num_possible / 10
 
 
+@pytest.mark.slow
 def test_quick_has_fewer_ways_but_all_modes_with_all_methods_and_every_value() -> None:
     quick, pairs = matrix("demo", "quick"), matrix("demo")
     assert len({(way.state_cache_mode, way.speculative) for way in quick.ways}) == len(quick.ways) == 12

@@ -117,6 +117,7 @@ ROWS = st.builds(Row, start=st.integers(0, 40), new=st.integers(0, 20), padding=
     rows=[Row(0, 0)], dtype=torch.float32, kv_heads=1, group=1, head_dim=16, first_key=0, window=None, behind=2,
     int8=False, has_sinks=True, softcap=None, image=0,
 )  # fmt: skip
+@pytest.mark.slow
 def test_prompts_and_decode_rows_side_by_side(
     rows: list[Row],
     dtype: torch.dtype,

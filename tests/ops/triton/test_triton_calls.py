@@ -29,6 +29,7 @@ def test_a_kernel_takes_what_its_reference_takes(name: str) -> None:
     assert own == right
 
 
+@pytest.mark.slow
 def test_triton_is_imported_only_where_a_kernel_of_it_is_chosen() -> None:
     code = (
         "import sys; from ostinato.ops.dispatch import select_ops; select_ops({'rms_norm': 'reference'});"

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ostinato.ops.operations import OPERATIONS
 from tests.support.triton_kernels import require_triton
 
@@ -15,6 +17,7 @@ require_triton()
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_launch_of_each_kernel_compiles_without_spills_and_fits_the_gpu() -> None:
     """In a process of its own: here kernels are made for the interpreter."""
     models = [ROOT / "benchmarks/models" / name for name in ("nemotron-h-300m", "qwen3-vl-300m")]

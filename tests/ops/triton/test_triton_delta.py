@@ -84,6 +84,7 @@ def test_an_update_of_padding_rows_gives_zeros_and_leaves_other_slots_alone() ->
     strength=st.sampled_from([-6.0, 0.0, 4.0, 12.0]),
     in_place=st.booleans(),
 )
+@pytest.mark.slow
 def test_delta_scan(
     dtype: torch.dtype,
     rows: list[tuple[int, int]],

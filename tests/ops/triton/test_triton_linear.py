@@ -103,6 +103,7 @@ def test_an_int8_product_is_followed_like_another() -> None:
     has_bias=st.booleans(),
     is_ordered=st.booleans(),
 )
+@pytest.mark.slow
 def test_weights_in_blocks_of_one_format_or_of_several(
     dtype: torch.dtype, tokens: int, parts: list[tuple[str, int]], more: int, has_bias: bool, is_ordered: bool
 ) -> None:

@@ -57,6 +57,7 @@ def test_steps_of_a_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "lfm3_vl"])
+@pytest.mark.slow
 def test_images_of_an_encoder(name: str) -> None:
     vision = vl_spec(name).vision
     assert vision is not None

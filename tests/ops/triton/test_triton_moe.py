@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,6 +103,7 @@ def test_moe(
     name=st.sampled_from(sorted(TRITON_BLOCKS)),
     activation=st.sampled_from(["swiglu", "relu2"]),
 )
+@pytest.mark.slow
 def test_experts_in_blocks(dtype: torch.dtype, tokens: int, name: str, activation: str) -> None:
     generator = torch.Generator().manual_seed(tokens)
     experts, size = 3, BLOCK_FORMATS[name].elements

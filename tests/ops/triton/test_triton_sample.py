@@ -69,6 +69,7 @@ ROW = st.tuples(
 
 @settings(max_examples=12)
 @given(rows=st.lists(ROW, min_size=1, max_size=2), vocab_size=st.sampled_from([1, 7, 1025]), seed=st.integers(0, 99))
+@pytest.mark.slow
 def test_tokens_are_those_of_the_reference(rows: list[tuple[float, ...]], vocab_size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(len(rows), vocab_size + 2, generator=generator)

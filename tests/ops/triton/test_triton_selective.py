@@ -56,6 +56,7 @@ def test_padding_rows_give_zeros_and_leave_other_slots_alone() -> None:
     channels=st.sampled_from([5, 40]),
     noise=st.sampled_from([None, 3]),
 )
+@pytest.mark.slow
 def test_selective_scan(
     dtype: torch.dtype, kept: torch.dtype, spans: list[tuple[int, int]], channels: int, noise: int | None
 ) -> None:

@@ -86,6 +86,7 @@ def scan_inputs(tokens: int, dtype: torch.dtype, *, heads: int, head_dim: int, g
     noise=st.sampled_from([None, 0, 5]),
     limit=st.sampled_from([(0.0, float("inf")), (0.05, 0.3)]),
 )
+@pytest.mark.slow
 def test_state_update(
     dtype: torch.dtype,
     kept: torch.dtype,
@@ -125,6 +126,7 @@ def test_state_update_of_padding_rows_gives_zeros_and_leaves_other_slots_alone()
     has_bias=st.booleans(),
     in_place=st.booleans(),
 )
+@pytest.mark.slow
 def test_causal_conv1d_and_token_shift(
     dtype: torch.dtype,
     prompts: Rows,
@@ -162,6 +164,7 @@ def test_causal_conv1d_and_token_shift(
     chunk=st.sampled_from([16, 32, 24]),
     noise=st.sampled_from([None, 3]),
 )
+@pytest.mark.slow
 def test_ssd_scan(
     dtype: torch.dtype, kept: torch.dtype, rows: Rows, groups: int, chunk: int, noise: int | None
 ) -> None:

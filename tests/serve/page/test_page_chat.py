@@ -326,6 +326,7 @@ def test_the_page_says_how_the_server_is_and_comes_alive_by_itself(page, served,
     page.until(lambda: page.text("#status") == "the server does not answer")
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_the_key_that_the_server_wants_and_then_works(browser):
     with serving({"api_key": ("secret",)}, max_num_seqs=1, graph_mode="none") as other:
         browser.open(other.url)
@@ -340,6 +341,7 @@ def test_the_page_asks_for_the_key_that_the_server_wants_and_then_works(browser)
         assert "#### 33" in answered(browser, QUESTION)
 
 
+@pytest.mark.slow
 def test_the_page_works_under_a_path(browser):
     with serving({"root_path": "/llm/a"}, max_num_seqs=1, graph_mode="none") as other:
         browser.open(other.url)

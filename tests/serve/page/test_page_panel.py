@@ -112,6 +112,7 @@ def rows(page):
     return page.script("return [...document.querySelectorAll('#prefix-rows li > span')].map((it) => it.textContent)")
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_is_drawn_as_the_texts_it_remembers(browser):
     with serving(max_num_seqs=1, graph_mode="none") as served:
         browser.open(served.url)
@@ -138,6 +139,7 @@ def test_the_prefix_cache_is_drawn_as_the_texts_it_remembers(browser):
         assert browser.text("#prefix-rows").find("apples") == -1
 
 
+@pytest.mark.slow
 def test_files_of_the_cache_are_shown_where_there_are_any(browser, tmp_path):
     files = {"cache_dir": str(tmp_path), "cache_offload": "64MiB", "cache_memory": "2MiB", "max_model_len": 512}
     with serving(max_num_seqs=1, graph_mode="none", **files) as served:

@@ -106,6 +106,7 @@ def test_a_picture_stays_with_its_conversation(page, seer):
     page.until(lambda: page.count("#messages .user canvas[data-drawn]") == 1)
 
 
+@pytest.mark.slow
 def test_a_model_of_text_alone_takes_no_picture(browser):
     with serving(max_num_seqs=1, graph_mode="none") as served:
         browser.open(served.url)

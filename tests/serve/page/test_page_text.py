@@ -216,6 +216,7 @@ def test_what_a_model_writes_is_never_markup_of_the_page(browser, text):
     ],
     ids=lambda text: text[:4],
 )
+@pytest.mark.slow
 def test_a_long_text_that_means_little_is_read_to_its_end(browser, text):
     shown = browser.wait_for(
         """const { markdown } = await import("/text/markdown.js");
