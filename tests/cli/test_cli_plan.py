@@ -218,7 +218,10 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "dtype": "float16", "ssm_state_dtype": "bfloat16", "ssm_checkpoint_dtype": "auto",
         "ssm_state_rounding": "stochastic", "device": "cuda",
         "kv_cache_dtype": "int8", "max_num_seqs": 7,
-        "quantization": {"group_size": 128, "ignore": [], "ignores_stacks": False, "storage": "int8"},
+        "activation_dtype": "auto",
+        "quantization": {
+            "group_size": 128, "ignore": [], "ignores_stacks": False, "int8_activations": False, "storage": "int8",
+        },
         "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 32,
         "enable_chunked_prefill": False, "enable_prefix_caching": False, "state_cache_mode": "none",
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",

@@ -65,8 +65,8 @@ def broken_tokenizer(directory: Path) -> None:
     ("damage", "message"),
     [
         (no_config, "no config.json"),
-        (no_architecture, r"no architecture \(model_type\); the known ones are arcee, bamba"),
-        (unknown_architecture, "'hyena' is not known; the known ones are arcee, bamba"),
+        (no_architecture, r"no architecture \(model_type\); the known ones are arcee, bailing_hybrid"),
+        (unknown_architecture, "'hyena' is not known; the known ones are arcee, bailing_hybrid"),
         (quantized, "awq"),
         (broken_config, "config.json cannot be read"),
         (no_weights, "neither model.safetensors nor"),

@@ -61,7 +61,7 @@ def written(tmp_path: Path) -> dict[str, str]:
 
 
 def test_cpp_gets_every_size_under_its_own_name(written: dict[str, str]) -> None:
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", written["sizes"]))
+    constants = dict(re.findall(r"constexpr int (\w+) = (-?\d+);", written["sizes"]))
     values = vars(sizes) | vars(ukernels)
     assert constants == {name: str(value) for name, value in values.items() if type(value) is int}
 
