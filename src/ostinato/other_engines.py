@@ -443,8 +443,14 @@ COMMANDS_HERE = _each(
 """Commands of other engines -> ours."""
 
 
+_SHORT_COMMANDS = {"list": "ls", "remove": "rm", "delete": "rm"}
+"""Other words for the commands of a group."""
+
+
 def advice_on_command(name: str, ours: Sequence[str]) -> str:
     """Return what to type in place of an unknown command."""
+    if name in _SHORT_COMMANDS and _SHORT_COMMANDS[name] in ours:
+        return f"did you mean {_SHORT_COMMANDS[name]}?"
     if name in COMMANDS_HERE:
         return f"here it is {COMMANDS_HERE[name]}"
     near = get_close_matches(name, ours, 1)

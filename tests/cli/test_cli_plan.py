@@ -455,3 +455,21 @@ def test_kernels_without_a_model_lists_the_rows_of_a_module(capsys) -> None:
     status, _, err = run(capsys, "kernels", "--isa", "x86_64_v9")
     assert status == 2
     assert "x86_64_v3, x86_64_v4" in err
+
+
+@pytest.mark.parametrize(
+    ("memory", "asked", "named"), [("16GB", "auto", "int8"), ("8GB", "auto", "int4"), ("8GB", "int8", "int4")]
+)
+def test_where_nothing_else_helps_the_nearest_bits_of_weights_that_fit_are_named(capsys, memory, asked, named) -> None:
+    model = str(Path(__file__).parents[2] / "benchmarks/models/nemotron-h-8b")
+    flags = ("plan", model, "--device", "cpu", "--device-memory", memory, "--quantization")
+    status, _, err = run(capsys, *flags, asked)
+    assert (status, "quantise the weights, which changes answers a little" in " ".join(err.split())) == (2, True)
+    assert f"--quantization {named}" in err
+    assert run(capsys, *flags, named)[0] == 0
+
+
+def test_what_no_quantization_fits_says_how_much_memory_it_needs(capsys) -> None:
+    model = str(Path(__file__).parents[2] / "benchmarks/models/nemotron-h-8b")
+    status, _, err = run(capsys, "plan", model, "--device", "cpu", "--device-memory", "3GB")
+    assert (status, "no single setting can make it fit" in " ".join(err.split())) == (2, True)

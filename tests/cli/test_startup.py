@@ -238,13 +238,20 @@ def test_a_server_answers_while_it_starts_and_leaves_later_connections_to_the_ne
     with socket.create_server(("127.0.0.1", 0)) as opened:
         early = EarlyAnswers(opened)
         statuses = []
-        for path in ("/health", "/health/live", "/v1/models"):
+        for path in ("/health", "/health/live", "/v1/models", "/v1/messages", "/api/chat", "/?a=1"):
             client = HTTPConnection(*opened.getsockname(), timeout=PATIENCE)
             client.request("GET", path)
             answer = client.getresponse()
-            statuses.append((answer.status, json.loads(answer.read())))
-        starting = {"status": "starting"}
-        assert statuses == [(503, starting), (200, starting), (503, starting)]
+            statuses.append((answer.status, answer.read().decode()))
+        page, *bodies = [body for _, body in reversed(statuses)]
+        starting, told = {"status": "starting"}, "the server is starting"
+        error = {"message": told, "type": "service_unavailable_error", "param": None, "code": "starting"}
+        assert [status for status, _ in statuses] == [503, 200, 503, 503, 503, 503]
+        assert [json.loads(body) for body in reversed(bodies)] == [
+            starting, starting, {"error": error}, {"type": "error", "error": error}, {"error": told},
+        ]  # fmt: skip
+        assert told in page
+        assert 'http-equiv="refresh"' in page
         early.close()
         early.close()
         with socket.create_connection(opened.getsockname()):

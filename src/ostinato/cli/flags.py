@@ -27,6 +27,7 @@ from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.files import expand
 from ostinato.json_io import JsonObject, parse_json
+from ostinato.other_engines import SETTING_ADVICE
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
 
@@ -69,7 +70,9 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
             continue
         if name not in options:
             near = get_close_matches(name, options, 1)
-            also = f"; did you mean {near[0]}?" if near else ""
+            also = (
+                f"; {SETTING_ADVICE[name]}" if name in SETTING_ADVICE else f"; did you mean {near[0]}?" if near else ""
+            )
             raise ConfigError(f"{path}: {ctx.info_name} has no setting {key!r}{also}")
         if name in given:
             raise ConfigError(f"{path}: {name} is given twice")

@@ -129,14 +129,14 @@ class Plan:
         """Return the plan from the result of `to_json`."""
         return from_plain(cls, data)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        save_json(self, path)
+        save_json(self, Path(path))
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
-        return load_json(cls, path)
+        return load_json(cls, Path(path))
 
 
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:

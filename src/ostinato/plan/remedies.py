@@ -59,7 +59,10 @@ def working_remedies(
 
 
 def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> list[Remedy]:
-    """Return one remedy for each setting that has a working value, with all other settings unchanged."""
+    """Return one remedy for each setting that has a working value, with all other settings unchanged.
+
+    Fewer bits of the weights, which change answers, are named only where nothing else is.
+    """
     works = _works_with(config, model, device)
     values: dict[str, Any] = {
         # An open value was lowered to 1 already, so only a given one can be lowered.
@@ -77,7 +80,8 @@ def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec,
     remedies = [Remedy(setting, value) for setting, value in values.items() if value is not None]
     if values["encoder_token_budgets"] is None:
         remedies += _without_budgets(config, works)
-    return remedies + remedy_fewer_drafts(config, works)
+    remedies += remedy_fewer_drafts(config, works)
+    return remedies or _fewer_bits(config, works)
 
 
 def min_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
@@ -116,7 +120,9 @@ def advice(failure: FitError, remedies: list[Remedy], least: int | None) -> str:
         else:
             value = remedy.value
         is_new = remedy.setting == "cache_memory" and not failure.budget.cache_is_given
-        if is_new or not isinstance(remedy.value, int | float) or remedy.setting == "speculative":
+        if remedy.setting == "quantization":
+            phrases.append(f"quantise the weights, which changes answers a little: {remedy}")
+        elif is_new or not isinstance(remedy.value, int | float) or remedy.setting == "speculative":
             phrases.append(str(Remedy(remedy.setting, value)))
         elif remedy.setting in LOWERED_IF_GIVEN or remedy.value < tried.get(remedy.setting, 0):
             phrases.append(f"lower {remedy.setting} to at most {value}")
@@ -133,6 +139,12 @@ def advice(failure: FitError, remedies: list[Remedy], least: int | None) -> str:
 
 def _works_with(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Works:
     return lambda setting, value: fit_with(config, model, device, setting, value) is not None
+
+
+def _fewer_bits(config: EngineConfig, works: Works) -> list[Remedy]:
+    """Return the remedy to quantise the weights, or to fewer bits than asked for: at most one."""
+    kinds = [kind for kind in ("int8", "int4") if not str(config.quantization).startswith((kind, "int4"))]
+    return [Remedy("quantization", kind) for kind in kinds if works("quantization", kind)][:1]
 
 
 def _largest_below(value: int, setting: str, config: EngineConfig, works: Works) -> int | None:

@@ -58,7 +58,12 @@ class ApiKeys:
             if hmac.compare_digest(given, known):
                 found = name
         if found is None or scheme.lower() != "bearer":
-            message = "the Authorization header should be 'Bearer' and one of the server's keys (or x-api-key that key)"
+            if authorization is None:
+                message = "this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            elif scheme.lower() != "bearer":
+                message = "the header Authorization should be Bearer KEY"
+            else:
+                message = "this key is not one of the server's"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return found
 

@@ -45,8 +45,8 @@ def listening(settings: ServeSettings) -> Iterator[socket.socket]:
 class EarlyAnswers:
     """Thread that answers on the server's socket while the server's modules are imported, which takes seconds.
 
-    `/health/live` is 200 and anything else 503, with the status `starting`, as the server itself says it until its
-    model is there.
+    `/health/live` is 200 and anything else 503, as the server itself says it until its model is there: `/health` with
+    the status `starting`, the page as HTML that loads itself anew, and an API with its form of an error.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -76,17 +76,26 @@ class EarlyAnswers:
                         pass
 
 
+_STARTING = "the server is starting"
 _EARLY_SECONDS = 0.5
 """Longest wait for a client before the server itself is there."""
 
 
 def _early_answer(request: bytes) -> bytes:
     """Return the whole response to a request, whose first line decides."""
-    lives = request.split(b" ")[1:2] == [b"/health/live"]
-    body = json.dumps({"status": "starting"}).encode()
-    status = "200 OK" if lives else "503 Service Unavailable"
-    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body
+    path = b"".join(request.split(b" ")[1:2]).partition(b"?")[0]
+    kind, body = "application/json", json.dumps({"status": "starting"})
+    if path == b"/":
+        kind = "text/html; charset=utf-8"
+        body = f'<!doctype html><title>Ostinato</title><meta http-equiv="refresh" content="1"><p>{_STARTING}'
+    elif path.startswith(b"/api/"):
+        body = json.dumps({"error": _STARTING})
+    elif not path.startswith(b"/health"):
+        error = {"message": _STARTING, "type": "service_unavailable_error", "param": None, "code": "starting"}
+        body = json.dumps({"type": "error", "error": error} if path.startswith(b"/v1/messages") else {"error": error})
+    status = "200 OK" if path == b"/health/live" else "503 Service Unavailable"
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n{body}".encode()
 
 
 def url_of(listener: socket.socket, is_tls: bool) -> str:

@@ -59,7 +59,7 @@ export class Chat {
 
   async attach(files) {
     await this.pictures.add(files);
-    byId("question").focus();
+    this.focus();
   }
 
   /** What the server says of its model. */
@@ -82,7 +82,12 @@ export class Chat {
     this.conversation = conversation;
     this.pictures.set([]);
     this.draw();
-    byId("question").focus();
+    this.focus();
+  }
+
+  /** Where the next question is written; on a touch screen that would bring the keyboard over the answer. */
+  focus() {
+    if (!matchMedia("(pointer: coarse)").matches) byId("question").focus();
   }
 
   stop() {
@@ -126,7 +131,7 @@ export class Chat {
     if ((!text && !this.pictures.addresses.length) || this.abort || !this.settings.isRight()) return;
     byId("question").value = "";
     await this.ask(text, this.pictures.take());
-    byId("question").focus();
+    this.focus();
   }
 
   async ask(text, images = []) {

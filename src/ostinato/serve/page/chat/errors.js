@@ -17,7 +17,7 @@ const BY_FIELD = {
   max_tokens: "Allow fewer tokens under Settings, then retry.",
   max_completion_tokens: "Allow fewer tokens under Settings, then retry.",
 };
-const SETTINGS = ["temperature", "top_p", "top_k", "min_p", "seed"];
+const SETTINGS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
 
 export function advice(error) {
   if (error instanceof KeyNeeded) return "Give the key at the top of the page, then retry.";

@@ -6,9 +6,9 @@ const KEPT = "ostinato-settings";
 const FIELDS = [
   { name: "temperature", label: "Temperature", least: 0, most: 2, hint: "0 takes the most likely token" },
   { name: "top_p", label: "Top-p", above: 0, most: 1, hint: "the most likely tokens up to this probability" },
-  { name: "top_k", label: "Top-k", least: 0, whole: true, hint: "so many of the most likely tokens; 0: all" },
-  { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "tokens at least so likely, relative to the first" },
-  { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "1: none; tokens that were there are less likely" },
+  { name: "top_k", label: "Top-k", least: 0, whole: true, hint: "chooses among so many tokens; 0: among all" },
+  { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "leaves out what is less likely than this part of the likeliest" },
+  { name: "repetition_penalty", label: "Repetition penalty", least: 0.01, most: 100, hint: "above 1, words repeat less" },
   { name: "max_completion_tokens", label: "Max tokens", least: 1, whole: true, hint: "where an answer is cut; Continue goes on", begin: "1024" },
   { name: "seed", label: "Seed", least: 0, whole: true, hint: "the same seed gives the same answer" },
 ];
@@ -75,7 +75,10 @@ export class Settings {
     this.defaults = ours;
     for (const [field, input] of this.inputs) {
       if (field.name in sampling) input.placeholder = String(sampling[field.name]);
-      if (field.name in ours) input.placeholder = `${ours[field.name]}, for the model says nothing`;
+      if (field.name in ours) {
+        input.placeholder = String(ours[field.name]);
+        byId(`${input.id}-note`).dataset.hint = `${field.hint}; ours, for the model has none`;
+      }
       if (field.name === "max_completion_tokens") {
         field.most = longest;
         if (input.value === field.begin && Number(input.value) > longest) input.value = "";
