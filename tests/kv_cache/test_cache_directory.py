@@ -64,6 +64,25 @@ def read(directory: CacheDirectory, number: int, size: int = SIZE) -> bytes | No
     return None if found is None else bytes(found)
 
 
+def test_engines_that_write_one_file_at_once_write_it_under_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed: list[Path] = []
+    rename = Path.rename
+
+    def noted(source: Path, target: Path) -> Path:
+        renamed.append(source)
+        return rename(source, target)
+
+    first, second = opened(tmp_path), opened(tmp_path)
+    monkeypatch.setattr(Path, "rename", noted)
+    assert write(first, 1) == [True]
+    (tmp_path / "one" / renamed[0].name.rpartition(".")[0].rpartition(".")[0]).unlink()
+    assert write(second, 1) == [True]
+    assert len(set(renamed)) == 2
+    assert {each.suffix for each in renamed} == {PARTIAL_SUFFIX}
+
+
 def test_what_was_written_is_read_back_also_by_another_engine(tmp_path: Path) -> None:
     first = opened(tmp_path)
     assert write(first, 1, 2) == [True, True]
