@@ -141,3 +141,10 @@ def test_values_that_lie_in_keys_are_neither_kept_nor_moved_twice() -> None:
     step = StepShape(3, 1, 50, decodes=True)
     whole, half = work(step, apart)["attention"], work(step, inside)["attention"]
     assert (whole.num_bytes, whole.flops) == (2 * half.num_bytes, half.flops)
+
+
+def test_a_parameter_of_no_elements_has_rows_and_no_bytes() -> None:
+    """A quantised model may hold one: the plan asks every weight for its rows."""
+    empty = Weight((0,), "per_head", in_float32=True)
+    assert (empty.out_size, empty.num_elements) == (1, 0)
+    assert Weight((6, 5, 4), "experts").out_size == 30

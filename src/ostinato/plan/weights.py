@@ -90,7 +90,7 @@ class Weight:
     @property
     def out_size(self) -> int:
         """Rows, of all experts together."""
-        return self.num_elements // self.shape[-1]
+        return math.prod(self.shape[:-1])
 
     @property
     def names_of_all_experts(self) -> tuple[str, ...]:
