@@ -43,8 +43,8 @@ def test_a_model_that_takes_images_has_two_more_buffers_which_are_padded_with_ze
     assert buffers.num_bytes == buffer_bytes(12, 6, 5, 3, takes_images=True)
     for tokens in (12, 2):
         positions, cells = torch.arange(3 * tokens).view(tokens, 3) + 1, torch.arange(tokens) + 1
-        step = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells, last_seen=cells.int())
-        lay(buffers, step, 1, 12)
+        inputs = replace(step_of([9] * tokens), rope_positions=positions, media_cells=cells, last_seen=cells.int())
+        lay(buffers, inputs, 1, 12)
     view = buffers.view(1, 12, 1, 0)
     assert view.rope_positions is not None
     assert view.media_cells is not None
@@ -107,19 +107,19 @@ def steps(draw: st.DrawFn) -> tuple[StepInputs, int, int]:
 @given(st.lists(steps(), min_size=1, max_size=6))
 def test_after_any_steps_the_buffers_hold_the_last_one_and_zeros(history: list[tuple[StepInputs, int, int]]) -> None:
     buffers, fresh = full_buffers(), StepBuffers(6, 12, 5, 3, CPU)
-    for step, rows, tokens in history:
-        lay(buffers, step, rows, tokens)
-    lay(fresh, step, rows, tokens)
-    count, real_tokens, slots = step.read_slots.shape[0], step.token_ids.shape[0], step.write_slots.shape[1]
+    for inputs, rows, tokens in history:
+        lay(buffers, inputs, rows, tokens)
+    lay(fresh, inputs, rows, tokens)
+    count, real_tokens, slots = inputs.read_slots.shape[0], inputs.token_ids.shape[0], inputs.write_slots.shape[1]
     ours, right = (each.view(rows, tokens, slots, 0) for each in (buffers, fresh))
     for name in (*PER_TOKEN, *PER_ROW, "row_starts"):
         torch.testing.assert_close(getattr(ours, name), getattr(right, name), rtol=0, atol=0)
     for name in PER_TOKEN:
-        assert torch.equal(getattr(ours, name)[:real_tokens], getattr(step, name))
+        assert torch.equal(getattr(ours, name)[:real_tokens], getattr(inputs, name))
         assert not getattr(ours, name)[real_tokens:].any()
     for name in PER_ROW:
         assert not getattr(ours, name)[count:].any()
-    assert torch.equal(ours.block_tables[:count, : step.block_tables.shape[1]], step.block_tables)
+    assert torch.equal(ours.block_tables[:count, : inputs.block_tables.shape[1]], inputs.block_tables)
     assert (ours.row_starts[count:] == real_tokens).all()
 
 
@@ -139,10 +139,10 @@ def test_what_stood_in_buffers_that_were_cleared_comes_back_also_after_an_error(
 
 
 def test_a_buffer_that_is_gone_is_named() -> None:
-    step = full_buffers().view(1, 2, 1, 0)
-    captured = BufferAddresses(step)
+    inputs = full_buffers().view(1, 2, 1, 0)
+    captured = BufferAddresses(inputs)
     with pytest.raises(CaptureError, match=r"\.positions moved or went"):
-        captured.check(replace(step, positions=None))  # type: ignore[arg-type]
+        captured.check(replace(inputs, positions=None))  # type: ignore[arg-type]
 
 
 def test_filling_and_viewing_leave_the_buffers_where_they_are() -> None:

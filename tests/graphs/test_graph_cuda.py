@@ -38,21 +38,21 @@ class TwoParts:
         self.seen: list[tuple[str, int]] = []
         self.linear = toy.tap.wrap("linear", lambda x, weight: x @ weight)
 
-    def __call__(self, step: StepInputs) -> torch.Tensor:
-        x = self.toy.table[step.token_ids]
+    def __call__(self, inputs: StepInputs) -> torch.Tensor:
+        x = self.toy.table[inputs.token_ids]
         query, key = self.linear(x, self.toy.weight).chunk(2, dim=-1)
-        y = self.toy.tap.split("attention", self.attend, (query, key), step, 0.5)
-        z = self.toy.tap.split("state", self.mix, (y,), step)
+        y = self.toy.tap.split("attention", self.attend, (query, key), inputs, 0.5)
+        z = self.toy.tap.split("state", self.mix, (y,), inputs)
         return self.linear(torch.cat((z, y), -1), self.toy.weight) + x
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, step: StepInputs, scale: float) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, inputs: StepInputs, scale: float) -> torch.Tensor:
         self.seen.append(("attention", query.shape[0]))
-        self.toy.cache.index_copy_(0, step.kv_cells, torch.cat((query, key), -1))
-        return query * scale + self.toy.cache[step.kv_cells][:, 3:]
+        self.toy.cache.index_copy_(0, inputs.kv_cells, torch.cat((query, key), -1))
+        return query * scale + self.toy.cache[inputs.kv_cells][:, 3:]
 
-    def mix(self, y: torch.Tensor, step: StepInputs) -> torch.Tensor:
+    def mix(self, y: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         self.seen.append(("state", y.shape[0]))
-        return y.cumsum(0) + step.positions.unsqueeze(-1)
+        return y.cumsum(0) + inputs.positions.unsqueeze(-1)
 
 
 def check_replays(toy: Toy, forward: TwoParts, backend: CudaBackend, poison: Callable[[], None]) -> None:
@@ -98,13 +98,13 @@ def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe
     backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, driver)
     graph = backend.capture(steps.forward, steps.padding(1, 48, False), ("attention", "state", "moe"))
     for _ in range(2):
-        step, view = steps.next_step(None, 48)
+        inputs, view = steps.next_step(None, 48)
         before = steps.states()
         driver.poison()
-        given = graph.replay(view)[: step.token_ids.shape[0]].clone()
+        given = graph.replay(view)[: inputs.token_ids.shape[0]].clone()
         written = steps.states()
         steps.restore(before)
-        torch.testing.assert_close(given, steps.forward(step), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(given, steps.forward(inputs), rtol=1e-4, atol=1e-4)
         for own, right in zip(written, steps.states(), strict=True):
             torch.testing.assert_close(own, right, equal_nan=True, rtol=1e-4, atol=1e-4)
         steps.restore(before)
@@ -124,9 +124,9 @@ def test_what_a_replay_could_not_repeat_is_refused_before_anything_is_captured()
     backend, driver = backend_of(toy)
     stranger = torch.ones(6)
     with pytest.raises(CaptureError, match="no persistent buffer"):
-        backend.capture(lambda step: toy.table[step.token_ids] + stranger, toy.padding(), ())
+        backend.capture(lambda inputs: toy.table[inputs.token_ids] + stranger, toy.padding(), ())
     with pytest.raises(CaptureError, match=r"^item reads"):
-        backend.capture(lambda step: toy.table[step.token_ids] * step.positions.sum().item(), toy.padding(), ())
+        backend.capture(lambda inputs: toy.table[inputs.token_ids] * inputs.positions.sum().item(), toy.padding(), ())
     assert "begin" not in driver.log
 
 
@@ -135,11 +135,11 @@ def test_a_capture_that_fails_is_ended_and_named_and_the_model_runs_on() -> None
     backend, driver = backend_of(toy)
     runs: list[None] = []
 
-    def forward(step: StepInputs) -> torch.Tensor:
+    def forward(inputs: StepInputs) -> torch.Tensor:
         runs.append(None)
         if len(runs) == 3:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return toy.table[step.token_ids] + 1
+        return toy.table[inputs.token_ids] + 1
 
     with pytest.raises(CaptureError, match=r"^the step cannot be captured as a CUDA graph: operation not permitted"):
         backend.capture(forward, toy.padding(), ())
@@ -172,9 +172,9 @@ def test_a_part_left_out_gets_buffers_of_the_pool_at_the_captured_addresses_in_e
     places: list[tuple[int, ...]] = []
     attend = forward.attend
 
-    def noted(query: torch.Tensor, key: torch.Tensor, step: StepInputs, scale: float) -> torch.Tensor:
+    def noted(query: torch.Tensor, key: torch.Tensor, inputs: StepInputs, scale: float) -> torch.Tensor:
         places.append((storage_pointer(query), storage_pointer(key), query.shape[0]))
-        return attend(query, key, step, scale)
+        return attend(query, key, inputs, scale)
 
     forward.attend = noted  # type: ignore[method-assign]
     graph = backend.capture(forward, toy.padding(), ("attention",))
@@ -241,10 +241,10 @@ def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> Non
         backend.capture(forward, toy.padding(8), ("attention", "state"))
     assert 0 < backend.num_bytes <= 2 * taken
     for size in (2, 8, 4, 8, 2):
-        step = toy.write(list(range(1, size + 1)))
-        given = graphs[size].replay(step).clone()
+        inputs = toy.write(list(range(1, size + 1)))
+        given = graphs[size].replay(inputs).clone()
         noise = torch.full((1 << 20,), float("nan"), device="cuda")  # What eager work allocates is not the graphs'.
-        torch.testing.assert_close(given, forward(step), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(given, forward(inputs), rtol=1e-4, atol=1e-4)
         assert noise.isnan().all()
 
 
@@ -255,4 +255,4 @@ def test_on_a_gpu_a_host_read_in_a_kernel_is_named() -> None:
     backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
     kernel = toy.tap.wrap("moe", lambda x: x * x.sum().item())
     with pytest.raises(CaptureError, match=r"^the kernel moe reads values on the host"):
-        backend.capture(lambda step: kernel(toy.table[step.token_ids]), toy.padding(), ())
+        backend.capture(lambda inputs: kernel(toy.table[inputs.token_ids]), toy.padding(), ())

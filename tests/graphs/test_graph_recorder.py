@@ -28,7 +28,7 @@ def inference() -> Iterator[None]:
 
 def capture(function: Callable[[Toy, StepInputs], torch.Tensor], splits: tuple[str, ...] = ()) -> None:
     toy = Toy()
-    toy.capture(lambda step: function(toy, step), splits)
+    toy.capture(lambda inputs: function(toy, inputs), splits)
 
 
 READS: dict[str, tuple[str, Function]] = {
@@ -64,8 +64,8 @@ READS: dict[str, tuple[str, Function]] = {
 def test_a_value_read_on_the_host_is_refused_by_name_and_shape(what: str) -> None:
     name, read = READS[what]
 
-    def forward(toy: Toy, step: StepInputs) -> torch.Tensor:
-        x = toy.table[step.token_ids] @ toy.weight
+    def forward(toy: Toy, inputs: StepInputs) -> torch.Tensor:
+        x = toy.table[inputs.token_ids] @ toy.weight
         read(x)
         return x
 
@@ -77,12 +77,12 @@ def test_a_value_read_on_the_host_is_refused_by_name_and_shape(what: str) -> Non
 def test_inside_a_kernel_the_same_is_allowed(what: str) -> None:
     _, read = READS[what]
 
-    def forward(toy: Toy, step: StepInputs) -> torch.Tensor:
+    def forward(toy: Toy, inputs: StepInputs) -> torch.Tensor:
         def kernel(x: torch.Tensor) -> torch.Tensor:
             read(x)
             return x + 1
 
-        return toy.tap.wrap("attention", kernel)(toy.table[step.token_ids])
+        return toy.tap.wrap("attention", kernel)(toy.table[inputs.token_ids])
 
     capture(forward)
 
@@ -102,8 +102,8 @@ def test_inside_a_kernel_the_same_is_allowed(what: str) -> None:
     ],
 )
 def test_what_only_looks_like_a_host_read_is_recorded(use: Function) -> None:
-    def forward(toy: Toy, step: StepInputs) -> torch.Tensor:
-        x = toy.table[step.token_ids] + 1
+    def forward(toy: Toy, inputs: StepInputs) -> torch.Tensor:
+        x = toy.table[inputs.token_ids] + 1
         use(x)
         return x
 
@@ -174,22 +174,22 @@ def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_att
     assert {call.name for call in calls} - left_out == set(steps.engine.spec.ops) - {"attention"}
 
 
-def calls_of(steps: Steps, step: StepInputs, splits: tuple[str, ...]) -> list[RecordedCall]:
+def calls_of(steps: Steps, inputs: StepInputs, splits: tuple[str, ...]) -> list[RecordedCall]:
     recorder = CallRecorder(steps.backend._persistent, splits)
     steps.runner.model.build.ops.tap.recorder = recorder
     with recorder:
-        steps.forward(step)
+        steps.forward(inputs)
     return recorder.calls
 
 
 def test_a_tensor_that_is_no_persistent_buffer_is_refused_with_operation_shape_and_argument() -> None:
     stranger, row = torch.ones(8, 6), torch.ones(6)
     with pytest.raises(CaptureError, match=r"^add reads .* shape \[8, 6\] \(torch.float32, argument 1\).*cache memory"):
-        capture(lambda toy, step: toy.table[step.token_ids] + stranger)
+        capture(lambda toy, inputs: toy.table[inputs.token_ids] + stranger)
     with pytest.raises(CaptureError, match=r"^layer_norm reads .* shape \[6\] \(torch.float32, argument 2\)"):
-        capture(lambda toy, step: torch.layer_norm(toy.table[step.token_ids], (6,), row))
+        capture(lambda toy, inputs: torch.layer_norm(toy.table[inputs.token_ids], (6,), row))
     with pytest.raises(CaptureError, match=r"^index_put_ reads .* shape \[8, 6\] .*argument 0"):
-        capture(lambda toy, step: stranger.index_put_((step.token_ids,), toy.table[:8]))
+        capture(lambda toy, inputs: stranger.index_put_((inputs.token_ids,), toy.table[:8]))
 
 
 def test_a_kernel_and_a_part_that_get_such_a_tensor_are_named() -> None:
@@ -199,14 +199,14 @@ def test_a_kernel_and_a_part_that_get_such_a_tensor_are_named() -> None:
         return x + y
 
     with pytest.raises(CaptureError, match=r"^rotary reads .* argument y\)"):
-        capture(lambda toy, step: toy.tap.wrap("rotary", plus)(toy.table[step.token_ids], y=stranger))
+        capture(lambda toy, inputs: toy.tap.wrap("rotary", plus)(toy.table[inputs.token_ids], y=stranger))
     with pytest.raises(CaptureError, match=r"^state reads .* argument 1\)"):
-        capture(lambda toy, step: toy.tap.split("state", plus, (toy.table[step.token_ids], stranger)), ("state",))
+        capture(lambda toy, inputs: toy.tap.split("state", plus, (toy.table[inputs.token_ids], stranger)), ("state",))
 
 
 def test_a_tensor_made_of_python_values_is_refused_as_such() -> None:
     with pytest.raises(CaptureError, match=r"^a tensor of shape \[2\] .* is made of Python values during capture"):
-        capture(lambda toy, step: toy.table[step.token_ids][:, :2] + torch.tensor([1.0, 2.0]))
+        capture(lambda toy, inputs: toy.table[inputs.token_ids][:, :2] + torch.tensor([1.0, 2.0]))
 
 
 def test_memory_that_torch_gave_back_and_native_code_got_is_not_taken_for_computed() -> None:
@@ -231,8 +231,8 @@ def test_native_code_that_fills_a_tensor_around_the_recorder_is_refused() -> Non
         storage_pointers.append(x.untyped_storage().data_ptr())
         ctypes.memset(storage_pointers[-1], 0, x.untyped_storage().nbytes())
 
-    def forward(toy: Toy, step: StepInputs, use: Function) -> torch.Tensor:
-        x = toy.table[step.token_ids]
+    def forward(toy: Toy, inputs: StepInputs, use: Function) -> torch.Tensor:
+        x = toy.table[inputs.token_ids]
         y = torch.empty_like(x)
         through_the_storage(y)
         use(y)
@@ -246,12 +246,12 @@ def test_native_code_that_fills_a_tensor_around_the_recorder_is_refused() -> Non
 
 @pytest.mark.parametrize("take", [lambda x: x.data_ptr(), lambda x: x.__dlpack__(), lambda x: np.from_dlpack(x)])
 def test_the_address_of_a_tensor_is_for_kernels_alone(take: Function) -> None:
-    def forward(toy: Toy, step: StepInputs, name: str | None) -> torch.Tensor:
+    def forward(toy: Toy, inputs: StepInputs, name: str | None) -> torch.Tensor:
         def native(x: torch.Tensor) -> torch.Tensor:
             take(x)
             return x + 1
 
-        return (toy.tap.wrap(name, native) if name else native)(toy.table[step.token_ids])
+        return (toy.tap.wrap(name, native) if name else native)(toy.table[inputs.token_ids])
 
     capture(lambda toy, step: forward(toy, step, "linear"))
     with pytest.raises(CaptureError, match=r"of a tensor of shape \[8, 6\] is taken during capture.*through ops/"):
@@ -260,31 +260,31 @@ def test_the_address_of_a_tensor_is_for_kernels_alone(take: Function) -> None:
 
 def test_a_tensor_that_gets_other_memory_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"^resize_ gives a tensor of shape \[8, 6\] other memory"):
-        capture(lambda toy, step: toy.table[step.token_ids].resize_(9, 6))
+        capture(lambda toy, inputs: toy.table[inputs.token_ids].resize_(9, 6))
 
 
 def test_the_result_must_be_computed_by_the_step() -> None:
     with pytest.raises(CaptureError, match=r"^the result of the step is no tensor that the step computed"):
-        capture(lambda toy, step: toy.table[:8])
+        capture(lambda toy, inputs: toy.table[:8])
 
 
-@pytest.mark.parametrize("part", [lambda x, step: x, lambda x, step: (x + 1)[:3], lambda x, step: x.sum()])
+@pytest.mark.parametrize("part", [lambda x, inputs: x, lambda x, inputs: (x + 1)[:3], lambda x, inputs: x.sum()])
 def test_a_part_that_is_left_out_returns_one_new_tensor_with_an_entry_per_token(
     part: Callable[..., torch.Tensor],
 ) -> None:
     with pytest.raises(CaptureError, match=r"^state must return one new tensor with an entry per token"):
-        capture(lambda toy, step: toy.tap.split("state", part, (toy.table[step.token_ids],), step), ("state",))
+        capture(lambda toy, inputs: toy.tap.split("state", part, (toy.table[inputs.token_ids],), inputs), ("state",))
 
 
 def test_a_part_that_is_left_out_gets_the_step_itself_and_no_computed_tensors_beside_it() -> None:
     def part(x: torch.Tensor, *_: object) -> torch.Tensor:
         return x + 1
 
-    def copies(toy: Toy, step: StepInputs) -> torch.Tensor:
-        return toy.tap.split("state", part, (toy.table[step.token_ids],), dataclasses.replace(step))
+    def copies(toy: Toy, inputs: StepInputs) -> torch.Tensor:
+        return toy.tap.split("state", part, (toy.table[inputs.token_ids],), dataclasses.replace(inputs))
 
-    def computes(toy: Toy, step: StepInputs) -> torch.Tensor:
-        x = toy.table[step.token_ids]
+    def computes(toy: Toy, inputs: StepInputs) -> torch.Tensor:
+        x = toy.table[inputs.token_ids]
         return toy.tap.split("state", part, (x,), x + 1)
 
     with pytest.raises(CaptureError, match="gets a copy of the step"):
@@ -298,4 +298,4 @@ def test_a_capture_outside_of_inference_mode_sees_the_same() -> None:
         torch.inference_mode(False),
         pytest.raises(CaptureError, match=r"^tolist reads"),
     ):
-        capture(lambda toy, step: torch.tensor(step.token_ids.tolist()))
+        capture(lambda toy, inputs: torch.tensor(inputs.token_ids.tolist()))

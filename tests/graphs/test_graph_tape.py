@@ -37,13 +37,13 @@ def test_replays_of_a_model_give_its_hidden_states_and_write_its_cache(recipe: s
     whole = steps.backend.capture(steps.forward, steps.padding(8, 8, True), ())
     for number in range(3):
         graph, rows, tokens = (piecewise, None, 48) if number == 0 else (whole, 8, 8)
-        step, view = steps.next_step(rows, tokens)
+        inputs, view = steps.next_step(rows, tokens)
         before = steps.states()
         steps.backend.arena.poison()
-        given = graph.replay(view)[: step.token_ids.shape[0]].clone()
+        given = graph.replay(view)[: inputs.token_ids.shape[0]].clone()
         written = steps.states()
         steps.restore(before)
-        torch.testing.assert_close(given, steps.forward(step), **CLOSE)
+        torch.testing.assert_close(given, steps.forward(inputs), **CLOSE)
         for own, right in zip(written, steps.states(), strict=True):
             # What was never written may be anything, also NaN.
             torch.testing.assert_close(own, right, equal_nan=True, **CLOSE)
@@ -71,8 +71,8 @@ def test_torch_computes_nothing_between_the_kernels_of_a_step(recipe: str, dtype
     steps = Steps(recipe, dtype=dtype)
     for rows, tokens, num_decode_rows in ((8, 8, 8), (1, 48, 0), (2, 16, 1)):
         steps.buffers.clear()
-        step = steps.buffers.view(rows, tokens, 1, num_decode_rows)
-        tape = steps.backend.capture(steps.forward, step, ())
+        inputs = steps.buffers.view(rows, tokens, 1, num_decode_rows)
+        tape = steps.backend.capture(steps.forward, inputs, ())
         assert not [call.name for call in tape.calls if call.kind != "kernel"]
 
 
@@ -82,11 +82,11 @@ def test_decode_rows_can_be_replayed_piecewise_as_well(recipe: str) -> None:
     graph = steps.backend.capture(steps.forward, steps.padding(1, 16, False), ("attention", "state"))
     steps.next_step(None, 64)
     steps.finish()
-    step, view = steps.next_step(None, 16)
+    inputs, view = steps.next_step(None, 16)
     before = steps.states()
-    given = graph.replay(view)[: step.token_ids.shape[0]].clone()
+    given = graph.replay(view)[: inputs.token_ids.shape[0]].clone()
     steps.restore(before)
-    torch.testing.assert_close(given, steps.forward(step), **CLOSE)
+    torch.testing.assert_close(given, steps.forward(inputs), **CLOSE)
 
 
 def test_capturing_keeps_no_more_memory_than_the_step_itself_does() -> None:
@@ -94,8 +94,8 @@ def test_capturing_keeps_no_more_memory_than_the_step_itself_does() -> None:
     toy = Toy()
     alive: list[Callable[[], bool]] = []
 
-    def forward(step: StepInputs) -> torch.Tensor:
-        x = toy.table[step.token_ids]
+    def forward(inputs: StepInputs) -> torch.Tensor:
+        x = toy.table[inputs.token_ids]
         for _ in range(4):
             x = x + 1
             alive.append(torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage()).expired)
@@ -108,79 +108,79 @@ def test_capturing_keeps_no_more_memory_than_the_step_itself_does() -> None:
 def ways(toy: Toy) -> dict[str, Forward]:
     """Functions of a step with everything that a tape must keep track of."""
 
-    def embed(step: StepInputs) -> torch.Tensor:
-        return toy.table[step.token_ids]
+    def embed(inputs: StepInputs) -> torch.Tensor:
+        return toy.table[inputs.token_ids]
 
-    def multiple_outputs(step: StepInputs) -> torch.Tensor:
-        values, indices = embed(step).topk(3, dim=-1)
+    def multiple_outputs(inputs: StepInputs) -> torch.Tensor:
+        values, indices = embed(inputs).topk(3, dim=-1)
         ordered = values.sort(dim=-1)
         return torch.cat((ordered.values, (indices + ordered.indices).float()), -1)
 
-    def in_place(step: StepInputs) -> torch.Tensor:
-        x = embed(step) @ toy.weight
+    def in_place(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs) @ toy.weight
         x.add_(1).mul_(x)
         F.silu(x, inplace=True)
         return x
 
-    def in_place_on_slices(step: StepInputs) -> torch.Tensor:
-        gate_up = embed(step) @ toy.weight
+    def in_place_on_slices(inputs: StepInputs) -> torch.Tensor:
+        gate_up = embed(inputs) @ toy.weight
         gate_up[:, :3] *= 0.7
         gate_up[:, :2] *= 3.0
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def views_of_views(step: StepInputs) -> torch.Tensor:
-        x = (embed(step) @ toy.weight).unflatten(-1, (3, 2)).transpose(0, 1)[1:][:, 2:]
+    def views_of_views(inputs: StepInputs) -> torch.Tensor:
+        x = (embed(inputs) @ toy.weight).unflatten(-1, (3, 2)).transpose(0, 1)[1:][:, 2:]
         x = x.reshape(2, -1).t().unsqueeze(0).squeeze_(0)
         return x[::2].expand(8 * 3 // 4, 2)
 
-    def views_of_other_dtypes(step: StepInputs) -> torch.Tensor:
-        x = embed(step) * 2
+    def views_of_other_dtypes(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs) * 2
         return x[2:].view(torch.int32).clone().view(torch.float32)
 
-    def writes_into_empty(step: StepInputs) -> torch.Tensor:
-        x = embed(step)
+    def writes_into_empty(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs)
         out = torch.empty_like(x)
         out[:4] = x[4:] + 1
         out[4:] = 0
         torch.sin(x[:4], out=out[4:])
         return out
 
-    def writes_to_the_cache(step: StepInputs) -> torch.Tensor:
-        toy.cache.index_copy_(0, step.kv_cells, embed(step))
-        return toy.cache[step.kv_cells - 1] + toy.cache[step.kv_cells]
+    def writes_to_the_cache(inputs: StepInputs) -> torch.Tensor:
+        toy.cache.index_copy_(0, inputs.kv_cells, embed(inputs))
+        return toy.cache[inputs.kv_cells - 1] + toy.cache[inputs.kv_cells]
 
-    def aliases(step: StepInputs) -> torch.Tensor:
-        x = embed(step)
+    def aliases(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs)
         same = x.contiguous().reshape(8, 6).to(torch.float32)
         same += 1
         return x + same
 
-    def keyword_arguments(step: StepInputs) -> torch.Tensor:
-        x = torch.nn.functional.layer_norm(embed(step), normalized_shape=(6,), weight=toy.weight[0], eps=1e-3)
-        return torch.add(input=x, other=step.positions.unsqueeze(-1), alpha=0.5)
+    def keyword_arguments(inputs: StepInputs) -> torch.Tensor:
+        x = torch.nn.functional.layer_norm(embed(inputs), normalized_shape=(6,), weight=toy.weight[0], eps=1e-3)
+        return torch.add(input=x, other=inputs.positions.unsqueeze(-1), alpha=0.5)
 
-    def lists(step: StepInputs) -> torch.Tensor:
-        added = torch._foreach_add([embed(step), toy.weight[:1]], 1.0)
+    def lists(inputs: StepInputs) -> torch.Tensor:
+        added = torch._foreach_add([embed(inputs), toy.weight[:1]], 1.0)
         [single] = torch._foreach_mul([added[0]], 2.0)
         return torch.stack((single, added[0] + added[1]))
 
-    def constants(step: StepInputs) -> torch.Tensor:
-        x = embed(step) - torch.full((6,), 2.0)
+    def constants(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs) - torch.full((6,), 2.0)
         x[1:3] = 7
         x[0] = x[1]
         return torch.where(x > 0, x, torch.zeros(())) + torch.arange(6)
 
-    def arithmetic(step: StepInputs) -> torch.Tensor:
-        x = embed(step)
+    def arithmetic(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs)
         return 1 - (x + 1) * 2 - x.exp() + torch.cat((-x.cos(), x.sin() - 2), -1)[:, :6] + (x.int() + 1).cos()
 
-    def empty_tensors(step: StepInputs) -> torch.Tensor:
-        x = embed(step)
+    def empty_tensors(inputs: StepInputs) -> torch.Tensor:
+        x = embed(inputs)
         return torch.cat((x[:0] + 1, x, torch.zeros(0, 6), x[:0]))
 
-    def the_result_is_a_view(step: StepInputs) -> torch.Tensor:
-        return (embed(step) @ toy.weight)[1:, 2:].t()
+    def the_result_is_a_view(inputs: StepInputs) -> torch.Tensor:
+        return (embed(inputs) @ toy.weight)[1:, 2:].t()
 
     return {name: value for name, value in locals().items() if callable(value) and name != "embed"}
 
@@ -191,10 +191,10 @@ def test_a_tape_replays(name: str) -> None:
     forward = ways(toy)[name]
     tape = toy.capture(forward)
     for tokens in ([3, 1, 4, 1, 5, 9, 2, 6], [7, 7, 0, 2], [19] * 8):
-        step = toy.write(tokens)
+        inputs = toy.write(tokens)
         toy.cache.zero_()
         toy.backend.arena.poison()
-        given = tape.replay(step).clone()
+        given = tape.replay(inputs).clone()
         toy.cache.zero_()
         torch.testing.assert_close(given, forward(toy.buffers.view(1, 8, 1, 0)), rtol=0, atol=0)
 
@@ -215,8 +215,8 @@ def test_kernels_are_replayed_as_one_call_and_may_read_their_inputs() -> None:
 
     first, second, third = map(toy.tap.wrap, "abc", (up_to_the_length, in_place, in_its_own_memory))
 
-    def forward(step: StepInputs) -> torch.Tensor:
-        x = second(first(toy.table[step.token_ids], step.kv_lens, scale=0.5))
+    def forward(inputs: StepInputs) -> torch.Tensor:
+        x = second(first(toy.table[inputs.token_ids], inputs.kv_lens, scale=0.5))
         y = third(x) + 1
         return third(y) * 2 + x
 
@@ -232,8 +232,8 @@ def test_a_part_left_out_runs_on_real_tokens_with_the_step_of_now_and_leaves_pad
     toy = Toy()
     seen: list[tuple[int, StepInputs]] = []
 
-    def part(x: torch.Tensor, step: StepInputs, factor: float) -> torch.Tensor:
-        seen.append((x.shape[0], step))
+    def part(x: torch.Tensor, inputs: StepInputs, factor: float) -> torch.Tensor:
+        seen.append((x.shape[0], inputs))
         return x * factor
 
     tape = toy.capture(
@@ -255,7 +255,7 @@ def test_parts_of_other_names_are_recorded_into_the_tape() -> None:
         calls.append(None)
         return x + 1
 
-    tape = toy.capture(lambda step: toy.tap.split("moe", part, (toy.table[step.token_ids],)), ["state"])
+    tape = toy.capture(lambda inputs: toy.tap.split("moe", part, (toy.table[inputs.token_ids],)), ["state"])
     tape.replay(toy.write([1]))
     assert len(calls) == 1
 
@@ -263,11 +263,11 @@ def test_parts_of_other_names_are_recorded_into_the_tape() -> None:
 def test_one_arena_serves_several_tapes_and_its_growth_leaves_them_valid() -> None:
     toy = Toy()
 
-    def narrow(step: StepInputs) -> torch.Tensor:
-        return toy.table[step.token_ids] + 1
+    def narrow(inputs: StepInputs) -> torch.Tensor:
+        return toy.table[inputs.token_ids] + 1
 
-    def wide(step: StepInputs) -> torch.Tensor:
-        return toy.table[step.token_ids].repeat(1, 20).sin().sum(-1, keepdim=True)
+    def wide(inputs: StepInputs) -> torch.Tensor:
+        return toy.table[inputs.token_ids].repeat(1, 20).sin().sum(-1, keepdim=True)
 
     small, first_size = toy.capture(narrow), toy.backend.num_bytes
     large = toy.capture(wide)
@@ -287,7 +287,7 @@ def test_one_arena_serves_several_tapes_and_its_growth_leaves_them_valid() -> No
 
 def test_a_step_buffer_that_moved_is_an_error_that_names_it() -> None:
     toy = Toy()
-    tape = toy.capture(lambda step: toy.table[step.token_ids] + step.positions.unsqueeze(-1))
+    tape = toy.capture(lambda inputs: toy.table[inputs.token_ids] + inputs.positions.unsqueeze(-1))
     toy.buffers.tensors["positions"] = toy.buffers.tensors["positions"].clone()
     with pytest.raises(CaptureError, match=r"^step buffers\.positions moved"):
         tape.replay(toy.write([1, 2]))
@@ -307,8 +307,8 @@ def test_a_python_number_that_changes_from_step_to_step_is_found_by_check_replay
     toy = Toy()
     number = 1.0
 
-    def forward(step: StepInputs) -> torch.Tensor:
-        return toy.table[step.token_ids] * number
+    def forward(inputs: StepInputs) -> torch.Tensor:
+        return toy.table[inputs.token_ids] * number
 
     tape = toy.capture(forward)
     step = toy.write([1, 2, 3])
@@ -322,9 +322,9 @@ def test_a_native_write_that_the_recorder_cannot_see_is_found_by_check_replay() 
     toy = Toy()
     alias = toy.cache.numpy()
 
-    def forward(step: StepInputs) -> torch.Tensor:
+    def forward(inputs: StepInputs) -> torch.Tensor:
         alias[32:] += 1
-        return toy.cache[step.kv_cells] + 1
+        return toy.cache[inputs.kv_cells] + 1
 
     tape = toy.capture(forward)
     with pytest.raises(CaptureError, match="other hidden states"):
@@ -334,6 +334,6 @@ def test_a_native_write_that_the_recorder_cannot_see_is_found_by_check_replay() 
 def test_a_tape_is_silent_for_its_recorder_after_a_failed_capture() -> None:
     toy = Toy()
     with pytest.raises(CaptureError):
-        toy.capture(lambda step: step.token_ids.tolist())
+        toy.capture(lambda inputs: inputs.token_ids.tolist())
     assert toy.tap.recorder is None
     assert toy.table[1:2].tolist()

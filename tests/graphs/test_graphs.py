@@ -57,17 +57,17 @@ class FakeBackend:
         self.captured: list[tuple[bool, int, int]] = []
         """(full, rows, tokens) of each graph."""
 
-    def capture(self, _forward: StepForward, step: StepInputs, _splits: Any) -> FakeGraph:
-        rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
-        self.captured.append((step.num_decode_rows == rows, rows, tokens))
+    def capture(self, _forward: StepForward, inputs: StepInputs, _splits: Any) -> FakeGraph:
+        rows, tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
+        self.captured.append((inputs.num_decode_rows == rows, rows, tokens))
         return FakeGraph(len(self.captured) - 1, tokens)
 
 
 EAGER = -1
 
 
-def eager_forward(step: StepInputs) -> torch.Tensor:
-    return torch.full((step.token_ids.shape[0], 1), EAGER)
+def eager_forward(inputs: StepInputs) -> torch.Tensor:
+    return torch.full((inputs.token_ids.shape[0], 1), EAGER)
 
 
 def step_of(rows: int, num_decode_rows: int, tokens: int, tokens_per_row: int = 1) -> StepInputs:
@@ -102,11 +102,11 @@ def check_all_batches(capture: CapturePlan, max_num_seqs: int, max_num_batched_t
     expected = {"full": 0, "piecewise": 0, "eager": 0}
     padding = 0
 
-    def check(step: StepInputs, entry: dict[str, Any]) -> None:
+    def check(inputs: StepInputs, entry: dict[str, Any]) -> None:
         nonlocal padding
-        rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
+        rows, tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
         expected[entry["mode"]] += 1
-        hidden = graphs.run(step)
+        hidden = graphs.run(inputs)
         number = int(hidden[0])
         if entry["mode"] == "eager":
             assert (number, len(hidden)) == (EAGER, tokens)
@@ -239,9 +239,9 @@ def test_steps_add_up_and_padding_is_what_sizes_leave_of_tokens(graph_mode: str)
     shapes = []
     runs = engine.runner.graphs.run
 
-    def noted(step: StepInputs) -> torch.Tensor:
-        shapes.append((step.read_slots.shape[0], step.num_decode_rows, step.token_ids.shape[0]))
-        return runs(step)
+    def noted(inputs: StepInputs) -> torch.Tensor:
+        shapes.append((inputs.read_slots.shape[0], inputs.num_decode_rows, inputs.token_ids.shape[0]))
+        return runs(inputs)
 
     engine.runner.graphs.run = noted  # type: ignore[method-assign]
     serve(engine)
@@ -455,9 +455,9 @@ def test_check_replay_finds_a_count_of_rows_that_was_baked_in(monkeypatch: pytes
     engine_type = type(make_engine(graph_mode="none").runner.model)
     forward = engine_type.forward
 
-    def scaled(self: Any, step: StepInputs, memory: Any) -> torch.Tensor:
-        out = forward(self, step, memory)
-        return out * (1 + step.num_decode_rows) if isinstance(out, torch.Tensor) else out
+    def scaled(self: Any, inputs: StepInputs, memory: Any) -> torch.Tensor:
+        out = forward(self, inputs, memory)
+        return out * (1 + inputs.num_decode_rows) if isinstance(out, torch.Tensor) else out
 
     monkeypatch.setattr(engine_type, "forward", scaled)
     assert_found_by_check_replay(graph_mode)

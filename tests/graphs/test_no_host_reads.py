@@ -104,8 +104,10 @@ def test_a_decode_step_reads_nothing_on_the_host(name: str, monkeypatch: pytest.
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
         for drafts in (0, DRAFTS):
             buffers = meta_buffers(spec, 4, 16, 1 + DRAFTS)
-            step = write_step_inputs(buffers, decode_rows(3, drafts), BLOCK_SIZE, [(7,) * drafts] * 3 if drafts else ())
-            buffers.pad(3, step.num_tokens, 4, 4 * (1 + drafts))
+            inputs = write_step_inputs(
+                buffers, decode_rows(3, drafts), BLOCK_SIZE, [(7,) * drafts] * 3 if drafts else ()
+            )
+            buffers.pad(3, inputs.num_tokens, 4, 4 * (1 + drafts))
             captured = buffers.view(4, 4 * (1 + drafts), 1 + drafts, 4)
             with OnDevice():
                 hidden = model(captured, memory)

@@ -65,9 +65,9 @@ def test_graphs_and_steps_have_a_column_for_each_write_slot(method: str) -> None
     assert keys == {(rows, tokens) for rows in (1, 2, 3) for tokens in (1, 1 + K)}
     run_step = graphs.run
 
-    def recorded(step: StepInputs) -> torch.Tensor:
-        steps.append(without_padding(step))
-        return run_step(step)
+    def recorded(inputs: StepInputs) -> torch.Tensor:
+        steps.append(without_padding(inputs))
+        return run_step(inputs)
 
     graphs.run = recorded  # type: ignore[method-assign]
     assert_right(engine, cases_of("nemotron_h_dense_head"))
@@ -94,12 +94,12 @@ def test_a_verify_batch_is_padded_by_rows_where_it_is_indexed_by_rows() -> None:
         buffers.written_tables = [(3,) * used] * buffer.shape[0]  # the tables come last
         return run_batch(batch)
 
-    def checked(step: StepInputs) -> torch.Tensor:
+    def checked(inputs: StepInputs) -> torch.Tensor:
         nonlocal padded
-        right = {name: as_tensor(getattr(step, name)).clone() for name in tensors}
-        hidden = run_step(step)
-        rows, width = step.write_slots.shape
-        if step.num_decode_rows != rows or width == 1:
+        right = {name: as_tensor(getattr(inputs, name)).clone() for name in tensors}
+        hidden = run_step(inputs)
+        rows, width = inputs.write_slots.shape
+        if inputs.num_decode_rows != rows or width == 1:
             return hidden
         assert hidden.shape[0] == 4 * width
         for name in ("read_slots", "write_slots", "kv_lens", "start_positions"):

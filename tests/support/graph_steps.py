@@ -45,18 +45,18 @@ def step_of(
     )
 
 
-def lay(buffers: StepBuffers, step: StepInputs, rows: int, tokens: int) -> StepInputs:
+def lay(buffers: StepBuffers, inputs: StepInputs, rows: int, tokens: int) -> StepInputs:
     """Writes a step whose tensors lie elsewhere, padded to `rows` rows and `tokens` tokens -> its view."""
-    count, real_tokens = step.read_slots.shape[0], step.token_ids.shape[0]
+    count, real_tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
     for name, array in buffers.arrays.items():
         if name not in ("block_tables", "window_block_tables"):
-            value = getattr(step, name).cpu()
+            value = getattr(inputs, name).cpu()
             array[tuple(slice(size) for size in value.shape)] = value
-    buffers.write_tables([tuple(table) for table in step.block_tables.tolist()])
-    if step.window_block_tables is not None:
-        buffers.write_window_tables([tuple(table) for table in step.window_block_tables.tolist()])
+    buffers.write_tables([tuple(table) for table in inputs.block_tables.tolist()])
+    if inputs.window_block_tables is not None:
+        buffers.write_window_tables([tuple(table) for table in inputs.window_block_tables.tolist()])
     buffers.pad(count, real_tokens, rows, tokens)
-    return buffers.view(count, real_tokens, step.write_slots.shape[1], step.num_decode_rows, step.checkpoints)
+    return buffers.view(count, real_tokens, inputs.write_slots.shape[1], inputs.num_decode_rows, inputs.checkpoints)
 
 
 class Toy:
@@ -112,8 +112,8 @@ class Steps:
             sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
             self.engine.add_request(random_prompt(length, seed), sampling)
 
-    def forward(self, step: StepInputs) -> torch.Tensor:
-        return self.runner.model(step, self.memory)
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        return self.runner.model(inputs, self.memory)
 
     def padding(self, rows: int, tokens: int, is_decode: bool) -> StepInputs:
         self.buffers.clear()
@@ -145,7 +145,7 @@ class Steps:
         return [part for layer in self.memory for part in layer.tensors.values()]
 
 
-def without_padding(step: StepInputs) -> StepInputs:
+def without_padding(inputs: StepInputs) -> StepInputs:
     """The same step in memory of its own."""
-    tensors = {name: as_tensor(value).clone() for name, value in vars(step).items() if is_array(value)}
-    return replace(step, **tensors)
+    tensors = {name: as_tensor(value).clone() for name, value in vars(inputs).items() if is_array(value)}
+    return replace(inputs, **tensors)

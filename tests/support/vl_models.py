@@ -384,17 +384,17 @@ def poisoned_memory(spec: ModelSpec, blocks: int, encoded: torch.Tensor) -> list
 
 
 def with_media(
-    step: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor, vision: VisionSpec
+    inputs: StepInputs, rope_positions: torch.Tensor, media_cells: torch.Tensor, vision: VisionSpec
 ) -> StepInputs:
     """A step with images, each of which the step has whole if its tokens see each other."""
     if vision.text_token_id is not None:
-        step.token_ids[media_cells > 0] = vision.text_token_id
-    last_seen = step.positions.clone()
+        inputs.token_ids[media_cells > 0] = vision.text_token_id
+    last_seen = inputs.positions.clone()
     for i in reversed(range(len(media_cells) - 1)):
         if media_cells[i] and media_cells[i + 1]:
             last_seen[i] = last_seen[i + 1]
     of_images = {"rope_positions": rope_positions.contiguous(), "media_cells": media_cells}
-    return replace(step, **of_images, last_seen=last_seen.int())
+    return replace(inputs, **of_images, last_seen=last_seen.int())
 
 
 def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:

@@ -148,9 +148,9 @@ def run_eagerly(runner: ModelRunner, batch: Batch) -> Work:
     buffers, rows = runner.graphs.buffers, len(batch.rows)
 
     def work() -> Array:
-        step = write_step_inputs(buffers, batch, runner.block_size)
-        buffers.pad(rows, step.num_tokens, rows, step.num_tokens)
-        return runner.model(step, runner.layer_memory)
+        inputs = write_step_inputs(buffers, batch, runner.block_size)
+        buffers.pad(rows, inputs.num_tokens, rows, inputs.num_tokens)
+        return runner.model(inputs, runner.layer_memory)
 
     return work
 
@@ -223,7 +223,7 @@ class TapeClock:
             plan,
             plan.capture,
             runner.model,
-            lambda step: runner.model(step, runner.layer_memory),
+            lambda inputs: runner.model(inputs, runner.layer_memory),
             runner.layer_memory,
             max_tokens=plan.settings.max_num_batched_tokens,
             make_backend=lambda *parts: _ClockedTapes(TapeBackend(*parts), self),
@@ -246,8 +246,8 @@ class _ClockedTapes:
     def num_bytes(self) -> int:
         return self.tapes.num_bytes
 
-    def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> _ClockedTape:
-        return _ClockedTape(self.tapes.capture(forward, step, splits), self.clock)
+    def capture(self, forward: StepForward, inputs: StepInputs, splits: Collection[str]) -> _ClockedTape:
+        return _ClockedTape(self.tapes.capture(forward, inputs, splits), self.clock)
 
 
 @dataclass(frozen=True)
@@ -255,12 +255,12 @@ class _ClockedTape:
     tape: Tape
     clock: TapeClock
 
-    def replay(self, step: StepInputs) -> Array:
+    def replay(self, inputs: StepInputs) -> Array:
         begin = time.perf_counter()
-        hidden = self.tape.replay(step)
+        hidden = self.tape.replay(inputs)
         self.clock.seconds = time.perf_counter() - begin
         self.clock.left_out.calls.clear()
-        self.clock.calls = self.tape.profile(step)
+        self.clock.calls = self.tape.profile(inputs)
         return hidden
 
 

@@ -320,15 +320,15 @@ class EngineCore:
         batch's requests too, and is raised again. Logits that are not finite end only their own request.
         """
         begin = time.perf_counter()
-        step = self._in_flight if self._in_flight is not None else self._submit(self.scheduler.schedule())
-        if step is not None:
-            self._finish(step, begin, time.perf_counter() - begin, run_ahead=self.executor.overlaps)
+        handle = self._in_flight if self._in_flight is not None else self._submit(self.scheduler.schedule())
+        if handle is not None:
+            self._complete_step(handle, begin, time.perf_counter() - begin, run_ahead=self.executor.overlaps)
         return self.output_processor.take_outputs()
 
     def finish_in_flight(self) -> None:
         """Finish the step in flight, if there is one. The next call of `step` returns what it changed."""
         if self._in_flight is not None:
-            self._finish(self._in_flight, time.perf_counter(), 0.0, run_ahead=False)
+            self._complete_step(self._in_flight, time.perf_counter(), 0.0, run_ahead=False)
 
     def _submit(self, batch: Batch | None) -> StepHandle | None:
         """Submit a batch to the executor. None if there is nothing to compute."""
@@ -338,9 +338,9 @@ class EngineCore:
             self.output_processor.note_scheduled(batch.new_request_ids)
         return self.executor.submit(batch)
 
-    def _finish(self, step: StepHandle, begin: float, bookkeeping: float, *, run_ahead: bool) -> None:
-        """Submit the next step if the executor overlaps (`run_ahead`), wait for `step`, and use its result."""
-        batch, scheduler, outputs = step.batch, self.scheduler, self.output_processor
+    def _complete_step(self, handle: StepHandle, begin: float, bookkeeping: float, *, run_ahead: bool) -> None:
+        """Submit the next step if the executor overlaps (`run_ahead`), wait for `handle`, and use its result."""
+        batch, scheduler, outputs = handle.batch, self.scheduler, self.output_processor
         self._in_flight = None
         ahead: StepHandle | None = None
         result: StepResult | None = None
@@ -348,7 +348,7 @@ class EngineCore:
         try:
             ahead = self._submit(scheduler.schedule_ahead()) if run_ahead else None
             bookkeeping += time.perf_counter() - scheduling
-            result = step.wait()
+            result = handle.wait()
             waited = time.perf_counter()
             updates = scheduler.update(result)
         except RankError as error:  # the engine is lost

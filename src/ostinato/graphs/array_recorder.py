@@ -96,11 +96,11 @@ class ArrayRecorder:
         self._storages: dict[int, int] = {}  # id of a result's own memory -> number
         self._kept: list[np.ndarray] = []  # memory of results: no two have the same id
 
-    def record(self, tap: CallHook, forward: StepForward, step: BufferedInputs) -> TensorRef:
-        """Run `forward(step)` once, and return the place of its result, as `CallRecord.record` does."""
+    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+        """Run `forward(inputs)` once, and return the place of its result, as `CallRecord.record` does."""
         tap.recorder = self
         try:
-            result = forward(step)
+            result = forward(inputs)
             place = self._place_of(result) if isinstance(result, np.ndarray) else None
         finally:
             tap.recorder = None

@@ -128,14 +128,14 @@ class StepBuffers(Buffers):
         """Return the first `rows` rows and `tokens` tokens as a step whose rows write `tokens_per_row` slots each."""
         # Decode-only steps have few shapes and no checkpoints inside, so their views are reused.
         is_decode = num_decode_rows == rows and tokens == rows * tokens_per_row
-        step = self._decode_views.get((rows, tokens_per_row)) if is_decode else None
-        if step is None:
+        inputs = self._decode_views.get((rows, tokens_per_row)) if is_decode else None
+        if inputs is None:
             views = self._views({"row": rows, "token": tokens})
             views["write_slots"] = views["write_slots"][:, :tokens_per_row]
-            step = StepInputs(**views, num_decode_rows=num_decode_rows, checkpoints=checkpoints)
+            inputs = StepInputs(**views, num_decode_rows=num_decode_rows, checkpoints=checkpoints)
             if is_decode:
-                self._decode_views[rows, tokens_per_row] = step
-        return step
+                self._decode_views[rows, tokens_per_row] = inputs
+        return inputs
 
     def write_tables(self, tables: Sequence[Sequence[int]]) -> None:
         """Write the block table of each row.
@@ -294,9 +294,9 @@ def eager_part(
     """
     check_same_step(other_args, captured)
 
-    def play(step: BufferedInputs) -> None:
-        count = step.num_tokens
-        now = [step if other is captured else other for other in other_args]
+    def play(inputs: BufferedInputs) -> None:
+        count = inputs.num_tokens
+        now = [inputs if other is captured else other for other in other_args]
         out[:count] = function(*(tensor[:count] for tensor in tensors), *now)
         out[count:] = 0
 

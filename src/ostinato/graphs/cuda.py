@@ -61,11 +61,11 @@ class CudaGraph:
         self._result = result
         self._addresses = BufferAddresses(captured)
 
-    def replay(self, step: BufferedInputs) -> torch.Tensor:
+    def replay(self, inputs: BufferedInputs) -> torch.Tensor:
         """Replay the step as `graphs.Graph` does. CaptureError if a step buffer has moved since the capture."""
-        self._addresses.check(step)
+        self._addresses.check(inputs)
         for play in self._plays:
-            play(step)
+            play(inputs)
         return self._result
 
 
@@ -87,21 +87,21 @@ class CudaBackend:
         self.num_bytes = 0
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
-    def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> CudaGraph:
-        """Run `forward(step)` to record it and to warm up, then capture it.
+    def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> CudaGraph:
+        """Run `forward(inputs)` to record it and to warm up, then capture it.
 
         CaptureError if it cannot be captured, or if a replay could not repeat it.
         """
         with torch.inference_mode(), self._driver.capture_stream():
-            shapes = self._record(forward, step, splits)
-            forward(step)  # Kernels that choose among variants do so at their second call at the latest.
+            shapes = self._record(forward, inputs, splits)
+            forward(inputs)  # Kernels that choose among variants do so at their second call at the latest.
             bytes_before = self._driver.reserved_bytes()
             segments = _SegmentRecorder(self._driver, splits, shapes, self._device)
             self._tap.recorder = segments
             try:
                 with _no_garbage_collection():
                     segments.begin()
-                    result = _device_ref(forward(step))
+                    result = _device_ref(forward(inputs))
                     segments.end()
             except RuntimeError as error:
                 raise CaptureError(f"the step cannot be captured as a CUDA graph: {error}") from error
@@ -109,15 +109,15 @@ class CudaBackend:
                 self._tap.recorder = None
                 segments.abandon()
             self.num_bytes += self._driver.reserved_bytes() - bytes_before
-            return CudaGraph(segments.plays(step), _device_tensor(self._driver, result), step)
+            return CudaGraph(segments.plays(inputs), _device_tensor(self._driver, result), inputs)
 
-    def _record(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
+    def _record(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
         """Refuse what a replay could not repeat.
 
         Returns shapes and dtypes of the results of the parts left out, in order.
         """
         recorder = CallRecorder(self._persistent, splits, kernels_may_read=False)
-        recorder.record(self._tap, forward, step)
+        recorder.record(self._tap, forward, inputs)
         return iter([ref for call in recorder.calls if call.kind == "split" for ref in call.writes if ref])
 
 
@@ -143,7 +143,7 @@ class _SegmentRecorder:
         assert self._open is not None, "a segment ends that has not begun"
         segment, self._open = self._open, None
         segment.end()
-        self._plays.append(lambda captured: lambda step: segment.replay())
+        self._plays.append(lambda captured: lambda inputs: segment.replay())
 
     def abandon(self) -> None:
         """Close an open segment after a failure, so that the stream is as it was."""

@@ -230,13 +230,13 @@ class CallRecorder(TorchDispatchMode):
         self.calls.append(RecordedCall("split", name, function, (placed, other_args), {}, writes, True))
         return result
 
-    def record(self, tap: CallHook, forward: StepForward, step: BufferedInputs) -> TensorRef:
-        """Run `forward(step)` once, and return the place of its result, as `CallRecord.record` does."""
+    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+        """Run `forward(inputs)` once, and return the place of its result, as `CallRecord.record` does."""
         tap.recorder = self
         try:
             # Outside of inference mode torch takes some operations apart before a recorder sees them.
             with torch.inference_mode(), self:
-                return self.result_place(forward(step))
+                return self.result_place(forward(inputs))
         finally:
             tap.recorder = None
 

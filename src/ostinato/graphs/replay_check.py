@@ -24,24 +24,24 @@ Padding changes the order in which matmuls add up, and so their rounding, which 
 
 
 def compare_replay(
-    name: str, replay: RunStep, forward: RunStep, step: StepInputs, memory: Sequence[LayerCache]
+    name: str, replay: RunStep, forward: RunStep, inputs: StepInputs, memory: Sequence[LayerCache]
 ) -> Array:
-    """Run `step` both ways from the same states, and return the hidden states of `replay`.
+    """Run `inputs` both ways from the same states, and return the hidden states of `replay`.
 
     CaptureError if they differ by more than rounding: in hidden states, or in the states that were written.
     """
-    saved = _states(step, memory)
-    replayed = copied(replay(step))
-    after = _states(step, memory)
-    _restore(step, memory, saved)
-    eager = forward(step)
-    expected = _states(step, memory)
+    saved = _states(inputs, memory)
+    replayed = copied(replay(inputs))
+    after = _states(inputs, memory)
+    _restore(inputs, memory, saved)
+    eager = forward(inputs)
+    expected = _states(inputs, memory)
     tolerance = TOLERANCE[dtype_name(eager.dtype)]
     _compare(name, "hidden states", host_values(replayed[: eager.shape[0]]), host_values(eager), tolerance)
     for layer, (actual, expected_states) in enumerate(zip(after, expected, strict=True)):
         for array, right in expected_states.items():
             _compare(name, f"{array} states of layer {layer}", actual[array], right, tolerance)
-    _restore(step, memory, after)
+    _restore(inputs, memory, after)
     return replayed
 
 
@@ -50,19 +50,19 @@ def compare_encoding(name: str, replayed: Array, eager: Array) -> None:
     _compare(name, "encoded images", host_values(replayed), host_values(eager), TOLERANCE[dtype_name(eager.dtype)])
 
 
-def _slots(step: StepInputs) -> list[int]:
+def _slots(inputs: StepInputs) -> list[int]:
     """Return every slot that the step reads or writes, except the null slot."""
-    written = [host_values(each).ravel().tolist() for each in (step.read_slots, step.write_slots)]
-    return sorted({*written[0], *written[1], *(slot for _, _, slot in step.checkpoints)} - {0})
+    written = [host_values(each).ravel().tolist() for each in (inputs.read_slots, inputs.write_slots)]
+    return sorted({*written[0], *written[1], *(slot for _, _, slot in inputs.checkpoints)} - {0})
 
 
-def _states(step: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, np.ndarray]]:
-    slots = _slots(step)
+def _states(inputs: StepInputs, memory: Sequence[LayerCache]) -> list[dict[str, np.ndarray]]:
+    slots = _slots(inputs)
     return [{name: host_values(states[slots]) for name, states in layer.states.items()} for layer in memory]
 
 
-def _restore(step: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, np.ndarray]]) -> None:
-    slots = _slots(step)
+def _restore(inputs: StepInputs, memory: Sequence[LayerCache], states: list[dict[str, np.ndarray]]) -> None:
+    slots = _slots(inputs)
     for layer, saved in zip(memory, states, strict=True):
         for name, state in saved.items():
             layer.states[name][slots] = like(layer.states[name], state)

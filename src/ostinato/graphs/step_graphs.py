@@ -32,10 +32,10 @@ CaptureProgress = Callable[[str, int, int], None]
 class Graph(Protocol):
     """One captured step."""
 
-    def replay(self, step: StepInputs) -> Array:
+    def replay(self, inputs: StepInputs) -> Array:
         """Run the captured step on the current content of the persistent buffers.
 
-        `step` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
+        `inputs` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
         until the next replay.
         """
         ...
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Bytes of all graphs, without the persistent buffers."""
         ...
 
-    def capture(self, forward: StepForward, step: StepInputs, splits: Collection[str]) -> Graph:
-        """Run `forward(step)`, whose tensors are in persistent buffers, and record it as a graph.
+    def capture(self, forward: StepForward, inputs: StepInputs, splits: Collection[str]) -> Graph:
+        """Run `forward(inputs)`, whose tensors are in persistent buffers, and record it as a graph.
 
         Parts of the model named in `splits` are left out and run anew in each replay. CaptureError if a replay could
         not repeat the step.
@@ -151,18 +151,18 @@ class StepGraphs:
         check_unmoved(self._captured_at, self._persistent())
         progress("Capturing graphs", len(missing), len(missing))
 
-    def run(self, step: StepInputs) -> Array:
+    def run(self, inputs: StepInputs) -> Array:
         """Compute the step that was written into the buffers.
 
         Returns the hidden states of its tokens and then of padding, [padded tokens, hidden].
         """
-        rows, tokens = step.read_slots.shape[0], step.token_ids.shape[0]
-        tokens_per_row = step.write_slots.shape[1] if step.num_decode_rows == rows else None
+        rows, tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
+        tokens_per_row = inputs.write_slots.shape[1] if inputs.num_decode_rows == rows else None
         shape = (tokens_per_row, tokens if tokens_per_row is None else rows)
         self.counts.shapes[shape] += 1
         key = self._serving[shape] if shape in self._serving else self._choose(rows, tokens_per_row, tokens)
         if key is None:
-            return self._run_eagerly(step, rows, tokens_per_row, tokens)
+            return self._run_eagerly(inputs, rows, tokens_per_row, tokens)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._capture(key)
@@ -171,8 +171,8 @@ class StepGraphs:
         self.buffers.pad(rows, tokens, key.size if key.mode == "full" else rows, key.tokens)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
-            return compare_replay(str(key), graph.replay, self._forward, step, self._memory)
-        return graph.replay(step)
+            return compare_replay(str(key), graph.replay, self._forward, inputs, self._memory)
+        return graph.replay(inputs)
 
     def _choose(self, rows: int, tokens_per_row: int | None, tokens: int) -> GraphKey | None:
         """Return the graph that serves steps of a shape, and cache it for later steps; None if they run eagerly."""
@@ -181,7 +181,7 @@ class StepGraphs:
         self._serving[tokens_per_row, tokens if tokens_per_row is None else rows] = key
         return key
 
-    def _run_eagerly(self, step: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> Array:
+    def _run_eagerly(self, inputs: StepInputs, rows: int, tokens_per_row: int | None, tokens: int) -> Array:
         shape = f"{rows} rows of {tokens_per_row} tokens" if tokens_per_row else f"{tokens} tokens in {rows} rows"
         was_planned = self._plan.coverage.mode_of(rows, tokens_per_row, tokens) == "eager"
         if not was_planned and self._strict:
@@ -200,17 +200,17 @@ class StepGraphs:
             reason = "mixed: no graph of so many tokens"
         self.counts.count_eager(reason, tokens, was_planned)
         self.buffers.pad(rows, tokens, rows, tokens)
-        return self._forward(step)
+        return self._forward(inputs)
 
     def _capture(self, key: GraphKey) -> Graph:
         begin = time.perf_counter()
         with self.buffers.cleared():
             if key.mode == "full":
-                step = self.buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
-                graph = self._backend.capture(self._forward, step, ())
+                inputs = self.buffers.view(key.size, key.tokens, key.tokens_per_row, key.size)
+                graph = self._backend.capture(self._forward, inputs, ())
             else:
-                step = self.buffers.view(1, key.tokens, 1, 0)
-                graph = self._backend.capture(self._forward, step, self._plan.splits)
+                inputs = self.buffers.view(1, key.tokens, 1, 0)
+                graph = self._backend.capture(self._forward, inputs, self._plan.splits)
         self._graphs[key] = graph
         self.capture_seconds += time.perf_counter() - begin
         return graph

@@ -75,21 +75,21 @@ class Tape:
                 self._profiles.append(_timed(call.name, play))
         self._result: Array = bind(self._result_place, self._layout, memory)
 
-    def replay(self, step: BufferedInputs) -> Array:
+    def replay(self, inputs: BufferedInputs) -> Array:
         """Run the calls and return the step's result, [padded tokens, hidden].
 
-        `step`, the real part of the buffers' content, is passed to the parts that were left out, as they depend on its
-        rows. CaptureError if a step buffer has moved since the capture.
+        `inputs`, the real part of the buffers' content, is passed to the parts that were left out, as they depend on
+        its rows. CaptureError if a step buffer has moved since the capture.
         """
-        self._addresses.check(step)
+        self._addresses.check(inputs)
         for play in self._plays:
-            play(step)
+            play(inputs)
         return self._result
 
-    def profile(self, step: BufferedInputs) -> list[tuple[str, float]]:
+    def profile(self, inputs: BufferedInputs) -> list[tuple[str, float]]:
         """Replay the step, and return the name of every call and the seconds that it took, in order."""
-        self._addresses.check(step)
-        return [call for profile in self._profiles for call in profile(step)]
+        self._addresses.check(inputs)
+        return [call for profile in self._profiles for call in profile(inputs)]
 
     def _add_programs(self, calls: Iterable[RecordedCall], memory: Array) -> None:
         """Add adjacent native kernels as programs: one call of the extension per run of kernels with as many tokens.
@@ -109,8 +109,8 @@ class Tape:
         """Add a program that runs on `threads`; `tokens` is the number of its kernels' tokens, padding included."""
         self.programs.append(program)
         real = _real_tokens(tokens, self._length)
-        self._plays.append(lambda step: program.run(tokens if self.computes_padding else real(step), threads))
-        self._profiles.append(lambda step: program.profile(real(step), threads))
+        self._plays.append(lambda inputs: program.run(tokens if self.computes_padding else real(inputs), threads))
+        self._profiles.append(lambda inputs: program.profile(real(inputs), threads))
 
     def _play(self, call: RecordedCall, memory: Array) -> ReplayFn:
         function = call.function
@@ -190,12 +190,12 @@ class TapeBackend:
         for tape in self._tapes:
             tape.computes_padding = True
 
-    def capture(self, forward: StepForward, step: BufferedInputs, splits: Collection[str]) -> Tape:
-        """Run `forward(step)` once and record it. CaptureError if a replay could not repeat it."""
+    def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> Tape:
+        """Run `forward(inputs)` once and record it. CaptureError if a replay could not repeat it."""
         recorder = self._recorder(splits)
-        result = recorder.record(self._tap, forward, step)
-        layout = plan_layout(recorder.calls, recorder.sizes, [result], step.num_tokens)
-        tape = self.tape_type(recorder.calls, layout, result, step)
+        result = recorder.record(self._tap, forward, inputs)
+        layout = plan_layout(recorder.calls, recorder.sizes, [result], inputs.num_tokens)
+        tape = self.tape_type(recorder.calls, layout, result, inputs)
         tape.computes_padding = self._computes_padding
         self._tapes.append(tape)
         with self._arrays.inference_mode():
@@ -251,9 +251,9 @@ def _real_tokens(tokens: int, length: int) -> Callable[[BufferedInputs], int]:
 
 
 def _timed(name: str, play: ReplayFn) -> Profile:
-    def profile(step: BufferedInputs) -> list[tuple[str, float]]:
+    def profile(inputs: BufferedInputs) -> list[tuple[str, float]]:
         begin = time.perf_counter()
-        play(step)
+        play(inputs)
         return [(name, time.perf_counter() - begin)]
 
     return profile

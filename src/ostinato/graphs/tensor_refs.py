@@ -75,8 +75,8 @@ class CallRecord(Protocol):
     sizes: dict[int, int]
     """Number of a storage that the step computed -> bytes."""
 
-    def record(self, tap: CallHook, forward: StepForward, step: BufferedInputs) -> TensorRef:
-        """Run `forward(step)` once, and return the place of its result.
+    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+        """Run `forward(inputs)` once, and return the place of its result.
 
         The kernels that it calls report to `tap`. CaptureError if a replay could not repeat the step.
         """

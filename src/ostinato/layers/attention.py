@@ -109,7 +109,7 @@ class Attention(Module):
         self,
         x: Array,
         angles: Array | None,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
         residual: Array | None,
     ) -> Array:
@@ -118,7 +118,7 @@ class Attention(Module):
         Without `angles` attention has no positions.
         """
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
-        return self.attend(*self.project(x), angles, step, memory, residual, head_gates)
+        return self.attend(*self.project(x), angles, inputs, memory, residual, head_gates)
 
     def project(self, x: Array) -> tuple[Array, Array | None, Array | None]:
         """Project [tokens, hidden] to queries (with their gates), keys and values, each [tokens, its size].
@@ -136,7 +136,7 @@ class Attention(Module):
         k: Array | None,
         v: Array | None,
         angles: Array | None,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
         residual: Array | None,
         head_gates: Array | None = None,
@@ -148,7 +148,7 @@ class Attention(Module):
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.query_scales is not None:
-            q = self.ops.multiply(q, self.ops.embedding(step.positions, self.query_scales, 1.0))
+            q = self.ops.multiply(q, self.ops.embedding(inputs.positions, self.query_scales, 1.0))
         tokens, size = q.shape[0], self.spec.head_dim
         # Each head has first the query, then the gate.
         q = q.reshape(tokens, -1, self.q_width)
@@ -164,8 +164,8 @@ class Attention(Module):
                 k = self.k_norm(k)
             if self.value_norm is not None:
                 v = self.ops.rms_norm(v, self.value_norm, self.value_norm_eps)
-            q = self._store(q, k, v, angles, step, memory)
-        out = self.ops.tap.split("attention", self._attend, (q,), step, memory)
+            q = self._store(q, k, v, angles, inputs, memory)
+        out = self.ops.tap.split("attention", self._attend, (q,), inputs, memory)
         out = out.reshape(tokens, -1)
         if self.is_gated:
             out = self.output_gate(out, gate)
@@ -173,7 +173,7 @@ class Attention(Module):
             out = self.output_gate(out, head_gates)
         return self.o_proj(out, residual)
 
-    def store(self, x: Array, step: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
+    def store(self, x: Array, inputs: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
         """Write the keys and values of `x` [tokens, hidden] without attending.
 
         `angles` are those of `forward`.
@@ -184,7 +184,7 @@ class Attention(Module):
         k, v = kv[:, 0], kv[:, 1]
         if self.k_norm is not None:
             k = self.k_norm(k)
-        self._store(k[:, :0], k, v, angles if self.spec.rotates else None, step, memory)
+        self._store(k[:, :0], k, v, angles if self.spec.rotates else None, inputs, memory)
 
     def _store(
         self,
@@ -192,27 +192,27 @@ class Attention(Module):
         k: Array,
         v: Array,
         angles: Array | None,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
     ) -> Array:
         """Rotate queries and keys, write keys and values, and return the queries to attend with.
 
         In a graph padding has its cells in the null block, which no request reads.
         """
-        cells, _ = step.kv_targets(self.spec.window)
+        cells, _ = inputs.kv_targets(self.spec.window)
         caches = (memory.k_cache, memory.v_cache, cells, memory.k_scales, memory.v_scales)
         return self.ops.rotary(q, k, v, angles, self.key_multiplier, *caches)
 
-    def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _attend(self, q: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Attend to the cached keys -> [tokens, heads, head_dim]."""
-        _, tables = step.kv_targets(self.spec.window)
+        _, tables = inputs.kv_targets(self.spec.window)
         return self.ops.attention(
             q,
             memory.k_cache,
             memory.v_cache,
-            step.row_starts,
-            step.start_positions,
-            step.kv_lens,
+            inputs.row_starts,
+            inputs.start_positions,
+            inputs.kv_lens,
             tables,
             self.scale,
             self.first_key,
@@ -221,7 +221,7 @@ class Attention(Module):
             memory.v_scales,
             self.sinks,
             self.spec.softcap,
-            step.last_seen if self.spec.sees_images else None,
+            inputs.last_seen if self.spec.sees_images else None,
         )
 
 

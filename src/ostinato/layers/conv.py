@@ -45,18 +45,18 @@ class CausalConv(Module):
         self.weight = self.declare(build, "weight", width, channels, role="convolution", **stored)
         self.bias = self.declare(build, "bias", channels, role="bias", segments=segments) if bias else None
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Convolve along each row, [tokens, channels] -> [tokens, channels]."""
         return self.op(
             x,
             self.weight,
             self.bias,
             memory.states["conv"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
+            inputs.row_starts,
+            inputs.read_slots,
+            inputs.write_slots,
+            inputs.num_decode_rows,
+            inputs.checkpoints,
             self.activation,
         )
 
@@ -72,9 +72,9 @@ class ShortConv(Module):
         self.conv = CausalConv(build, spec.channels, spec.width, bias, activation=None)
         self.out_proj = Linear(build, spec.channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array | None) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array | None) -> Array:
         """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         before, after, inner = split_columns(self.in_proj(x), (self.spec.channels,) * 3)
         gated = self.ops.multiply(before, inner)
-        convolved = self.ops.tap.split("state", self.conv, (gated,), step, memory)
+        convolved = self.ops.tap.split("state", self.conv, (gated,), inputs, memory)
         return self.out_proj(self.ops.multiply(after, convolved), residual)

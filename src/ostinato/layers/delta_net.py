@@ -38,20 +38,20 @@ class DeltaMixer(Module):
         """Tensors `A_log` and `dt_bias`, in the shapes that the operations take."""
         return self.A_log, self.dt_bias
 
-    def _mix(self, conv_in: Array, a: Array, b: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _mix(self, conv_in: Array, a: Array, b: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Convolve, and apply the delta rule along each row -> [tokens, heads, value_dim].
 
         `conv_in` [tokens, channels] are queries, keys and values; `a` and `b` are the decays and betas before their
         functions.
         """
         spec = self.spec
-        convolved = self.conv1d(conv_in, step, memory)
+        convolved = self.conv1d(conv_in, inputs, memory)
         tokens, sizes = conv_in.shape[0], (spec.key_size, spec.key_size, spec.value_size)
         widths = (spec.key_dim, spec.key_dim, spec.value_dim)
         parts = zip(split_columns(convolved, sizes), widths, strict=True)
         q, k, v = (part.reshape(tokens, -1, width) for part, width in parts)
         update, scan = partial(self._update, memory), partial(self._scan, memory)
-        return run_state_rows(step, (q, k, v, a, b), update, scan, self.ops.concat)
+        return run_state_rows(inputs, (q, k, v, a, b), update, scan, self.ops.concat)
 
     def _update(self, memory: LayerCache, rows: DecodeRows, *parts: Array) -> Array:
         return self.ops.delta_update(
@@ -145,11 +145,11 @@ class GatedDeltaNet(DeltaMixer):
         self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
         self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         conv_in, gate = split_columns(self.in_proj(x), (self.spec.conv_dim, self.spec.value_size))
         b, a = split_columns(self.in_proj_ba(x), (self.spec.num_heads, self.spec.num_heads))
-        y = self.ops.tap.split("state", self._mix, (conv_in, a, b), step, memory)
+        y = self.ops.tap.split("state", self._mix, (conv_in, a, b), inputs, memory)
         return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
 
@@ -204,12 +204,12 @@ class KimiDeltaAttention(DeltaMixer):
     def decay(self) -> tuple[Array, Array]:
         return self.A_log.reshape(-1), self.dt_bias.reshape(-1, self.spec.key_dim)
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         tokens = x.shape[0]
         b, of_decay, of_gate = split_columns(self.in_proj_small(x), self.sizes)
         if self.f_b_proj is not None and self.g_b_proj is not None:
             of_decay, of_gate = self.f_b_proj(of_decay), self.g_b_proj(of_gate)
         a = of_decay.reshape(tokens, -1, self.spec.key_dim)
-        y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), step, memory)
+        y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), inputs, memory)
         return self.out_proj(self.norm(y.reshape(tokens, -1), of_gate), residual)

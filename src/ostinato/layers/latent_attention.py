@@ -96,7 +96,7 @@ class LatentAttention(Module):
         self.scale = (sizes.key + sizes.shared) ** -0.5
         self.first_key = first_key
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         sizes, tokens, whole = self.sizes, x.shape[0], self.in_proj(x)
         q = whole[:, : self.first]
@@ -107,38 +107,38 @@ class LatentAttention(Module):
         q = q.reshape(tokens, self.spec.num_heads, -1)
         key = self._entry(whole[:, self.first :])
         queries = self.ops.concat(q[:, :, sizes.key :], self.kv_b_proj.to_latents(q[:, :, : sizes.key]))
-        queries = self._store(queries, key, angles, step, memory)
-        seen = self.ops.tap.split("attention", self._attend, (queries,), step, memory)
+        queries = self._store(queries, key, angles, inputs, memory)
+        seen = self.ops.tap.split("attention", self._attend, (queries,), inputs, memory)
         values = self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1)
         if self.gate_proj is not None:
             values = self.output_gate(values, self.gate_proj(x))
         return self.o_proj(values, residual)
 
-    def store(self, x: Array, step: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
+    def store(self, x: Array, inputs: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
         """Write the entries of `x` [tokens, hidden] without attending; `angles` are those of `forward`."""
         key = self._entry(self.in_proj.part(x, self.first, self.first + self.sizes.rank + self.sizes.shared))
-        self._store(key[:, :0], key, angles, step, memory)
+        self._store(key[:, :0], key, angles, inputs, memory)
 
     def _entry(self, latents: Array) -> Array:
         """Return the entries of the cache, [tokens, rank + shared] as projected -> [tokens, 1, shared + rank]."""
         latent, shared = latents[:, : self.sizes.rank], latents[:, self.sizes.rank :]
         return self.ops.concat(shared, self.kv_a_layernorm(latent)).reshape(latents.shape[0], 1, -1)
 
-    def _store(self, q: Array, key: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def _store(self, q: Array, key: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Rotate queries and keys, write the keys, and return the queries to attend with."""
         angles = angles if self.spec.rotates else None
-        return self.ops.rotary(q, key, None, angles, 1.0, memory.k_cache, None, step.kv_cells, memory.k_scales)
+        return self.ops.rotary(q, key, None, angles, 1.0, memory.k_cache, None, inputs.kv_cells, memory.k_scales)
 
-    def _attend(self, q: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _attend(self, q: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Attend with `q` [tokens, heads, shared + rank] -> like `q`, each head's attended latents last."""
         return self.ops.attention(
             q,
             memory.k_cache,
             memory.k_cache,
-            step.row_starts,
-            step.start_positions,
-            step.kv_lens,
-            step.block_tables,
+            inputs.row_starts,
+            inputs.start_positions,
+            inputs.kv_lens,
+            inputs.block_tables,
             self.scale,
             self.first_key,
             k_scales=memory.k_scales,

@@ -73,15 +73,15 @@ class Mamba1Mixer(Module):
         self.gate = GatedRMSNorm(build, channels, eps, group_size=None)
         self.out_proj = Linear(build, channels, hidden_size, bias, cuts_inputs=True)
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         conv_in, gate = split_columns(self.in_proj(x), (spec.channels, spec.channels))
-        x = self.ops.tap.split("state", self.conv1d, (conv_in,), step, memory)
+        x = self.ops.tap.split("state", self.conv1d, (conv_in,), inputs, memory)
         dt, B, C = split_columns(self.x_proj(x), (spec.time_step_rank, spec.state_size, spec.state_size))
         if self.has_norms:
             dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
-        y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), step, memory)
+        y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), inputs, memory)
         return self.out_proj(self.gate(y, gate), residual)
 
     def _recur(
@@ -90,10 +90,10 @@ class Mamba1Mixer(Module):
         dt: Array,
         B: Array,
         C: Array,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
     ) -> Array:
         """Apply the recurrence along each row -> [tokens, channels]."""
         weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
         operations = ops.selective_update, ops.selective_scan, ops.concat
-        return run_selective_rows(step, memory, (x, dt, B, C), weights, *operations)
+        return run_selective_rows(inputs, memory, (x, dt, B, C), weights, *operations)

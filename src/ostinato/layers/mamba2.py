@@ -64,24 +64,24 @@ class Mamba2Mixer(Module):
         """Sizes of the parts of the projected input, and of the convolved part."""
         self.out_proj = Linear(build, spec.intermediate_size, hidden_size, out_bias, out_multiplier, cuts_inputs=True)
 
-    def forward(self, x: Array, step: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         gate, conv_in, dt = split_columns(self.in_proj(x), self.splits[0])
-        y = self.ops.tap.split("state", self._mix, (conv_in, dt), step, memory)
+        y = self.ops.tap.split("state", self._mix, (conv_in, dt), inputs, memory)
         return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
-    def _mix(self, conv_in: Array, dt: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _mix(self, conv_in: Array, dt: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply convolution and recurrence along each row -> [tokens, heads, head_dim]."""
-        return self._recur(self.conv1d(conv_in, step, memory), dt, step, memory)
+        return self._recur(self.conv1d(conv_in, inputs, memory), dt, inputs, memory)
 
-    def _recur(self, convolved: Array, dt: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _recur(self, convolved: Array, dt: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the recurrence to decode rows and the chunked scan to prefill rows -> [tokens, heads, head_dim]."""
         spec = self.spec
         heads, tokens = (spec.num_heads, spec.num_groups, spec.num_groups), convolved.shape[0]
         parts = zip(split_columns(convolved, self.splits[1]), heads, strict=True)
         x, B, C = (part.reshape(tokens, count, -1) for part, count in parts)
         return run_selective_rows(
-            step,
+            inputs,
             memory,
             (x, dt, B, C),
             (self.A_log, self.D, self.dt_bias),

@@ -51,28 +51,28 @@ class Backbone(Module):
         """Index in `rotaries` of each block's rotary embedding."""
         self.inject_media = None if spec.vision is None else build.ops.inject_media
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden].
 
         `memory` begins with that of the layers. If the model takes images, it ends with that of the encoder's outputs.
         """
-        return self.transform(self.embed(step, memory), step, memory[: len(self.layers)])
+        return self.transform(self.embed(inputs, memory), inputs, memory[: len(self.layers)])
 
-    def embed(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def embed(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Return the embeddings of the step's tokens, or the encoder's outputs for tokens of images, [tokens, hidden].
 
         `memory` is that of `forward`.
         """
-        x = self.embed_tokens(step.token_ids)
+        x = self.embed_tokens(inputs.token_ids)
         if self.inject_media is None:
             return x
-        return self.inject_media(x, step.media_cells, memory[-1].media, 0, False)
+        return self.inject_media(x, inputs.media_cells, memory[-1].media, 0, False)
 
-    def transform(self, x: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def transform(self, x: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
-        angles = [rotary(step.positions) for rotary in self.rotaries] or [None]
+        angles = [rotary(inputs.positions) for rotary in self.rotaries] or [None]
         for block, layer_memory in zip(self.layers, memory, strict=True):
-            x = block(x, angles[self.ropes[block]], step, layer_memory)
+            x = block(x, angles[self.ropes[block]], inputs, layer_memory)
         return self.norm(x)
 
 
@@ -92,7 +92,7 @@ class PredictionHead(Module, ABC):
         self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
 
     @abstractmethod
-    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Return the input of the LM head, and the hidden state for the next, deeper draft.
 
         `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
@@ -101,29 +101,31 @@ class PredictionHead(Module, ABC):
         """
 
     @abstractmethod
-    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
+    def update_head_cache(
+        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
+    ) -> None:
         """Update the head's cache for the step's tokens from the model's new hidden states.
 
         It writes their keys and values, computed from the hidden state before each token (from the read slot for the
         first), and the last hidden state of each row.
         """
 
-    def previous_hidden(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def previous_hidden(self, hidden: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Return the model's hidden state before each token, from those that it has just computed.
 
         Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
         """
-        return self.tap.split("state", self._shift, (hidden,), step, memory)
+        return self.tap.split("state", self._shift, (hidden,), inputs, memory)
 
-    def _shift(self, hidden: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def _shift(self, hidden: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         return self.token_shift(
             hidden,
             memory.states["hidden"],
-            step.row_starts,
-            step.read_slots,
-            step.write_slots,
-            step.num_decode_rows,
-            step.checkpoints,
+            inputs.row_starts,
+            inputs.read_slots,
+            inputs.write_slots,
+            inputs.num_decode_rows,
+            inputs.checkpoints,
         )
 
 
@@ -188,7 +190,7 @@ class CausalLM(Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states [tokens, hidden].
 
         It writes keys, values and states of all layers.

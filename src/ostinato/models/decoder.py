@@ -47,13 +47,13 @@ class Block(Module):
         self.mlp = mlp
         self.experts = experts
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         if self.mamba is not None:
-            x = self.mamba(y, step, memory, x)
+            x = self.mamba(y, inputs, memory, x)
         if self.self_attn is not None:
-            x = self.self_attn(y, angles, step, memory, x)
+            x = self.self_attn(y, angles, inputs, memory, x)
         y = self.post_attention_layernorm(x)
         x = self.mlp(y, x)
         return x if self.experts is None else self.experts(y, x)
@@ -87,13 +87,13 @@ class SandwichBlock(Block):
         self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
         if self.self_attn is not None:
-            y = self.self_attn(y, angles, step, memory, None)
+            y = self.self_attn(y, angles, inputs, memory, None)
         if self.mamba is not None:
-            y = self.mamba(y, step, memory, None)
+            y = self.mamba(y, inputs, memory, None)
         x = self.post_attention_layernorm(y, x)
         return self.post_feedforward_layernorm(self.feed_forward(x), x)
 
@@ -114,9 +114,9 @@ class PostNormBlock(Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps)
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
-        x = self.post_attention_layernorm(self.self_attn(x, angles, step, memory, None), residual=x)
+        x = self.post_attention_layernorm(self.self_attn(x, angles, inputs, memory, None), residual=x)
         return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
 
 
@@ -128,12 +128,12 @@ class MixerBlock(Module):
         self.norm = RMSNorm(build, hidden_size, norm_eps)
         self.mixer = mixer
 
-    def forward(self, x: Array, _: None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, _: None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream.
 
         A norm rounds the stream to the model's dtype; the sum is in the dtype of the stream.
         """
-        return self.mixer(self.norm(x), step, memory, x)
+        return self.mixer(self.norm(x), inputs, memory, x)
 
 
 class Decoder(CausalLM):
@@ -181,12 +181,12 @@ class Decoder(CausalLM):
     def head(self) -> PredictionHead | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        hidden = self.model(step, memory)
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        hidden = self.model(inputs, memory)
         if self.mtp is not None:
             end = len(memory) if self.spec.vision is None else -1
             behind = memory[len(self.model.layers) : end]
-            self.mtp.update_head_cache(hidden, self.model.embed(step, memory), step, behind)
+            self.mtp.update_head_cache(hidden, self.model.embed(inputs, memory), inputs, behind)
         return hidden
 
 

@@ -284,7 +284,7 @@ class PrefillRows:
 
 
 def run_state_rows(
-    step: StepInputs,
+    inputs: StepInputs,
     parts: Sequence[Array],
     update: Callable[..., Array],
     scan: Callable[..., Array],
@@ -295,19 +295,19 @@ def run_state_rows(
     Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. `concat` is that of the model's
     operations. -> [tokens, ...].
     """
-    rows, tokens = step.num_decode_rows, step.num_decode_tokens
-    if rows == step.read_slots.shape[0]:
-        return update(DecodeRows(step.read_slots, step.write_slots, step.start_positions), *parts)
+    rows, tokens = inputs.num_decode_rows, inputs.num_decode_tokens
+    if rows == inputs.read_slots.shape[0]:
+        return update(DecodeRows(inputs.read_slots, inputs.write_slots, inputs.start_positions), *parts)
     prefill = PrefillRows(
-        step.row_starts[rows:],
-        step.start_positions[rows:],
-        step.read_slots[rows:],
-        step.write_slots[rows:, 0],
-        [(row - rows, offset, slot) for row, offset, slot in step.checkpoints],
+        inputs.row_starts[rows:],
+        inputs.start_positions[rows:],
+        inputs.read_slots[rows:],
+        inputs.write_slots[rows:, 0],
+        [(row - rows, offset, slot) for row, offset, slot in inputs.checkpoints],
     )
     if rows == 0:
         return scan(prefill, *parts)
-    decode = DecodeRows(step.read_slots[:rows], step.write_slots[:rows], step.start_positions[:rows])
+    decode = DecodeRows(inputs.read_slots[:rows], inputs.write_slots[:rows], inputs.start_positions[:rows])
     decoded = update(decode, *(part[:tokens] for part in parts))
     scanned = scan(prefill, *(part[tokens:] for part in parts))
     joined = concat(decoded.reshape(1, -1), scanned.reshape(1, -1))
@@ -315,7 +315,7 @@ def run_state_rows(
 
 
 def run_selective_rows(
-    step: StepInputs,
+    inputs: StepInputs,
     memory: LayerCache,
     parts: tuple[Array, Array, Array, Array],
     weights: tuple[Array, Array, Array],
@@ -332,7 +332,7 @@ def run_selective_rows(
     """
     decode = partial(_run_selective, update, memory, weights, options)
     prefill = partial(_run_selective, scan, memory, weights, options + scan_options)
-    return run_state_rows(step, parts, decode, prefill, concat)
+    return run_state_rows(inputs, parts, decode, prefill, concat)
 
 
 def _run_selective(

@@ -82,7 +82,7 @@ def make_drafter(
     of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
     draft = make_model(of_draft, draft_directory)
     graphs = make_graphs(
-        plan, capture, draft, lambda step: draft(step, own), own, max_tokens=settings.max_num_batched_tokens
+        plan, capture, draft, lambda inputs: draft(inputs, own), own, max_tokens=settings.max_num_batched_tokens
     )
     return Drafter(DraftModelProposer(draft, _run_draft_batch(graphs, settings.block_size), choose), draft, graphs)
 
@@ -96,12 +96,12 @@ class GraphHeadStepRunner:
 
     def first(self, batch: Batch) -> Array:
         self._rows = batch.rows
-        self._step = write_step_inputs(self._graphs.buffers, batch, self._block_size)
-        return self._graphs.run(self._step)
+        self._inputs = write_step_inputs(self._graphs.buffers, batch, self._block_size)
+        return self._graphs.run(self._inputs)
 
     def next(self, tokens: Sequence[int]) -> Array:
         write_next_tokens(self._graphs.buffers, self._rows, tokens, self._block_size)
-        return self._graphs.run(self._step)
+        return self._graphs.run(self._inputs)
 
 
 def _run_draft_batch(graphs: StepGraphs, block_size: int) -> RunDraftBatch:

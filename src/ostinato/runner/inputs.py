@@ -131,9 +131,9 @@ def make_step_inputs(
     window_blocks = max((len(row.window_block_table) for row in rows), default=0)
     token_id, slots = None if vision is None else vision.text_token_id, 1 + batch.num_drafts
     buffers = StepBuffers(len(rows), tokens, blocks, slots, arrays, vision is not None, window_blocks, token_id)
-    step = write_step_inputs(buffers, batch, block_size, drafts)
-    buffers.pad(len(rows), step.num_tokens, len(rows), step.num_tokens)
-    return step
+    inputs = write_step_inputs(buffers, batch, block_size, drafts)
+    buffers.pad(len(rows), inputs.num_tokens, len(rows), inputs.num_tokens)
+    return inputs
 
 
 def _write_drafts(

@@ -58,8 +58,8 @@ class InFlightSteps:
     def has(self, batch: Batch) -> bool:
         return any(step.batch is batch for step in self._steps)
 
-    def add(self, step: InFlightStep) -> None:
-        self._steps.append(step)
+    def add(self, in_flight: InFlightStep) -> None:
+        self._steps.append(in_flight)
 
     def finish_first(self) -> None:
         """Remove the first step, which is over."""
@@ -186,18 +186,18 @@ class OverlapBlocker(StrEnum):
 
 
 def continuing_requests(
-    step: InFlightStep, queues: RequestQueues, max_num_seqs: int, has_refused: bool, must_yield: bool
+    in_flight: InFlightStep, queues: RequestQueues, max_num_seqs: int, has_refused: bool, must_yield: bool
 ) -> list[tuple[int, Request]] | OverlapBlocker:
-    """Return the requests that continue after `step`, in order of rank, with the index of their row in it.
+    """Return the requests that continue after `in_flight`, in order of rank, with the index of their row in it.
 
-    Return the cause instead if the next step has to wait for `step`. The next step has decode rows alone, of the
-    requests in `step`: each computes the token that `step` samples for it. Requests whose length `step` is known to
-    complete are left out. `has_refused`: the next waiting request finds no memory unless another one ends.
+    Return the cause instead if the next step has to wait for this one. The next step has decode rows alone, of the
+    requests in `in_flight`: each computes the token that is sampled for it there. Requests whose length is complete
+    then are left out. `has_refused`: the next waiting request finds no memory unless another one ends.
     `must_yield`: a running request is to be preempted for it.
     """
-    if not all(row.samples for row in step.batch.rows):
+    if not all(row.samples for row in in_flight.batch.rows):
         return OverlapBlocker.PROMPT
-    row_index_of = {row.request_id: row_index for row_index, row in enumerate(step.batch.rows)}
+    row_index_of = {row.request_id: row_index for row_index, row in enumerate(in_flight.batch.rows)}
     continuing: list[tuple[int, Request]] = []
     for request in queues.running:
         row_index = row_index_of.get(request.request_id)

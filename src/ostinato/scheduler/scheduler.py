@@ -266,8 +266,8 @@ class Scheduler:
         in_flight = self._in_flight_steps.first
         batch = in_flight.batch
         assert len(result.rows) == len(batch.rows), "the result has another number of rows than the batch"
-        steps = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
-        for request, row, row_result in steps:
+        results = list(zip(in_flight.requests, batch.rows, result.rows, strict=True))
+        for request, row, row_result in results:
             check_result(request, row, row_result)
         self._in_flight_steps.finish_first()
         if self.encoder_cache is not None:
@@ -275,7 +275,7 @@ class Scheduler:
         if batch.num_decode_rows < len(batch.rows):
             self._admission.retry_head()
         updates = []
-        for request, row, row_result in steps:
+        for request, row, row_result in results:
             if request.status is RequestStatus.FINISHED:
                 self.counters.void_rows += in_flight.is_ahead
                 continue
@@ -318,7 +318,7 @@ class Scheduler:
         assert self._in_flight_steps, "only a step in flight can fail"
         failed = self._in_flight_steps.first
         assert batch is failed.batch, "only the first step in flight can fail"
-        self.counters.void_rows += sum(len(step.requests) for step in self._in_flight_steps if step is not failed)
+        self.counters.void_rows += sum(len(later.requests) for later in self._in_flight_steps if later is not failed)
         self._in_flight_steps.finish_all()
         self.counters.failed_steps += 1
         updates = []

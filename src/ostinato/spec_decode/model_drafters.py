@@ -123,10 +123,10 @@ class PredictionHeadForward:
         self.hidden = model.build.arrays.zeros((max_rows, size), dtype_name(embedding.dtype))
         """Hidden states to start from, [max_num_seqs, hidden]."""
 
-    def __call__(self, step: StepInputs) -> Array:
+    def __call__(self, inputs: StepInputs) -> Array:
         """Return the head's hidden states, [rows, hidden]."""
-        embedded = self._model.embedding(step.token_ids)
-        hidden: Array = self._head(self.hidden[: step.token_ids.shape[0]], embedded, step, self.memory)
+        embedded = self._model.embedding(inputs.token_ids)
+        hidden: Array = self._head(self.hidden[: inputs.token_ids.shape[0]], embedded, inputs, self.memory)
         return hidden
 
 

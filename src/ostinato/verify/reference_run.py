@@ -211,8 +211,8 @@ def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: Medi
     )
     batch = Batch((row,), num_decode_rows=0)
     with runner.arrays.inference_mode():
-        step = make_step_inputs(batch, block_size, runner.arrays, vision=runner.vision)
-        hidden = runner.model(step, runner.layer_memory)
+        inputs = make_step_inputs(batch, block_size, runner.arrays, vision=runner.vision)
+        hidden = runner.model(inputs, runner.layer_memory)
         return runner.model.compute_logits(hidden[logit_positions(batch).scored])
 
 

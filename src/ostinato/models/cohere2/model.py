@@ -26,10 +26,10 @@ class ParallelBlock(Module):
         self.self_attn = Attention(build, size, spec, bias=hyper.qkv_bias, has_neighbours=hyper.has_neighbours)
         self.mlp = GatedMLP(build, size, hyper.intermediate_size)
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
-        return self.mlp(y, self.self_attn(y, angles, step, memory, x))
+        return self.mlp(y, self.self_attn(y, angles, inputs, memory, x))
 
 
 class Cohere2(Decoder):

@@ -85,7 +85,7 @@ class Gemma4Block(SandwichBlock):
         self,
         x: Array,
         angles: Array | None,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
         embedded: Array | None = None,
     ) -> Array:
@@ -93,7 +93,7 @@ class Gemma4Block(SandwichBlock):
 
         `embedded` are the tokens' small embeddings, [tokens, small].
         """
-        x = super().forward(x, angles, step, memory)
+        x = super().forward(x, angles, inputs, memory)
         if embedded is not None:
             gates = self.per_layer_input_gate(x, activation="gelu_pytorch_tanh")
             y = self.per_layer_projection(self.multiply(gates, embedded))
@@ -131,13 +131,13 @@ class Gemma4Backbone(Backbone):
             self.half = build.constant([HALF] * all_sizes, build.dtype).reshape(1, all_sizes)
             self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
-        x = self.embed(step, memory)
-        small = self._small_embeddings(x, step.token_ids)
-        angles = [rotary(step.positions) for rotary in self.rotaries]
+        x = self.embed(inputs, memory)
+        small = self._small_embeddings(x, inputs.token_ids)
+        angles = [rotary(inputs.positions) for rotary in self.rotaries]
         for i, (block, layer_memory) in enumerate(zip(self.layers, memory[: len(self.layers)], strict=True)):
-            x = block(x, angles[self.ropes[block]], step, layer_memory, small[i] if small else None)
+            x = block(x, angles[self.ropes[block]], inputs, layer_memory, small[i] if small else None)
         return self.norm(x)
 
     def _small_embeddings(self, x: Array, token_ids: Array) -> tuple[Array, ...]:

@@ -227,8 +227,8 @@ class Lfm3VL(CausalLM):
     def encoder(self) -> Encoder:
         return self.model.encoder
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model.language_model(step, memory)
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        return self.model.language_model(inputs, memory)
 
     def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""

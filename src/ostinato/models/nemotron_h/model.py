@@ -79,13 +79,13 @@ class Block(Module):
         else:
             self.mixer = MLP(build, hidden_size, hyper.intermediate_size, hyper.mlp_activation, hyper.mlp_bias)
 
-    def forward(self, x: Array, angles: None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         y = self.norm(x)
         if self.kind == "mamba2":
-            return self.mixer(y, step, memory, x)
+            return self.mixer(y, inputs, memory, x)
         if self.kind == "attention":
-            return self.mixer(y, angles, step, memory, x)
+            return self.mixer(y, angles, inputs, memory, x)
         return self.mixer(y, x)
 
 
@@ -128,22 +128,24 @@ class Head(PredictionHead):
         self.final_layernorm = RMSNorm(build, size, hyper.norm_eps)
         self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
 
-    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         x = self.join(hidden, embedded)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
-            x = block(x, None, step, layer_memory)
+            x = block(x, None, inputs, layer_memory)
         return self.final_layernorm(x)
 
-    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
-        previous = self.previous_hidden(hidden, step, memory[-1])
+    def update_head_cache(
+        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
+    ) -> None:
+        previous = self.previous_hidden(hidden, inputs, memory[-1])
         if self.last_attention < 0:
             return
         x = self.join(previous, embedded)
         for block, layer_memory in zip(self.blocks[: self.last_attention], memory, strict=False):
-            x = block(x, None, step, layer_memory)
+            x = block(x, None, inputs, layer_memory)
         block = self.blocks[self.last_attention]
         assert isinstance(block.mixer, Attention), "it was found by its kind"
-        block.mixer.store(block.norm(x), step, memory[self.last_attention])
+        block.mixer.store(block.norm(x), inputs, memory[self.last_attention])
 
 
 class NemotronH(Decoder):

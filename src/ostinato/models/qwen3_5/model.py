@@ -37,13 +37,13 @@ class Qwen35VL(Qwen3VL):
     def head(self) -> AttentionHead | None:
         return self.mtp
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step; `memory` is that of the layers, of the head's layers, and of the encoder's outputs."""
         text = self.model.language_model
         num_layers = len(text.layers)
-        hidden = text(step, (*memory[:num_layers], memory[-1]))
+        hidden = text(inputs, (*memory[:num_layers], memory[-1]))
         if self.mtp is not None:
-            self.mtp.update_head_cache(hidden, text.embed(step, memory), step, memory[num_layers:-1])
+            self.mtp.update_head_cache(hidden, text.embed(inputs, memory), inputs, memory[num_layers:-1])
         return hidden
 
     def checkpoint_name(self, name: str) -> str | None:

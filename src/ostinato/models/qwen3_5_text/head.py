@@ -54,26 +54,28 @@ class AttentionHead(PredictionHead):
         else:
             self.rotary = Rotary(build, spec.rope)
 
-    def forward(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        x, angles = self._join(hidden, embedded), self._angles(step)
+    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        x, angles = self._join(hidden, embedded), self._angles(inputs)
         for block, layer_memory in zip(self.blocks, memory, strict=False):
-            x = block(x, angles, step, layer_memory)
+            x = block(x, angles, inputs, layer_memory)
         return self.norm(x)
 
-    def update_head_cache(self, hidden: Array, embedded: Array, step: StepInputs, memory: Sequence[LayerCache]) -> None:
-        x = self._join(self.previous_hidden(hidden, step, memory[-1]), embedded)
-        [block], angles = self.blocks, self._angles(step)
+    def update_head_cache(
+        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
+    ) -> None:
+        x = self._join(self.previous_hidden(hidden, inputs, memory[-1]), embedded)
+        [block], angles = self.blocks, self._angles(inputs)
         assert isinstance(block, Block), "its blocks are made here"
         assert block.self_attn is not None, "a head's layer has attention"
-        block.self_attn.store(block.input_layernorm(x), step, memory[0], angles)
+        block.self_attn.store(block.input_layernorm(x), inputs, memory[0], angles)
 
-    def _angles(self, step: StepInputs) -> Array:
+    def _angles(self, inputs: StepInputs) -> Array:
         """Return the angles of the step's tokens.
 
         An entry has the position of its token, and not of the hidden state before it: all differences are the same,
         except across an image's edges.
         """
-        return self.rotary(step.rope_positions if self.is_axial else step.positions)
+        return self.rotary(inputs.rope_positions if self.is_axial else inputs.positions)
 
     def _join(self, hidden: Array, embedded: Array) -> Array:
         """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""

@@ -35,16 +35,16 @@ class TextBackbone(Backbone):
         self.hidden_rows = spec.vision.hidden_rows
         self.axial_rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""
         assert self.inject_media is not None, "the model has an encoder"
         *layers, behind = memory
-        x = self.embed(step, memory)
-        angles = self.axial_rotary(step.rope_positions)
+        x = self.embed(inputs, memory)
+        angles = self.axial_rotary(inputs.rope_positions)
         for i, (block, layer_memory) in enumerate(zip(self.layers, layers, strict=True)):
-            x = block(x, angles, step, layer_memory)
+            x = block(x, angles, inputs, layer_memory)
             if i + 1 < self.hidden_rows:
-                x = self.inject_media(x, step.media_cells, behind.media, i + 1, True)
+                x = self.inject_media(x, inputs.media_cells, behind.media, i + 1, True)
         return self.norm(x)
 
 
@@ -82,13 +82,13 @@ class Qwen3VL(CausalLM):
     def encoder(self) -> VisionEncoder:
         return self.model.visual
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states, [tokens, hidden].
 
-        `memory` ends with that of the encoder's outputs; `step` has the tokens' positions in time, height and width,
+        `memory` ends with that of the encoder's outputs; `inputs` has the tokens' positions in time, height and width,
         and their encoder outputs.
         """
-        return self.model.language_model(step, memory)
+        return self.model.language_model(inputs, memory)
 
     def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [patches / merge ** 2, hidden_rows, hidden] in the model's dtype.

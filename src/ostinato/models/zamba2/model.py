@@ -35,13 +35,13 @@ class MambaLayer(Module):
         self.input_layernorm = RMSNorm(build, size, hyper.norm_eps)
         self.mamba = Mamba2Mixer(build, size, spec, eps=MIXER_NORM_EPS, proj_bias=hyper.bias, dt_limit=hyper.dt_limit)
 
-    def forward(self, x: Array, _: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, _: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
-        return self.mix(x, x, step, memory)
+        return self.mix(x, x, inputs, memory)
 
-    def mix(self, y: Array, x: Array, step: StepInputs, memory: LayerCache) -> Array:
+    def mix(self, y: Array, x: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the mixer to the norm of `y` and add `x`, both [tokens, hidden] -> [tokens, hidden]."""
-        return self.mamba(self.input_layernorm(y), step, memory, x)
+        return self.mamba(self.input_layernorm(y), inputs, memory, x)
 
 
 class HybridLayer(Module):
@@ -66,10 +66,10 @@ class HybridLayer(Module):
         self.linear = Linear(build, size, size)
         self.mamba_decoder = MambaLayer(build, size, spec.mixer, hyper)
 
-    def forward(self, x: Array, angles: Array | None, step: StepInputs, memory: LayerCache) -> Array:
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
-        y = self.linear(self.pass_block(x, self.adapters, angles, step, memory), x)
-        return self.mamba_decoder.mix(y, x, step, memory)
+        y = self.linear(self.pass_block(x, self.adapters, angles, inputs, memory), x)
+        return self.mamba_decoder.mix(y, x, inputs, memory)
 
 
 class Zamba2Backbone(Backbone):
@@ -102,8 +102,8 @@ class Zamba2(CausalLM):
     def backbone(self) -> Backbone:
         return self.model
 
-    def forward(self, step: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model(step, memory)
+    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        return self.model(inputs, memory)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the names of a block's tensors, which a checkpoint may have under any of the layers that use it.

@@ -104,13 +104,13 @@ class SharedBlock(Module):
         x: Array,
         adapters: Adapters,
         angles: Array | None,
-        step: StepInputs,
+        inputs: StepInputs,
         memory: LayerCache,
     ) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
-        both = self.input_layernorm(self.concat(x, self.embed(step.token_ids)))
+        both = self.input_layernorm(self.concat(x, self.embed(inputs.token_ids)))
         q, k, v = self.self_attn.project(both)
         if adapters.attention is not None:
             q, k, v = adapters.attention(both, q, k, v)
-        attended = self.self_attn.attend(q, k, v, angles, step, memory, None)
+        attended = self.self_attn.attend(q, k, v, angles, inputs, memory, None)
         return self.feed_forward(self.pre_ff_layernorm(attended), adapters.mlp)
