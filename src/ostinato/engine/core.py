@@ -61,7 +61,7 @@ kernel_log = logging.getLogger("ostinato.kernels")
 class IdleWork(Protocol):
     """Checks of finished requests, for times at which the engine has nothing else to do."""
 
-    def note_request(self, generation: RequestState) -> None:
+    def note_request(self, state: RequestState) -> None:
         """Note a request that was added."""
         ...
 
@@ -203,7 +203,7 @@ class EngineCore:
             marks=marks,
         )
         request_id = self.output_processor.new_request_id(self._num_added) if request_id is None else request_id
-        generation = RequestState(
+        state = RequestState(
             request_id,
             checked.text,
             checked.token_ids,
@@ -221,7 +221,7 @@ class EngineCore:
             arrival=arrival,
             marks=marks,
         )
-        self.add_state(generation)
+        self.add_state(state)
         self._num_added += 1
         self.counts.requests += 1
         self.counts.prompt_tokens += len(checked.token_ids)
@@ -239,16 +239,16 @@ class EngineCore:
                 setattr(part, each.name, getattr(old, each.name))
         self.scheduler.counters.finished = finished
 
-    def add_state(self, generation: RequestState) -> None:
+    def add_state(self, state: RequestState) -> None:
         """Add a request. RequestError if it can never be served, or an id is in use; nothing is changed then."""
-        self.output_processor.check_id(generation)
-        if any(self.scheduler.is_memory_in_use(request.request_id) for request in generation.requests):
+        self.output_processor.check_id(state)
+        if any(self.scheduler.is_memory_in_use(request.request_id) for request in state.requests):
             self.finish_in_flight()
-        self.output_processor.add(generation)
+        self.output_processor.add(state)
         if self.step_log is not None:
-            self.step_log.note_request(generation)
+            self.step_log.note_request(state)
         if self.online_checks is not None:
-            self.online_checks.note_request(generation)
+            self.online_checks.note_request(state)
 
     def export_request(self, request_id: str) -> bytes | None:
         """End a request here and return its export, from which another engine of the same plan continues it.
@@ -260,13 +260,13 @@ class EngineCore:
         again.
         """
         self.finish_in_flight()
-        generation = self.output_processor.request_states.get(request_id)
-        if generation is None:
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
             return None
         if self.step_log is not None:
             self.step_log.note(PieceKind.MOVED, request_id)
-        exported = make_export(generation, self.scheduler.cache, self.identity)
-        self.output_processor.finish_moved(generation)
+        exported = make_export(state, self.scheduler.cache, self.identity)
+        self.output_processor.finish_moved(state)
         self.scheduler.migration_counts.exported += 1
         self.scheduler.migration_counts.exported_bytes += len(exported)
         return exported
@@ -282,14 +282,14 @@ class EngineCore:
         """
         moves = self.scheduler.migration_counts
         try:
-            generation = self.restore_state(exported, self.identity, request_id, grammar)
-            self.add_state(generation)
+            state = self.restore_state(exported, self.identity, request_id, grammar)
+            self.add_state(state)
         except RequestError:
             moves.refused += 1
             raise
         moves.imported += 1
         moves.imported_bytes += len(exported)
-        return generation.output.request_id
+        return state.output.request_id
 
     def restore_state(
         self, exported: bytes, identity: JsonObject, request_id: str | None = None, grammar: Grammar | None = None
@@ -395,20 +395,20 @@ class EngineCore:
 
     def output(self, request_id: str) -> RequestOutput | None:
         """Return the output of an unfinished request, which steps update in place; None if there is no such request."""
-        generation = self.output_processor.request_states.get(request_id)
-        return None if generation is None else generation.output
+        state = self.output_processor.request_states.get(request_id)
+        return None if state is None else state.output
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once and return its output so far; None if no such request is unfinished."""
-        generation = self.output_processor.request_states.get(request_id)
-        if generation is None:
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
             return None
         if self.step_log is not None:
             self.step_log.note(PieceKind.ABORT, request_id)
-        self.output_processor.abort(generation)
+        self.output_processor.abort(state)
         if not self.scheduler.has_unfinished:
             self.finish_in_flight()
-        return generation.output
+        return state.output
 
     def preempt(self, request_id: str) -> bool:
         """Preempt a running request or sample, as lack of memory would, so that it is computed again.

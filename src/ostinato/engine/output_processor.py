@@ -272,21 +272,21 @@ class OutputProcessor:
         numbered = (f"request-{each}" for each in itertools.count(number))
         return next(name for name in numbered if name not in self.request_states)
 
-    def check_id(self, generation: RequestState) -> None:
+    def check_id(self, state: RequestState) -> None:
         """Raise RequestError if the id of a request, or that of one of its samples, is in use."""
         # The scheduler forgets a sample that has ended; its id stays in use until its request has ended.
-        request_id = generation.output.request_id
-        if request_id in self.request_states or any(r.request_id in self.state_by_sample for r in generation.requests):
+        request_id = state.output.request_id
+        if request_id in self.request_states or any(r.request_id in self.state_by_sample for r in state.requests):
             raise RequestError(f"a request with the id {request_id!r} is unfinished; choose another id")
 
-    def add(self, generation: RequestState) -> None:
+    def add(self, state: RequestState) -> None:
         """Add the unfinished samples of a request, whose id is free, to the scheduler.
 
         RequestError if one can never be served; nothing is changed then.
         """
         added = []
         try:
-            for request, output in zip(generation.requests, generation.output.outputs, strict=True):
+            for request, output in zip(state.requests, state.output.outputs, strict=True):
                 if not output.finished:
                     self._scheduler.add(request)
                     added.append(request.request_id)
@@ -294,8 +294,8 @@ class OutputProcessor:
             for sample_id in added:
                 self._scheduler.abort(sample_id)
             raise
-        self.request_states[generation.output.request_id] = generation
-        self.state_by_sample |= {request.request_id: generation for request in generation.requests}
+        self.request_states[state.output.request_id] = state
+        self.state_by_sample |= {request.request_id: state for request in state.requests}
 
     def note_scheduled(self, request_ids: Sequence[str]) -> None:
         """Note the time at which a step computes the first part of these samples."""
@@ -311,38 +311,38 @@ class OutputProcessor:
         ended: dict[str, RequestState] = {}
         now = time.monotonic()
         for update in updates:
-            generation = self.state_by_sample[update.request_id]
-            is_stopped = generation.apply(update, now, self._meter)
+            state = self.state_by_sample[update.request_id]
+            is_stopped = state.apply(update, now, self._meter)
             if is_stopped:
                 self._scheduler.finish(update.request_id, FinishReason.STOP)
-            output = generation.output
+            output = state.output
             if notify:
                 self._changed[output.request_id] = output
             if is_stopped or update.finish_reason is not None:
-                ended[output.request_id] = generation
-        for generation in ended.values():
-            if generation.output.finished:  # all its samples have ended
-                generation.record_latencies(now, self._meter)
-                generation.record_lengths(self._lengths)
-                self._remove(generation)
+                ended[output.request_id] = state
+        for state in ended.values():
+            if state.output.finished:  # all its samples have ended
+                state.record_latencies(now, self._meter)
+                state.record_lengths(self._lengths)
+                self._remove(state)
 
-    def finish_moved(self, generation: RequestState) -> None:
+    def finish_moved(self, state: RequestState) -> None:
         """End a request that another engine continues."""
-        for request in generation.requests:
+        for request in state.requests:
             self._scheduler.finish(request.request_id, FinishReason.MOVED)
-        generation.mark_moved()
-        self._remove(generation)
-        self._changed[generation.output.request_id] = generation.output
+        state.mark_moved()
+        self._remove(state)
+        self._changed[state.output.request_id] = state.output
 
-    def abort(self, generation: RequestState) -> None:
+    def abort(self, state: RequestState) -> None:
         """End an abandoned request without returning its output."""
-        for request in generation.requests:
+        for request in state.requests:
             self._scheduler.abort(request.request_id)
-        generation.mark_aborted()
-        self._remove(generation)
-        self._changed.pop(generation.output.request_id, None)
+        state.mark_aborted()
+        self._remove(state)
+        self._changed.pop(state.output.request_id, None)
 
-    def _remove(self, generation: RequestState) -> None:
-        del self.request_states[generation.output.request_id]
-        for request in generation.requests:
+    def _remove(self, state: RequestState) -> None:
+        del self.request_states[state.output.request_id]
+        for request in state.requests:
             del self.state_by_sample[request.request_id]

@@ -79,15 +79,15 @@ class OnlineChecks:
             *(100 * rate, format_bytes(num_bytes)),
         )
 
-    def note_request(self, generation: RequestState) -> None:
+    def note_request(self, state: RequestState) -> None:
         """Choose a request, or not. Which are chosen depends on their number alone."""
         self._num_requests += 1
-        if mix64(self._num_requests) & MASK64 >= self._threshold or generation.pooling is not None:
+        if mix64(self._num_requests) & MASK64 >= self._threshold or state.pooling is not None:
             return
-        if generation.media is not None or len(self._chosen) == MAX_WAITING:
+        if state.media is not None or len(self._chosen) == MAX_WAITING:
             self.counts.left_out += 1
             return
-        self._chosen.append(generation)
+        self._chosen.append(state)
 
     def pause(self) -> None:
         """Note that a request has come. The check that was begun continues when the engine is idle again."""
@@ -98,10 +98,10 @@ class OnlineChecks:
         if self.counts.failed:
             return False
         if self._current is None:
-            generation = self._next()
-            if generation is None:
+            state = self._next()
+            if state is None:
                 return False
-            self._current = self._check(generation)
+            self._current = self._check(state)
         try:
             next(self._current)
         except StopIteration:
@@ -118,16 +118,16 @@ class OnlineChecks:
     def _next(self) -> RequestState | None:
         """Return the next request that has ended by itself."""
         for _ in range(len(self._chosen)):
-            generation = self._chosen.popleft()
-            output = generation.output.outputs[0]
+            state = self._chosen.popleft()
+            output = state.output.outputs[0]
             if not output.finished:
-                self._chosen.append(generation)
+                self._chosen.append(state)
                 continue
-            num_tokens = len(generation.output.prompt_token_ids) + len(output.token_ids)
+            num_tokens = len(state.output.prompt_token_ids) + len(output.token_ids)
             if output.finish_reason not in ("stop", "length") or not output.token_ids:
                 continue
             if num_tokens <= self._longest:
-                return generation
+                return state
             self.counts.left_out += 1
         return None
 
@@ -146,21 +146,21 @@ class OnlineChecks:
         )
         return allocate_layers(self._engine.spec, replace(plan, memory=own), runner.arrays)
 
-    def _check(self, generation: RequestState) -> Iterator[None]:
+    def _check(self, request_state: RequestState) -> Iterator[None]:
         """Compute a request's first output again, and compare it. Yields after each chunk."""
         from ostinato.sampling.state import SamplingState
         from ostinato.verify.reference_run import token_scores
 
-        engine, params, output = self._engine, generation.params, generation.output
+        engine, params, output = self._engine, request_state.params, request_state.output
         prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids
         done: list[int] = []
-        guidance: GrammarState | None = generation.requests[0].sampling_state.guidance
+        guidance: GrammarState | None = request_state.requests[0].sampling_state.guidance
         state = SamplingState(
             params,
             prompt,
             done,
-            () if params.ignore_eos else generation.requests[0].stop.eos_token_ids,
-            seed=generation.seed,
+            () if params.ignore_eos else request_state.requests[0].stop.eos_token_ids,
+            seed=request_state.seed,
             grammar=None if guidance is None else guidance.grammar,  # compiling takes up to a second
         )
         text, first = [*prompt, *tokens[:-1]], len(prompt) - 1
@@ -171,7 +171,7 @@ class OnlineChecks:
                 scores = token_scores(engine, state, logits)
                 best, came = scores.best[0][0], tokens[place]
                 if best != came and not scores.is_tie(came):
-                    self._report(generation, place, best, came)
+                    self._report(request_state, place, best, came)
                     return
                 self.counts.ties += best != came
                 done.append(came)
@@ -205,7 +205,7 @@ class OnlineChecks:
                 return []
             return list(runner.model.compute_logits(hidden[logit_positions(batch).scored]))
 
-    def _report(self, generation: RequestState, place: int, best: int, came: int) -> None:
+    def _report(self, state: RequestState, place: int, best: int, came: int) -> None:
         """Count and log an output that is not the plain path's, with its record, if there is one."""
         self.counts.checked += 1
         self.counts.different += 1
@@ -213,7 +213,7 @@ class OnlineChecks:
         how = "give --record to replay the next one" if record is None else f"ostinato replay {record}"
         log.error(
             "request %s: token %d is %d, and the plain path gives %d; %s",
-            *(generation.output.request_id, place, came, best, how),
+            *(state.output.request_id, place, came, best, how),
         )
 
 

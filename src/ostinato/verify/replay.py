@@ -66,8 +66,8 @@ class ReplayLog(StepLog):
         """Number the unfinished outputs anew, as the recorder does."""
         self._begin()
         self.traces.begin_segment()
-        for generation in self._engine.output_processor.request_states.values():
-            super().note_request(generation, is_resumed=True)
+        for state in self._engine.output_processor.request_states.values():
+            super().note_request(state, is_resumed=True)
 
     def note_begin(self) -> None:
         """Note that a step begins."""
@@ -78,10 +78,10 @@ class ReplayLog(StepLog):
             self._recorder.note(kind, request_id)
         super().note(kind, request_id)
 
-    def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
+    def note_request(self, state: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         if self._recorder is not None:
-            self._recorder.note_request(generation, has_media=has_media, is_resumed=is_resumed)
-        super().note_request(generation, has_media=False, is_resumed=is_resumed)
+            self._recorder.note_request(state, has_media=has_media, is_resumed=is_resumed)
+        super().note_request(state, has_media=False, is_resumed=is_resumed)
 
     def note_step(self, batch: Batch, updates: Sequence[RequestUpdate], *, is_called: bool, has_failed: bool) -> None:
         if self._recorder is not None:
@@ -312,13 +312,13 @@ class Replay:
             return
         if event.head.imported and self._is_exact:
             self._only_tokens(f"request {event.request_id} came from another engine with what that had computed")
-        generation = self.engine.restore_state(event.snapshot, {})
-        for request in generation.requests:
+        state = self.engine.restore_state(event.snapshot, {})
+        for request in state.requests:
             request.arrival = event.head.arrival
             if snapshot.client is not None:
                 request.client = Client(snapshot.client, event.head.weight)
-        self.engine.add_state(generation)
-        self._states[serial] = generation
+        self.engine.add_state(state)
+        self._states[serial] = state
 
     def _take_step(self, step: StepRecord) -> None:
         self._number += 1
@@ -442,17 +442,17 @@ class Replay:
 
     def _is_tie(self, serial: int, trace: OutputTrace, place: int, came: int) -> bool:
         """Return whether the whole text, computed at once, has both tokens within rounding of the best."""
-        generation, engine = self._states[serial], self.engine
-        prompt, params = generation.output.prompt_token_ids, generation.params
+        request_state, engine = self._states[serial], self.engine
+        prompt, params = request_state.output.prompt_token_ids, request_state.params
         engine.reset_prefix_cache()
-        [logits] = text_logits(engine, [*prompt, *trace.tokens[:place]], 1, generation.media)
+        [logits] = text_logits(engine, [*prompt, *trace.tokens[:place]], 1, request_state.media)
         state = SamplingState(
             params,
             prompt,
             trace.tokens[:place],
-            () if params.ignore_eos else generation.requests[0].stop.eos_token_ids,
+            () if params.ignore_eos else request_state.requests[0].stop.eos_token_ids,
             sample_index=trace.index,
-            seed=generation.seed,
+            seed=request_state.seed,
             grammar=None if params.guide is None else engine.compile_guide(params.guide),
         )
         scores = token_scores(engine, state, logits)

@@ -169,24 +169,24 @@ class StepLog(ABC):
     def note(self, kind: PieceKind, request_id: str = "") -> None:
         """Note an event that has no more than an id. It is noted before it takes effect."""
         self.add_event(kind, request_id)
-        generation = self._engine.output_processor.request_states.get(request_id)
-        if generation is not None and kind is not PieceKind.PREEMPT:
-            self._ended += [request.request_id for request in generation.requests]
+        state = self._engine.output_processor.request_states.get(request_id)
+        if state is not None and kind is not PieceKind.PREEMPT:
+            self._ended += [request.request_id for request in state.requests]
 
-    def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
+    def note_request(self, state: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         """Note a request, with what it has generated so far. `is_resumed`: it was noted before."""
-        for request, output in zip(generation.requests, generation.output.outputs, strict=True):
+        for request, output in zip(state.requests, state.output.outputs, strict=True):
             self._outputs[request.request_id] = self._num_outputs, output
             self._num_outputs += 1
-        first, parts = generation.requests[0], ByteParts()
-        snapshot = make_snapshot(generation, {}, parts, has_media=has_media)
+        first, parts = state.requests[0], ByteParts()
+        snapshot = make_snapshot(state, {}, parts, has_media=has_media)
         hidden = replace(
             snapshot,
             prompt=None,
             client=self._name(snapshot.client),
             cache_salt=self._name(snapshot.cache_salt),
         )
-        images = [] if has_media or generation.media is None else [span.item.digest for span in generation.media.spans]
+        images = [] if has_media or state.media is None else [span.item.digest for span in state.media.spans]
         head = RequestHead(client_weight(first.client), first.was_imported, is_resumed, images, first.arrival)
         self.add_request(head, hidden, parts)
 
@@ -329,12 +329,12 @@ class FlightRecorder(StepLog):
         if not self._is_over():
             super().note(kind, request_id)
 
-    def note_request(self, generation: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
+    def note_request(self, state: RequestState, *, has_media: bool = True, is_resumed: bool = False) -> None:
         """Note a request, with its images if `record_images` says so."""
         if self._is_over():
             return
         try:
-            super().note_request(generation, has_media=has_media and self._has_images, is_resumed=is_resumed)
+            super().note_request(state, has_media=has_media and self._has_images, is_resumed=is_resumed)
         except Exception as error:
             self._fail(error)
 
@@ -406,8 +406,8 @@ class FlightRecorder(StepLog):
         self._pieces.append(_NewSegment(follows))
         self._encoder = StepEncoder()
         self._begin()
-        for generation in self._engine.output_processor.request_states.values():
-            self.note_request(generation, is_resumed=True)
+        for state in self._engine.output_processor.request_states.values():
+            self.note_request(state, is_resumed=True)
 
 
 class _Writer(threading.Thread):

@@ -69,7 +69,7 @@ def restore_request(
     check_identity(snapshot.identity, identity)
     params = params_of(snapshot)
     _check_tokens(snapshot, vocab_size)
-    generation = RequestState(
+    request_state = RequestState(
         snapshot.request_id if request_id is None else request_id,
         snapshot.prompt,
         snapshot.prompt_token_ids,
@@ -86,9 +86,9 @@ def restore_request(
         pooling=snapshot.pooling,
         marks=[replace(mark, ttl=min(mark.ttl, max_ttl)) for mark in snapshot.marks],
     )
-    _resume(generation, snapshot, parts, scheduler)
-    _limit_imported_bytes(generation, scheduler.queues.waiting)
-    return generation
+    _resume(request_state, snapshot, parts, scheduler)
+    _limit_imported_bytes(request_state, scheduler.queues.waiting)
+    return request_state
 
 
 @contextmanager
@@ -109,14 +109,14 @@ def _media_of(snapshot: RequestSnapshot, parts: Sequence[memoryview]) -> MediaPr
 
 
 def _resume(
-    generation: RequestState, snapshot: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler
+    request_state: RequestState, snapshot: RequestSnapshot, parts: Sequence[memoryview], scheduler: Scheduler
 ) -> None:
     """Bring a new request state to that of the exported one. DamagedExport if that is not possible."""
-    now, output = time.monotonic(), generation.output
+    now, output = time.monotonic(), request_state.output
     with _checked():
-        if len(snapshot.samples) != len(generation.requests):
+        if len(snapshot.samples) != len(request_state.requests):
             raise ValueError(
-                f"it has {len(snapshot.samples)} outputs, and its parameters ask for {generation.params.n}"
+                f"it has {len(snapshot.samples)} outputs, and its parameters ask for {request_state.params.n}"
             )
         output.prompt = snapshot.prompt
         ages = (snapshot.scheduled, snapshot.first_token, snapshot.last_token)
@@ -134,16 +134,16 @@ def _resume(
             raise ValueError("it has marks that no request may have")
         if all(each.finish_reason is not None for each in snapshot.samples):
             raise ValueError("all its outputs have ended")
-        for index, (request, sample) in enumerate(zip(generation.requests, snapshot.samples, strict=True)):
-            _resume_sample(generation, index, sample, snapshot.has_begun)
+        for index, (request, sample) in enumerate(zip(request_state.requests, snapshot.samples, strict=True)):
+            _resume_sample(request_state, index, sample, snapshot.has_begun)
             if sample.finish_reason is None:
                 if request.num_tokens >= max_total_tokens(request, scheduler.limits):
                     raise ValueError("an unfinished output already has all its tokens")
                 _attach_kv(request, sample, parts, scheduler.cache)
 
 
-def _resume_sample(generation: RequestState, index: int, sample: SampleSnapshot, has_begun: bool) -> None:
-    request = generation.requests[index]
+def _resume_sample(request_state: RequestState, index: int, sample: SampleSnapshot, has_begun: bool) -> None:
+    request = request_state.requests[index]
     if sample.finish_reason not in (None, *FinishReason):
         raise ValueError(f"{sample.finish_reason!r} is no reason to end")
     max_logprobs = len(request.prompt_token_ids) - 1
@@ -160,7 +160,7 @@ def _resume_sample(generation: RequestState, index: int, sample: SampleSnapshot,
         sample.finish_reason,
         sample.stop_reason,
     )
-    generation.restore_sample(done)
+    request_state.restore_sample(done)
     request.cache_report = sample.cache
     if done.finished:
         return
@@ -200,10 +200,10 @@ def _number(number: int) -> int:
     return number
 
 
-def _limit_imported_bytes(generation: RequestState, waiting: Sequence[Request]) -> None:
+def _limit_imported_bytes(request_state: RequestState, waiting: Sequence[Request]) -> None:
     """Drop the imported KV of a request if too much waits already."""
     num_waiting_bytes = sum(other.kv_snapshot.num_bytes for other in waiting if other.kv_snapshot is not None)
-    for request in generation.requests:
+    for request in request_state.requests:
         if request.kv_snapshot is None:
             continue
         num_waiting_bytes += request.kv_snapshot.num_bytes
@@ -254,17 +254,17 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
     return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(request_cache.read_slot))
 
 
-def make_export(generation: RequestState, cache: CacheManager, identity: JsonObject) -> bytes:
+def make_export(request_state: RequestState, cache: CacheManager, identity: JsonObject) -> bytes:
     """Return the export of a request, with blocks, window blocks and states of all its running outputs.
 
     The request itself is not changed.
     """
     parts = ByteParts()
-    return pack_snapshot(make_snapshot(generation, identity, parts, cache), parts.parts)
+    return pack_snapshot(make_snapshot(request_state, identity, parts, cache), parts.parts)
 
 
 def make_snapshot(
-    generation: RequestState,
+    request_state: RequestState,
     identity: JsonObject,
     parts: ByteParts,
     cache: CacheManager | None = None,
@@ -276,31 +276,31 @@ def make_snapshot(
     With `cache`, what was computed for it is added too.
     """
     copies = CopiedBlocks()
-    first, output = generation.requests[0], generation.output
+    first, output = request_state.requests[0], request_state.output
     times, now = output.times, time.monotonic()
     ages = [None if each is None else now - each for each in (times.scheduled, times.first_token, times.last_token)]
     samples = [
         _sample(request, each, cache, parts, copies)
-        for request, each in zip(generation.requests, output.outputs, strict=True)
+        for request, each in zip(request_state.requests, output.outputs, strict=True)
     ]
     return RequestSnapshot(
         identity=identity,
         request_id=output.request_id,
         prompt=output.prompt,
         prompt_token_ids=output.prompt_token_ids,
-        params=generation.params.model_dump(mode="json", exclude_unset=True),
-        seed=generation.seed,
+        params=request_state.params.model_dump(mode="json", exclude_unset=True),
+        seed=request_state.seed,
         priority=first.priority,
         cache_salt=first.cache_salt,
         client=first.client,
-        pooling=generation.pooling,
+        pooling=request_state.pooling,
         arrival=now - times.arrival,
         scheduled=ages[0],
         first_token=ages[1],
         last_token=ages[2],
         prompt_logprobs=None if output.prompt_logprobs is None else [*output.prompt_logprobs],
         samples=samples,
-        media=None if generation.media is None or not has_media else export_media(generation.media, parts),
+        media=None if request_state.media is None or not has_media else export_media(request_state.media, parts),
         marks=list(first.marks),
     )
 
