@@ -186,7 +186,7 @@ def test_what_the_index_has_more_of_is_taken_from_there() -> None:
     begun(there, 17, 20, max_tokens=2)
     name = begun(here, 17, 0)
     here.limits = replace(LIMITS, max_num_batched_tokens=8)
-    here.scheduler.limits = here.scheduler._chunks._limits = here.limits
+    here.scheduler.limits = here.scheduler._prefill._limits = here.limits
     here.step()
     follower = move(name, here, there)
     assert follower.came_with == 8

@@ -118,7 +118,7 @@ def test_a_request_is_read_once_also_after_steps_without_it_and_nothing_is_kept_
     proposer.propose(decode(("a", text)))
     assert Watched.reads == 1
     del text
-    assert not proposer._texts
+    assert not proposer._indexes
 
 
 def test_the_work_of_a_step_does_not_grow_with_the_text() -> None:

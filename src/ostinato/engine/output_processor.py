@@ -65,7 +65,7 @@ class RequestState:
         self.seed = seed = default_seed if params.seed is None else params.seed
         """The seed in effect; each sample derives its own from it."""
         self.requests: list[Request] = []
-        self._texts: dict[str, _SampleOutput] = {}
+        self._sample_outputs: dict[str, _SampleOutput] = {}
         self._pool: HiddenStatePooler | None = None
         outputs = []
         arrival = time.monotonic() if arrival is None else arrival
@@ -104,7 +104,7 @@ class RequestState:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
             self._pool = state.pooler
-            self._texts[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
+            self._sample_outputs[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         times = RequestTimes(arrival)
         self.output = RequestOutput(request_id, prompt, prompt_token_ids, outputs, times)
@@ -120,25 +120,27 @@ class RequestState:
         self.output.cache = self.requests[0].cache_report
         if update.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs.extend(update.prompt_logprobs)
-        text = self._texts[update.request_id]
+        sample_output = self._sample_outputs[update.request_id]
         if update.token_ids:
-            self._record_token_times(text, len(update.token_ids), now, meter)
+            self._record_token_times(sample_output, len(update.token_ids), now, meter)
         if update.error is not None:
             self.output.error = update.error
         elif update.finish_reason is not None and self._pool is not None:
             self.output.embedding = self._pool.vector()
-        return text.take(update)
+        return sample_output.take(update)
 
-    def _record_token_times(self, text: _SampleOutput, count: int, now: float, meter: EngineHistograms) -> None:
+    def _record_token_times(
+        self, sample_output: _SampleOutput, count: int, now: float, meter: EngineHistograms
+    ) -> None:
         """Note the time of `count` new tokens of a sample."""
         times = self.output.times
         times.last_token = now
         if times.first_token is None:
             times.first_token = now
             meter.first_token.observe(now - times.arrival)
-        if text.last_token is not None:
-            meter.inter_token.observe((now - text.last_token) / count, count)
-        text.last_token = now
+        if sample_output.last_token is not None:
+            meter.inter_token.observe((now - sample_output.last_token) / count, count)
+        sample_output.last_token = now
 
     def record_latencies(self, now: float, meter: EngineHistograms) -> None:
         """Observe how long a request that has ended took, and its length."""
@@ -164,30 +166,30 @@ class RequestState:
 
         ValueError if its text is not that of its tokens, or its tokens should have ended it.
         """
-        text = self._texts[self.requests[done.index].request_id]
+        sample_output = self._sample_outputs[self.requests[done.index].request_id]
         if done.finished:
-            text.output = self.output.outputs[done.index] = done
+            sample_output.output = self.output.outputs[done.index] = done
             return
         logprobs = None if done.logprobs is None else tuple(done.logprobs)
-        due = None if text.output.logprobs is None else len(done.token_ids)
+        due = None if sample_output.output.logprobs is None else len(done.token_ids)
         if (None if logprobs is None else len(logprobs)) != due:
             raise ValueError("it has log-probabilities of other tokens than its own")
         # The tokens are added one by one, as they came, so that the same text is held back.
-        is_stopped = text.take(RequestUpdate("", tuple(done.token_ids), logprobs))
-        if is_stopped or text.output.text != done.text:
+        is_stopped = sample_output.take(RequestUpdate("", tuple(done.token_ids), logprobs))
+        if is_stopped or sample_output.output.text != done.text:
             raise ValueError("its text is not that of its tokens")
-        text.output.cumulative_logprob = done.cumulative_logprob
+        sample_output.output.cumulative_logprob = done.cumulative_logprob
 
     def mark_moved(self) -> None:
         """Mark every unfinished output as moved to another engine, which also returns the text that is held back."""
-        for text in self._texts.values():
-            if not text.output.finished:
-                text.output.finish_reason = FinishReason.MOVED.value
+        for sample_output in self._sample_outputs.values():
+            if not sample_output.output.finished:
+                sample_output.output.finish_reason = FinishReason.MOVED.value
 
     def mark_aborted(self) -> None:
         """Mark every unfinished output as aborted; its tokens and text stay."""
-        for text in self._texts.values():
-            text.finish(FinishReason.ABORT)
+        for sample_output in self._sample_outputs.values():
+            sample_output.finish(FinishReason.ABORT)
 
 
 class _SampleOutput:

@@ -124,7 +124,7 @@ class Scheduler:
         self.encoder_cache = encoder_cache
         self._media = EncoderScheduler(encoder_cache) if encoder_cache is not None else None
         self._admission = Admission(limits, cache, policy, self.queues, self._media, self.counters)
-        self._chunks = PrefillScheduler(limits, cache, self.queues, self._media)
+        self._prefill = PrefillScheduler(limits, cache, self.queues, self._media)
         self._in_flight_steps = InFlightSteps(cache, encoder_cache)
         self._decoding = DecodeScheduler(cache, self.queues, self._in_flight_steps, self.counters)
 
@@ -187,14 +187,14 @@ class Scheduler:
             self._media.begin_step()
         decoding = self._schedule_decoding(num_drafts)
         if self.queues.waiting or len(decoding) < len(self.queues.running):
-            self._chunks.begin_step(is_decoding=bool(decoding))
+            self._prefill.begin_step(is_decoding=bool(decoding))
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         prompts: list[tuple[Request, BatchRow]] = []
         has_prompts = len(decoding) < len(self.queues.running)
         kept = self._tokens_to_keep(budget) if has_prompts and self.queues.waiting else 0
         for request in self.queues.running if has_prompts else ():
             if budget > kept and not is_decoding(request):
-                row = self._chunks.next_row(request, budget - kept, num_drafts, self._spare_slots())
+                row = self._prefill.next_row(request, budget - kept, num_drafts, self._spare_slots())
                 if row is not None:
                     budget -= len(row.token_ids)
                     prompts.append((request, row))
@@ -402,7 +402,7 @@ class Scheduler:
                 row = make_decode_row(request, self.cache, num_drafts, self._spare_slots())
                 budget -= 1 + num_drafts
             else:
-                row = self._chunks.next_row(request, budget, num_drafts, self._spare_slots(), is_new=True)
+                row = self._prefill.next_row(request, budget, num_drafts, self._spare_slots(), is_new=True)
                 budget -= len(row.token_ids) if row is not None else 0
             assert row is not None, "the slots of a request are taken when it is admitted"
             admitted.append((request, row))

@@ -25,7 +25,7 @@ class NgramProposer:
         self.lookup_min = lookup_min
         self.lookup_max = lookup_max
         # An index lasts as long as its request, which a step of prompts alone does not end.
-        self._texts: WeakKeyDictionary[SamplingState, _NgramIndex] = WeakKeyDictionary()
+        self._indexes: WeakKeyDictionary[SamplingState, _NgramIndex] = WeakKeyDictionary()
 
     def propose(self, batch: Batch) -> list[tuple[int, ...]]:
         """Return the drafts of each row in the batch's order: up to `BatchRow.num_drafts`, none for a prefill row.
@@ -36,11 +36,11 @@ class NgramProposer:
         drafts: list[tuple[int, ...]] = [()] * len(batch.rows)
         for i, row in enumerate(batch.rows[: batch.num_decode_rows]):
             state: SamplingState = row.sampling_state
-            text = self._texts.get(state)
-            if text is None:
-                text = self._texts[state] = _NgramIndex(state, self.lookup_min, self.lookup_max)
+            index = self._indexes.get(state)
+            if index is None:
+                index = self._indexes[state] = _NgramIndex(state, self.lookup_min, self.lookup_max)
             if row.num_drafts:
-                drafts[i] = text.continuation(row.num_drafts)
+                drafts[i] = index.continuation(row.num_drafts)
         return drafts
 
 
