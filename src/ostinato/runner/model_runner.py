@@ -61,7 +61,7 @@ from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.spec_decode.model_drafters import TokenSelector
 
 if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+    from ostinato.ops.step_inputs import Array, StepInputs
 
 
 class TensorParallel(LogitRanks, Protocol):
@@ -179,13 +179,14 @@ class ModelRunner:
             self.tensor_parallel.select_drafts,
         )
         # A prediction head runs within the model's steps, but a draft model's layers are separate.
-        own = [*(layers if self.model.head is not None else layers[: len(spec.layers)]), *cells]
+        own = layers if self.model.head is not None else layers[: len(spec.layers)]
+        self._step_memory = [*own, *cells]
         self.graphs = make_graphs(
             plan,
             plan.capture,
             self.model,
-            lambda step: self.model(step, own),
-            own,
+            self._forward,
+            self._step_memory,
             max_tokens=settings.max_num_batched_tokens,
             check_size=self._check_graphs,
         )
@@ -251,6 +252,11 @@ class ModelRunner:
             hidden = self.graphs.run(inputs)
             logits = Logits(self.model, hidden, logit_positions(batch, drafts), self.tensor_parallel)
             return ModelOutput(hidden, drafts, logits)
+
+    def _forward(self, inputs: StepInputs) -> Array:
+        """Return the hidden states of a step, [tokens, hidden]. Its graphs are captured from this."""
+        hidden: Array = self.model(inputs, self._step_memory)
+        return hidden
 
     def _lookup_drafts(self, batch: Batch) -> Drafts:
         """Return drafts that need no weights. They need the requests' text, which only the first rank has."""

@@ -21,15 +21,15 @@ from ostinato.serve.api.generation_run import (
     PreparedChat,
     ServedModel,
     compact,
-    make_response,
     quoted,
     start_chat,
+    whole_response,
 )
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, arguments_of
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import LastEvents
+from ostinato.serve.http.streaming import EventStream, LastEvents
 
 _GROWS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 """Type of a block -> that of its deltas, and the field that holds the text in both."""
@@ -124,7 +124,9 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
             lifecycle.model_name,
             model.engine.plan.hit_law.block_size,
         )
-        return await make_response(request, run, body.stream, written.events, written.whole, model.turns)
+        if body.stream:
+            return EventStream(written.events(), run.close)
+        return await whole_response(request, run, written.whole(), model.turns)
 
     @router.post("/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001

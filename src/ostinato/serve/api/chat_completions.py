@@ -27,11 +27,11 @@ from ostinato.serve.api.generation_run import (
     end_members,
     head,
     in_turns,
-    make_response,
     prepare_chat,
     quoted,
     start_chat,
     whole_body,
+    whole_response,
 )
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerDelta, ToolCallDelta
@@ -44,7 +44,7 @@ from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import DONE, LoopTurns
+from ostinato.serve.http.streaming import DONE, EventStream, LoopTurns
 
 
 class JsonSchema(Body):
@@ -163,14 +163,9 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiR
         texts = None if params.logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)
-        return await make_response(
-            request,
-            run,
-            body.stream,
-            lambda: _events(run, answers, texts, ChunkWriter(own, body, run.usage), model.turns),
-            lambda: _whole(run, answers, texts, own),
-            model.turns,
-        )
+        if body.stream:
+            return EventStream(_events(run, answers, texts, ChunkWriter(own, body, run.usage), model.turns), run.close)
+        return await whole_response(request, run, _whole(run, answers, texts, own), model.turns)
 
     return router
 

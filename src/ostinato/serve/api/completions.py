@@ -25,9 +25,9 @@ from ostinato.serve.api.generation_run import (
     end_members,
     head,
     in_turns,
-    make_response,
     quoted,
     whole_body,
+    whole_response,
 )
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.cache_marks import read_positions
@@ -37,7 +37,7 @@ from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.json_bodies import ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import DONE, LoopTurns
+from ostinato.serve.http.streaming import DONE, EventStream, LoopTurns
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,11 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
         )
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
-        return await make_response(
-            request,
-            run,
-            body.stream,
-            lambda: _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only)), model.turns),
-            lambda: _whole(run, form, own),
-            model.turns,
-        )
+        if body.stream:
+            return EventStream(
+                _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only)), model.turns), run.close
+            )
+        return await whole_response(request, run, _whole(run, form, own), model.turns)
 
     return router
 

@@ -38,10 +38,8 @@ from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.streaming import (
-    EVENTS,
     PIECE,
     ChunkedJson,
-    EventStream,
     LastEvents,
     LoopTurns,
     cancel_on_disconnect,
@@ -355,28 +353,13 @@ async def start_chat(
     return run
 
 
-async def make_response(
-    request: Request,
-    run: GenerationRun,
-    stream: bool | None,
-    events: Callable[[], AsyncIterator[bytes]],
-    whole: Callable[[], Coroutine[object, object, Iterable[str | bytes]]],
-    turns: LoopTurns,
-    media_type: str = EVENTS,
-) -> Response:
-    """Return the response to `request`: events as they come, or the whole JSON, which `whole` gives in parts.
-
-    `run` ends with the response. `media_type` is that of the events.
-    """
-    if stream:
-        return EventStream(events(), run.close, media_type)
-    return await whole_response(request, run, whole(), turns)
-
-
 async def whole_response(
     request: Request, run: GenerationRun, whole: Coroutine[object, object, Iterable[str | bytes]], turns: LoopTurns
 ) -> Response:
-    """Return the response with a whole JSON; one that is longer than a piece is made while the client takes it."""
+    """Return the response with the whole JSON, which `whole` gives in parts. `run` ends with it.
+
+    A JSON that is longer than a piece is made while the client takes it.
+    """
     try:
         parts = await cancel_on_disconnect(request, whole)
         pieces = turns.pieces(run.checked(parts))

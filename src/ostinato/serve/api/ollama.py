@@ -22,7 +22,6 @@ from ostinato.serve.api.generation_run import (
     ServedModel,
     compact,
     joined,
-    make_response,
     start_chat,
     whole_response,
 )
@@ -38,7 +37,7 @@ from ostinato.serve.chat.answer_formats import ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, arguments_of
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import JSON_LINES, LastEvents
+from ostinato.serve.http.streaming import JSON_LINES, EventStream, LastEvents
 
 PREFIX = "/api"
 _NEVER = "9999-12-31T00:00:00Z"
@@ -59,7 +58,9 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
         output = ChatOutput(model.text, prepared.form(model.text))
         written = _Answer(run, output, lifecycle, is_chat, request.state.record.begun)
         streams = body.stream is not False
-        return await make_response(request, run, streams, written.lines, written.whole, model.turns, JSON_LINES)
+        if streams:
+            return EventStream(written.lines(), run.close, JSON_LINES)
+        return await whole_response(request, run, written.whole(), model.turns)
 
     @router.post("/chat", response_model=None)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:

@@ -22,7 +22,7 @@ from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
-from ostinato.serve.api.generation_run import GenerationRun, ServedModel, in_turns, make_response, start_chat
+from ostinato.serve.api.generation_run import GenerationRun, ServedModel, in_turns, start_chat, whole_response
 from ostinato.serve.api.responses_request import PreparedResponse, ResponsesRequest
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
@@ -30,7 +30,7 @@ from ostinato.serve.chat.text_support import ModelText, TokenStrings
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import LoopTurns
+from ostinato.serve.http.streaming import EventStream, LoopTurns
 
 
 class Event(NamedTuple):
@@ -178,14 +178,11 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) ->
         run = await start_chat(model.engine, model.compiler, prepared.chat, body, deadline, request)
         parts = _ResponseOutput(model.text, prepared.chat.form(model.text), prepared.chat.params)
         own = _response(f"resp_{request.state.request_id}", lifecycle.model_name)
-        return await make_response(
-            request,
-            run,
-            body.stream,
-            lambda: _events(run, parts, own, _EventWriter(prepared.echo, model.text.token_texts), model.turns),
-            lambda: _whole(run, parts, own, prepared.echo),
-            model.turns,
-        )
+        if body.stream:
+            return EventStream(
+                _events(run, parts, own, _EventWriter(prepared.echo, model.text.token_texts), model.turns), run.close
+            )
+        return await whole_response(request, run, _whole(run, parts, own, prepared.echo), model.turns)
 
     return router
 
