@@ -159,7 +159,7 @@ def test_kernels_take_a_part_of_a_step_and_leave_the_tap_free(mode: str) -> None
     for share in shares.values():
         assert 0 < share.eager < 1
         assert 0 < share.graph < 1
-    assert runner.model.build.ops.tap.recorder is None
+    assert runner.model.build.ops.hook.recorder is None
 
 
 def test_a_kernel_inside_a_kernel_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_an_operation_that_no_graph_can_hold_is_timed_as_it_is_and_named(monkeyp
         return result
 
     ops = engine.runner.model.build.ops
-    monkeypatch.setattr(ops, "attention", ops.tap.wrap("attention", reads_on_the_host))
+    monkeypatch.setattr(ops, "attention", ops.hook.wrap("attention", reads_on_the_host))
     calls, eager = times_of(engine, driver)
     assert eager == ("attention",)
     assert all(seconds > 0 for name, seconds in calls if name == "attention")

@@ -67,8 +67,8 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
     ops, vision = select_ops({}), vl_spec(name).vision
     assert vision is not None
     kernels = {name: getattr(ops, name) for name in OPERATIONS}
-    kernels["encoder_attention"] = ops.tap.wrap("encoder_attention", of_all_segments)
-    model = vl_model(name, Ops(kernels, ops.tap))
+    kernels["encoder_attention"] = ops.hook.wrap("encoder_attention", of_all_segments)
+    model = vl_model(name, Ops(kernels, ops.hook))
     driver = PretendedDriver()
     graphs = EncoderGraphs(
         plan_of((6, 16, 24), 3),
@@ -77,7 +77,7 @@ def test_an_encoder_is_captured_for_cuda_where_attention_does_not_look_at_the_ho
         partial(write_encoder_inputs, vision=vision),
         CPU,
         "float32",
-        lambda persistent: CudaBackend(ops.tap, persistent, CPU, driver),
+        lambda persistent: CudaBackend(ops.hook, persistent, CPU, driver),
         lambda: weight_storages(model),
     )
     graphs.capture_all()

@@ -27,7 +27,7 @@ def inference() -> Iterator[None]:
 
 def backend_of(toy: Toy) -> tuple[CudaBackend, PretendedDriver]:
     driver = PretendedDriver()
-    return CudaBackend(toy.tap, toy.persistent(), CPU, driver), driver
+    return CudaBackend(toy.hook, toy.persistent(), CPU, driver), driver
 
 
 class TwoParts:
@@ -36,13 +36,13 @@ class TwoParts:
     def __init__(self, toy: Toy) -> None:
         self.toy = toy
         self.seen: list[tuple[str, int]] = []
-        self.linear = toy.tap.wrap("linear", lambda x, weight: x @ weight)
+        self.linear = toy.hook.wrap("linear", lambda x, weight: x @ weight)
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
         x = self.toy.table[inputs.token_ids]
         query, key = self.linear(x, self.toy.weight).chunk(2, dim=-1)
-        y = self.toy.tap.split("attention", self.attend, (query, key), inputs, 0.5)
-        z = self.toy.tap.split("state", self.mix, (y,), inputs)
+        y = self.toy.hook.split("attention", self.attend, (query, key), inputs, 0.5)
+        z = self.toy.hook.split("state", self.mix, (y,), inputs)
         return self.linear(torch.cat((z, y), -1), self.toy.weight) + x
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, inputs: StepInputs, scale: float) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_parts_are_run_while_warming_up_but_not_in_the_capture_and_on_real_token
 def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe: str) -> None:
     steps = Steps(recipe, kernels="reference")
     driver = PretendedDriver()
-    backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, driver)
+    backend = CudaBackend(steps.runner.model.build.ops.hook, steps.backend._persistent, CPU, driver)
     graph = backend.capture(steps.forward, steps.padding(1, 48, False), ("attention", "state", "moe"))
     for _ in range(2):
         inputs, view = steps.next_step(None, 48)
@@ -113,7 +113,7 @@ def test_a_model_in_segments_gives_its_hidden_states_and_writes_its_cache(recipe
 
 def test_a_kernel_that_reads_on_the_host_cannot_be_in_a_graph_but_may_be_left_out() -> None:
     steps = Steps("llama", kernels="reference")
-    backend = CudaBackend(steps.runner.model.build.ops.tap, steps.backend._persistent, CPU, PretendedDriver())
+    backend = CudaBackend(steps.runner.model.build.ops.hook, steps.backend._persistent, CPU, PretendedDriver())
     with pytest.raises(CaptureError, match=r"^the kernel attention reads values on the host"):
         backend.capture(steps.forward, steps.padding(4, 4, True), ())
     backend.capture(steps.forward, steps.padding(1, 4, False), ("attention",))
@@ -144,7 +144,7 @@ def test_a_capture_that_fails_is_ended_and_named_and_the_model_runs_on() -> None
     with pytest.raises(CaptureError, match=r"^the step cannot be captured as a CUDA graph: operation not permitted"):
         backend.capture(forward, toy.padding(), ())
     assert driver.log.count("begin") == driver.log.count("end") == 1
-    assert toy.tap.recorder is None
+    assert toy.hook.recorder is None
     assert torch.equal(forward(toy.padding())[0], toy.table[0] + 1)
 
 
@@ -198,9 +198,9 @@ def mean_of_image_on_device(x: torch.Tensor, starts: torch.Tensor) -> torch.Tens
 
 def test_an_encoders_graphs_are_captured_per_budget_and_give_each_image_what_it_gets_alone() -> None:
     encoding = Encoding(native=False)
-    encoding.model.mix = encoding.tap.wrap("mix", mean_of_image_on_device)
+    encoding.model.mix = encoding.hook.wrap("mix", mean_of_image_on_device)
     driver = PretendedDriver()
-    encoding.graphs._backend = CudaBackend(encoding.tap, encoding.graphs._captured_at, CPU, driver)
+    encoding.graphs._backend = CudaBackend(encoding.hook, encoding.graphs._captured_at, CPU, driver)
     encoding.graphs.capture_all()
     assert driver.log == ["aside", "begin", "end", "back"] * len(encoding.graphs.planned)
     for sizes in ((3,), (5, 2), (1, 1, 1), (16,)):
@@ -213,7 +213,7 @@ def test_an_encoders_graphs_are_captured_per_budget_and_give_each_image_what_it_
 
 def test_an_encoder_whose_kernel_reads_on_the_host_has_no_cuda_graph() -> None:
     encoding = Encoding(native=False)
-    encoding.graphs._backend = CudaBackend(encoding.tap, encoding.graphs._captured_at, CPU, PretendedDriver())
+    encoding.graphs._backend = CudaBackend(encoding.hook, encoding.graphs._captured_at, CPU, PretendedDriver())
     with pytest.raises(CaptureError, match=r"^the kernel mix reads values on the host"):
         encoding.graphs.capture_all()
 
@@ -225,7 +225,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 @needs_gpu
 def test_on_a_gpu_replays_give_what_the_step_gives() -> None:
     toy = Toy(TorchArrays("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
+    backend = CudaBackend(toy.hook, toy.persistent(), TorchArrays("cuda"))
     check_replays(toy, TwoParts(toy), backend, lambda: None)
 
 
@@ -233,7 +233,7 @@ def test_on_a_gpu_replays_give_what_the_step_gives() -> None:
 @needs_gpu
 def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> None:
     toy = Toy(TorchArrays("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
+    backend = CudaBackend(toy.hook, toy.persistent(), TorchArrays("cuda"))
     forward = TwoParts(toy)
     graphs = {size: backend.capture(forward, toy.padding(size), ("attention", "state")) for size in (8, 4, 2)}
     taken = backend.num_bytes
@@ -252,7 +252,7 @@ def test_on_a_gpu_graphs_share_their_memory_and_stay_valid_in_any_order() -> Non
 @needs_gpu
 def test_on_a_gpu_a_host_read_in_a_kernel_is_named() -> None:
     toy = Toy(TorchArrays("cuda"))
-    backend = CudaBackend(toy.tap, toy.persistent(), TorchArrays("cuda"))
-    kernel = toy.tap.wrap("moe", lambda x: x * x.sum().item())
+    backend = CudaBackend(toy.hook, toy.persistent(), TorchArrays("cuda"))
+    kernel = toy.hook.wrap("moe", lambda x: x * x.sum().item())
     with pytest.raises(CaptureError, match=r"^the kernel moe reads values on the host"):
         backend.capture(lambda inputs: kernel(toy.table[inputs.token_ids]), toy.padding(), ())

@@ -33,10 +33,10 @@ def first(inputs: EncoderInputs, count: int) -> EncoderInputs:
 @pytest.mark.parametrize("isa", SETS)
 def test_native_kernels_leave_out_the_padding_of_patches_and_of_the_tokens_that_they_make(isa: str) -> None:
     buffers, weights = patches(16), torch.ones(16)
-    tap = CallHook()
-    norm = tap.wrap("rms_norm", native_kernel(isa, "rms_norm"))
+    hook = CallHook()
+    norm = hook.wrap("rms_norm", native_kernel(isa, "rms_norm"))
     named = {**vars(buffers), "weights": weights, "weights.4": weights[:4].clone()}
-    backend = TapeBackend(tap, {t.untyped_storage().data_ptr(): name for name, t in named.items()}, TorchArrays("cpu"))
+    backend = TapeBackend(hook, {t.untyped_storage().data_ptr(): name for name, t in named.items()}, TorchArrays("cpu"))
 
     def forward(inputs: EncoderInputs) -> torch.Tensor:
         by_patch = norm(norm(inputs.patches, named["weights.4"], 0.0), named["weights.4"], 0.0)

@@ -82,7 +82,7 @@ def test_inside_a_kernel_the_same_is_allowed(what: str) -> None:
             read(x)
             return x + 1
 
-        return toy.tap.wrap("attention", kernel)(toy.table[inputs.token_ids])
+        return toy.hook.wrap("attention", kernel)(toy.table[inputs.token_ids])
 
     capture(forward)
 
@@ -118,13 +118,13 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str
         read(x)
         return x + 1
 
-    kernel = toy.tap.wrap("moe", reads)
+    kernel = toy.hook.wrap("moe", reads)
 
     def run(splits: tuple[str, ...]) -> None:
         recorder = CallRecorder(toy.persistent(), splits, kernels_may_read=False)
-        toy.tap.recorder = recorder
+        toy.hook.recorder = recorder
         with recorder:
-            toy.tap.split("moe", kernel, (toy.table[toy.padding().token_ids],))
+            toy.hook.split("moe", kernel, (toy.table[toy.padding().token_ids],))
 
     run(("moe",))  # A part that is left out may do what it likes.
     with pytest.raises(CaptureError, match=rf"^the kernel moe reads values on the host \({name}\).*piecewise"):
@@ -136,9 +136,9 @@ def test_where_a_device_allows_no_reads_in_kernels_the_kernel_is_named(name: str
 )
 def test_the_reference_kernels_of_a_model_read_on_the_host(recipe: str, kernel: str) -> None:
     steps = Steps(recipe, kernels="reference")
-    tap = steps.runner.model.build.ops.tap
+    hook = steps.runner.model.build.ops.hook
     recorder = CallRecorder(steps.backend._persistent, (), kernels_may_read=False)
-    tap.recorder = recorder
+    hook.recorder = recorder
     with recorder, pytest.raises(CaptureError, match=f"^the kernel {kernel} reads values on the host"):
         steps.forward(steps.padding(1, 16, False))
 
@@ -176,7 +176,7 @@ def test_a_piecewise_graph_holds_the_write_of_keys_and_values_and_leaves_out_att
 
 def calls_of(steps: Steps, inputs: StepInputs, splits: tuple[str, ...]) -> list[RecordedCall]:
     recorder = CallRecorder(steps.backend._persistent, splits)
-    steps.runner.model.build.ops.tap.recorder = recorder
+    steps.runner.model.build.ops.hook.recorder = recorder
     with recorder:
         steps.forward(inputs)
     return recorder.calls
@@ -199,9 +199,9 @@ def test_a_kernel_and_a_part_that_get_such_a_tensor_are_named() -> None:
         return x + y
 
     with pytest.raises(CaptureError, match=r"^rotary reads .* argument y\)"):
-        capture(lambda toy, inputs: toy.tap.wrap("rotary", plus)(toy.table[inputs.token_ids], y=stranger))
+        capture(lambda toy, inputs: toy.hook.wrap("rotary", plus)(toy.table[inputs.token_ids], y=stranger))
     with pytest.raises(CaptureError, match=r"^state reads .* argument 1\)"):
-        capture(lambda toy, inputs: toy.tap.split("state", plus, (toy.table[inputs.token_ids], stranger)), ("state",))
+        capture(lambda toy, inputs: toy.hook.split("state", plus, (toy.table[inputs.token_ids], stranger)), ("state",))
 
 
 def test_a_tensor_made_of_python_values_is_refused_as_such() -> None:
@@ -251,7 +251,7 @@ def test_the_address_of_a_tensor_is_for_kernels_alone(take: Function) -> None:
             take(x)
             return x + 1
 
-        return (toy.tap.wrap(name, native) if name else native)(toy.table[inputs.token_ids])
+        return (toy.hook.wrap(name, native) if name else native)(toy.table[inputs.token_ids])
 
     capture(lambda toy, step: forward(toy, step, "linear"))
     with pytest.raises(CaptureError, match=r"of a tensor of shape \[8, 6\] is taken during capture.*through ops/"):
@@ -273,7 +273,7 @@ def test_a_part_that_is_left_out_returns_one_new_tensor_with_an_entry_per_token(
     part: Callable[..., torch.Tensor],
 ) -> None:
     with pytest.raises(CaptureError, match=r"^state must return one new tensor with an entry per token"):
-        capture(lambda toy, inputs: toy.tap.split("state", part, (toy.table[inputs.token_ids],), inputs), ("state",))
+        capture(lambda toy, inputs: toy.hook.split("state", part, (toy.table[inputs.token_ids],), inputs), ("state",))
 
 
 def test_a_part_that_is_left_out_gets_the_step_itself_and_no_computed_tensors_beside_it() -> None:
@@ -281,11 +281,11 @@ def test_a_part_that_is_left_out_gets_the_step_itself_and_no_computed_tensors_be
         return x + 1
 
     def copies(toy: Toy, inputs: StepInputs) -> torch.Tensor:
-        return toy.tap.split("state", part, (toy.table[inputs.token_ids],), dataclasses.replace(inputs))
+        return toy.hook.split("state", part, (toy.table[inputs.token_ids],), dataclasses.replace(inputs))
 
     def computes(toy: Toy, inputs: StepInputs) -> torch.Tensor:
         x = toy.table[inputs.token_ids]
-        return toy.tap.split("state", part, (x,), x + 1)
+        return toy.hook.split("state", part, (x,), x + 1)
 
     with pytest.raises(CaptureError, match="gets a copy of the step"):
         capture(copies, ("state",))

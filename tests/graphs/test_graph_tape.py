@@ -213,7 +213,7 @@ def test_kernels_are_replayed_as_one_call_and_may_read_their_inputs() -> None:
     def in_its_own_memory(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x, out=workspace)
 
-    first, second, third = map(toy.tap.wrap, "abc", (up_to_the_length, in_place, in_its_own_memory))
+    first, second, third = map(toy.hook.wrap, "abc", (up_to_the_length, in_place, in_its_own_memory))
 
     def forward(inputs: StepInputs) -> torch.Tensor:
         x = second(first(toy.table[inputs.token_ids], inputs.kv_lens, scale=0.5))
@@ -237,7 +237,7 @@ def test_a_part_left_out_runs_on_real_tokens_with_the_step_of_now_and_leaves_pad
         return x * factor
 
     tape = toy.capture(
-        lambda step: toy.tap.split("state", part, (toy.table[step.token_ids],), step, 3.0) + 1, ["state"]
+        lambda step: toy.hook.split("state", part, (toy.table[step.token_ids],), step, 3.0) + 1, ["state"]
     )
     step = toy.write([5, 6, 7])
     toy.backend.arena.poison()
@@ -255,7 +255,7 @@ def test_parts_of_other_names_are_recorded_into_the_tape() -> None:
         calls.append(None)
         return x + 1
 
-    tape = toy.capture(lambda inputs: toy.tap.split("moe", part, (toy.table[inputs.token_ids],)), ["state"])
+    tape = toy.capture(lambda inputs: toy.hook.split("moe", part, (toy.table[inputs.token_ids],)), ["state"])
     tape.replay(toy.write([1]))
     assert len(calls) == 1
 
@@ -335,5 +335,5 @@ def test_a_tape_is_silent_for_its_recorder_after_a_failed_capture() -> None:
     toy = Toy()
     with pytest.raises(CaptureError):
         toy.capture(lambda inputs: inputs.token_ids.tolist())
-    assert toy.tap.recorder is None
+    assert toy.hook.recorder is None
     assert toy.table[1:2].tolist()

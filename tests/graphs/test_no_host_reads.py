@@ -123,7 +123,7 @@ def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it
     plan, spec = planned(name)
     model, memory, buffers = meta_model(spec, plan.kernels), meta_memory(spec), meta_buffers(spec, 4, 16, 1 + DRAFTS)
     with torch.inference_mode(), collected_launches(monkeypatch), OnDevice() as device:
-        model.build.ops.tap.recorder = left = LeavesOut(device, plan.capture.splits)
+        model.build.ops.hook.recorder = left = LeavesOut(device, plan.capture.splits)
         hidden = model(buffers.view(1, 16, 1, 0), memory)
     assert hidden.shape[0] == 16
     assert set(left.left_out) == set(plan.capture.splits)

@@ -100,7 +100,7 @@ def test_the_spec_names_the_kernels_that_the_model_calls(name: str) -> None:
         return note
 
     ops = select_ops({})
-    ops = Ops({op: noting(op, getattr(ops, op)) for op in OPERATIONS}, ops.tap)
+    ops = Ops({op: noting(op, getattr(ops, op)) for op in OPERATIONS}, ops.hook)
     spec = spec_with(name)
     model = build_model(WeightAllocator(ops, TorchArrays("cpu"), "float32"), spec)
     load_weights(model, checkpoint(name))

@@ -222,7 +222,7 @@ def test_a_tape_of_text_with_images_replays_for_other_images(name: str, kind: st
         for value in (*vars(holder).values(), *getattr(holder, "states", {}).values())
         if isinstance(value, torch.Tensor)
     }
-    backend = TapeBackend(model.build.ops.tap, persistent, CPU)
+    backend = TapeBackend(model.build.ops.hook, persistent, CPU)
     tape = backend.capture(lambda captured: model(captured, memory), step, ())
     without = model(step, memory)
     assert torch.equal(tape.replay(step), without)

@@ -62,7 +62,7 @@ def test_an_operation_is_its_row_in_the_table_and_its_kernel_in_an_object_of_cho
     x = torch.randn(3, 8)
     assert torch.equal(ops.rms_norm(x, torch.ones(8), 1e-6), reference_kernel("rms_norm")(x, torch.ones(8), 1e-6))
     with pytest.raises(AssertionError, match="without all kernels"):
-        _ = Ops({}, ops.tap).rms_norm
+        _ = Ops({}, ops.hook).rms_norm
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -92,7 +92,7 @@ def checked_ops() -> Ops:
 
         return call
 
-    return Ops({name: checked(name, reference_kernel(name)) for name in OPERATIONS}, select_ops({}).tap)
+    return Ops({name: checked(name, reference_kernel(name)) for name in OPERATIONS}, select_ops({}).hook)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

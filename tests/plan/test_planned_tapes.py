@@ -93,7 +93,7 @@ def captured(vision: VisionSpec, dtype: str, budgets: Sequence[int], items: int,
         partial(write_encoder_inputs, vision=vision),
         CPU,
         dtype,
-        lambda persistent: TapeBackend(ops.tap, persistent, CPU),
+        lambda persistent: TapeBackend(ops.hook, persistent, CPU),
         lambda: weight_storages(encoder),
     )
     with torch.inference_mode():

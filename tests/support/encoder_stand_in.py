@@ -47,7 +47,7 @@ class Encoder(Module):
         self.norm = of(HIDDEN)
         self.project = of(HIDDEN, HIDDEN)
         self.merge = of(2 * VISION.out_hidden_size, 4 * HIDDEN)
-        self.mix = ops.tap.wrap("mix", mean_of_image)
+        self.mix = ops.hook.wrap("mix", mean_of_image)
 
     def encode(self, inputs: EncoderInputs) -> torch.Tensor:
         """-> [tokens, 2, out_hidden]"""
@@ -113,10 +113,10 @@ class Encoding:
         kernels = ("linear", "rms_norm")
         self.model = Encoder(select_ops(dict.fromkeys(kernels, "native" if isa else "reference"), isa))
         self.eager_packs: list[int] = []
-        self.tap = self.model.ops.tap
+        self.hook = self.model.ops.hook
 
         def make_backend(persistent: Any) -> TapeBackend:
-            self.backend = TapeBackend(self.tap, persistent, CPU)
+            self.backend = TapeBackend(self.hook, persistent, CPU)
             return self.backend
 
         self.graphs = EncoderGraphs(

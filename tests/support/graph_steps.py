@@ -68,8 +68,8 @@ class Toy:
         self.table = torch.randn(20, 6, generator=generator).to(arrays.device)
         self.weight = torch.randn(6, 6, generator=generator).to(arrays.device)
         self.cache = torch.zeros(64, 6, device=arrays.device)
-        self.tap = CallHook()
-        self.backend = TapeBackend(self.tap, self.persistent(), arrays)
+        self.hook = CallHook()
+        self.backend = TapeBackend(self.hook, self.persistent(), arrays)
 
     def persistent(self) -> dict[int, str]:
         named = {"weights.table": self.table, "weights.weight": self.weight, "cache memory.0": self.cache}
@@ -107,7 +107,7 @@ class Steps:
         )
         self.memory: Sequence[LayerCache] = self.runner.layer_memory
         persistent = persistent_storages(self.buffers, self.runner.model, self.memory)
-        self.backend = TapeBackend(self.runner.model.build.ops.tap, persistent, CPU)
+        self.backend = TapeBackend(self.runner.model.build.ops.hook, persistent, CPU)
         for seed, length in enumerate((9, 3, 1, 17, 6)):
             sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
             self.engine.add_request(random_prompt(length, seed), sampling)

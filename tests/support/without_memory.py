@@ -82,7 +82,7 @@ class OnDevice(TorchDispatchMode):
 
 
 class LeavesOut:
-    """Stands in a tap while a piecewise step runs on `device`: `parts` are no part of the graph."""
+    """Stands in a hook while a piecewise step runs on `device`: `parts` are no part of the graph."""
 
     def __init__(self, device: OnDevice, parts: Collection[str]) -> None:
         self.left_out: list[str] = []
@@ -127,7 +127,7 @@ def collected_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[L
 
 def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
     """The kernels that a plan chose, on tensors without memory."""
-    tap = CallHook()
+    hook = CallHook()
 
     def made(name: str) -> Callable[..., torch.Tensor]:
         if name in kernels and kernels[name].implementation == "triton":
@@ -135,7 +135,7 @@ def meta_ops(kernels: Mapping[str, KernelChoice]) -> Ops:
         function: Callable[..., torch.Tensor] = reference_kernel(name)
         return function
 
-    return Ops({name: tap.wrap(name, made(name)) for name in OPERATIONS}, tap)
+    return Ops({name: hook.wrap(name, made(name)) for name in OPERATIONS}, hook)
 
 
 def meta_model(spec: ModelSpec, kernels: Mapping[str, KernelChoice], dtype: torch.dtype = torch.bfloat16) -> CausalLM:

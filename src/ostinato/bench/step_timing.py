@@ -217,7 +217,7 @@ class TapeClock:
         self.seconds = 0.0
         """Seconds of the last replay, without timing of its calls."""
         self.left_out = Stopwatch()
-        """Kernels of the parts that a piecewise graph leaves out, if this is the tap's recorder."""
+        """Kernels of the parts that a piecewise graph leaves out, if this is the hook's recorder."""
         self._block_size = runner.block_size
         self._graphs = make_graphs(
             plan,
@@ -270,19 +270,19 @@ def kernel_shares(runner: ModelRunner, steps: Mapping[int, Batch], passes: int =
 
     The time of reading the clock counts as the rest, which it makes larger by up to a microsecond per call.
     """
-    clock, tap = TapeClock(runner), runner.model.build.ops.tap
+    clock, hook = TapeClock(runner), runner.model.build.ops.hook
     for step in steps.values():
-        clock.run(step)  # captured here, as the tap cannot hold two recorders
+        clock.run(step)  # captured here, as the hook cannot hold two recorders
     shares: dict[int, KernelShares] = {}
     for size, step in steps.items():
         eagerly = run_eagerly(runner, step)
         eager, graph = [], []
         for _ in range(passes):
             watch = Stopwatch()
-            with recording(tap, watch):
+            with recording(hook, watch):
                 seconds = seconds_of(runner, eagerly)
             eager.append((seconds, watch.seconds / seconds))
-            with recording(tap, clock.left_out):
+            with recording(hook, clock.left_out):
                 seconds = seconds_of(runner, partial(clock.run, step)) - clock.seconds
             graph.append((seconds, _kernel_seconds(runner, clock) / seconds))
         # Other work disturbed the shortest pass least.
@@ -319,20 +319,20 @@ def profile_eagerly(runner: ModelRunner, step: Batch, rows: int, passes: int) ->
         runs.append(time.perf_counter() - begin)
         logits = _timed_logits(runner, hidden[-rows:])
         watch = Stopwatch()
-        with recording(runner.model.build.ops.tap, watch):
+        with recording(runner.model.build.ops.hook, watch):
             runner.model(inputs, runner.layer_memory)
         profiles.append([*watch.calls, logits])
     return shortest_pass(profiles[1:]), min(runs[1:])
 
 
 @contextmanager
-def recording(tap: CallHook, recorder: Recorder) -> Iterator[None]:
-    """Set `recorder` as the tap's recorder inside the context."""
-    tap.recorder = recorder
+def recording(hook: CallHook, recorder: Recorder) -> Iterator[None]:
+    """Set `recorder` as the hook's recorder inside the context."""
+    hook.recorder = recorder
     try:
         yield
     finally:
-        tap.recorder = None
+        hook.recorder = None
 
 
 def _kernel_seconds(runner: ModelRunner, clock: TapeClock) -> float:

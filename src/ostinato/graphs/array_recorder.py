@@ -82,7 +82,7 @@ class RecordedArray(np.ndarray):
 
 
 class ArrayRecorder:
-    """Recorder of one step's native calls. It listens at the tap of the model's kernels while it records.
+    """Recorder of one step's native calls. It listens at the hook of the model's kernels while it records.
 
     `persistent` maps the memory of each buffer that never moves to its name. Parts of a layer whose name is in `splits`
     are left out: each is one call, which a replay makes with its own step. Results keep address space until the step
@@ -96,14 +96,14 @@ class ArrayRecorder:
         self._storages: dict[int, int] = {}  # id of a result's own memory -> number
         self._kept: list[np.ndarray] = []  # memory of results: no two have the same id
 
-    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+    def record(self, hook: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
         """Run `forward(inputs)` once, and return the place of its result, as `CallRecord.record` does."""
-        tap.recorder = self
+        hook.recorder = self
         try:
             result = forward(inputs)
             place = self._place_of(result) if isinstance(result, np.ndarray) else None
         finally:
-            tap.recorder = None
+            hook.recorder = None
             self._storages.clear()
             self._kept.clear()
         if place is None:

@@ -78,9 +78,9 @@ class CudaBackend:
     name = "cuda"
 
     def __init__(
-        self, tap: CallHook, persistent: Mapping[int, str], arrays: Arrays, driver: Driver | None = None
+        self, hook: CallHook, persistent: Mapping[int, str], arrays: Arrays, driver: Driver | None = None
     ) -> None:
-        self._tap = tap
+        self._hook = hook
         self._persistent = persistent
         self._device = torch.device(arrays.device)
         self._driver = driver or CudaDriver(self._device)
@@ -97,7 +97,7 @@ class CudaBackend:
             forward(inputs)  # Kernels that choose among variants do so at their second call at the latest.
             bytes_before = self._driver.reserved_bytes()
             segments = _SegmentRecorder(self._driver, splits, shapes, self._device)
-            self._tap.recorder = segments
+            self._hook.recorder = segments
             try:
                 with _no_garbage_collection():
                     segments.begin()
@@ -106,7 +106,7 @@ class CudaBackend:
             except RuntimeError as error:
                 raise CaptureError(f"the step cannot be captured as a CUDA graph: {error}") from error
             finally:
-                self._tap.recorder = None
+                self._hook.recorder = None
                 segments.abandon()
             self.num_bytes += self._driver.reserved_bytes() - bytes_before
             return CudaGraph(segments.plays(inputs), _device_tensor(self._driver, result), inputs)
@@ -117,12 +117,12 @@ class CudaBackend:
         Returns shapes and dtypes of the results of the parts left out, in order.
         """
         recorder = CallRecorder(self._persistent, splits, kernels_may_read=False)
-        recorder.record(self._tap, forward, inputs)
+        recorder.record(self._hook, forward, inputs)
         return iter([ref for call in recorder.calls if call.kind == "split" for ref in call.writes if ref])
 
 
 class _SegmentRecorder:
-    """Recorder in the model's tap during a capture. It ends a segment at each part left out, and begins the next."""
+    """Recorder in the model's hook during a capture. It ends a segment at each part left out, and begins the next."""
 
     def __init__(
         self, driver: Driver, splits: Collection[str], shapes: Iterator[TensorRef], device: torch.device

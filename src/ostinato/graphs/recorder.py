@@ -122,7 +122,7 @@ REPLACES_MEMORY = frozenset({"resize_", "resize_as_", "set_"})
 class CallRecorder(TorchDispatchMode):
     """Recorder of the calls made while it is active (`with recorder: ...`).
 
-    It also serves the tap of the model's kernels. `persistent` maps the storage of each buffer that never moves to its
+    It also serves the hook of the model's kernels. `persistent` maps the storage of each buffer that never moves to its
     name. Parts of a layer whose name is in `splits` are left out: each is one call, which a replay makes with its own
     step. With `kernels_may_read` False, a kernel outside of such parts must not read values on the host either.
     """
@@ -230,15 +230,15 @@ class CallRecorder(TorchDispatchMode):
         self.calls.append(RecordedCall("split", name, function, (placed, other_args), {}, writes, True))
         return result
 
-    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+    def record(self, hook: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
         """Run `forward(inputs)` once, and return the place of its result, as `CallRecord.record` does."""
-        tap.recorder = self
+        hook.recorder = self
         try:
             # Outside of inference mode torch takes some operations apart before a recorder sees them.
             with torch.inference_mode(), self:
                 return self.result_place(forward(inputs))
         finally:
-            tap.recorder = None
+            hook.recorder = None
 
     def result_place(self, result: torch.Tensor) -> TensorRef:
         """Return the place of the step's result. CaptureError if the step did not compute it."""

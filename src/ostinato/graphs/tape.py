@@ -171,8 +171,8 @@ class TapeBackend:
     name = "tape"
     tape_type: type[Tape] = Tape
 
-    def __init__(self, tap: CallHook, persistent: Mapping[int, str], arrays: Arrays = NUMPY) -> None:
-        self._tap = tap
+    def __init__(self, hook: CallHook, persistent: Mapping[int, str], arrays: Arrays = NUMPY) -> None:
+        self._hook = hook
         self._persistent = persistent
         self._arrays = arrays
         self._tapes: list[Tape] = []
@@ -193,7 +193,7 @@ class TapeBackend:
     def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> Tape:
         """Run `forward(inputs)` once and record it. CaptureError if a replay could not repeat it."""
         recorder = self._recorder(splits)
-        result = recorder.record(self._tap, forward, inputs)
+        result = recorder.record(self._hook, forward, inputs)
         layout = plan_layout(recorder.calls, recorder.sizes, [result], inputs.num_tokens)
         tape = self.tape_type(recorder.calls, layout, result, inputs)
         tape.computes_padding = self._computes_padding

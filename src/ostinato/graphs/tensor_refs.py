@@ -75,10 +75,10 @@ class CallRecord(Protocol):
     sizes: dict[int, int]
     """Number of a storage that the step computed -> bytes."""
 
-    def record(self, tap: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
+    def record(self, hook: CallHook, forward: StepForward, inputs: BufferedInputs) -> TensorRef:
         """Run `forward(inputs)` once, and return the place of its result.
 
-        The kernels that it calls report to `tap`. CaptureError if a replay could not repeat the step.
+        The kernels that it calls report to `hook`. CaptureError if a replay could not repeat the step.
         """
         ...
 

@@ -165,7 +165,7 @@ class Attention(Module):
             if self.value_norm is not None:
                 v = self.ops.rms_norm(v, self.value_norm, self.value_norm_eps)
             q = self._store(q, k, v, angles, inputs, memory)
-        out = self.ops.tap.split("attention", self._attend, (q,), inputs, memory)
+        out = self.ops.hook.split("attention", self._attend, (q,), inputs, memory)
         out = out.reshape(tokens, -1)
         if self.is_gated:
             out = self.output_gate(out, gate)

@@ -76,5 +76,5 @@ class ShortConv(Module):
         """Apply the convolution to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         before, after, inner = split_columns(self.in_proj(x), (self.spec.channels,) * 3)
         gated = self.ops.multiply(before, inner)
-        convolved = self.ops.tap.split("state", self.conv, (gated,), inputs, memory)
+        convolved = self.ops.hook.split("state", self.conv, (gated,), inputs, memory)
         return self.out_proj(self.ops.multiply(after, convolved), residual)

@@ -149,7 +149,7 @@ class GatedDeltaNet(DeltaMixer):
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         conv_in, gate = split_columns(self.in_proj(x), (self.spec.conv_dim, self.spec.value_size))
         b, a = split_columns(self.in_proj_ba(x), (self.spec.num_heads, self.spec.num_heads))
-        y = self.ops.tap.split("state", self._mix, (conv_in, a, b), inputs, memory)
+        y = self.ops.hook.split("state", self._mix, (conv_in, a, b), inputs, memory)
         return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
 
@@ -211,5 +211,5 @@ class KimiDeltaAttention(DeltaMixer):
         if self.f_b_proj is not None and self.g_b_proj is not None:
             of_decay, of_gate = self.f_b_proj(of_decay), self.g_b_proj(of_gate)
         a = of_decay.reshape(tokens, -1, self.spec.key_dim)
-        y = self.ops.tap.split("state", self._mix, (self.in_proj(x), a, b), inputs, memory)
+        y = self.ops.hook.split("state", self._mix, (self.in_proj(x), a, b), inputs, memory)
         return self.out_proj(self.norm(y.reshape(tokens, -1), of_gate), residual)

@@ -108,7 +108,7 @@ class LatentAttention(Module):
         key = self._entry(whole[:, self.first :])
         queries = self.ops.concat(q[:, :, sizes.key :], self.kv_b_proj.to_latents(q[:, :, : sizes.key]))
         queries = self._store(queries, key, angles, inputs, memory)
-        seen = self.ops.tap.split("attention", self._attend, (queries,), inputs, memory)
+        seen = self.ops.hook.split("attention", self._attend, (queries,), inputs, memory)
         values = self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1)
         if self.gate_proj is not None:
             values = self.output_gate(values, self.gate_proj(x))

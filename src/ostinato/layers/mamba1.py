@@ -77,11 +77,11 @@ class Mamba1Mixer(Module):
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         spec = self.spec
         conv_in, gate = split_columns(self.in_proj(x), (spec.channels, spec.channels))
-        x = self.ops.tap.split("state", self.conv1d, (conv_in,), inputs, memory)
+        x = self.ops.hook.split("state", self.conv1d, (conv_in,), inputs, memory)
         dt, B, C = split_columns(self.x_proj(x), (spec.time_step_rank, spec.state_size, spec.state_size))
         if self.has_norms:
             dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
-        y = self.ops.tap.split("state", self._recur, (x, self.dt_proj(dt), B, C), inputs, memory)
+        y = self.ops.hook.split("state", self._recur, (x, self.dt_proj(dt), B, C), inputs, memory)
         return self.out_proj(self.gate(y, gate), residual)
 
     def _recur(

@@ -67,7 +67,7 @@ class Mamba2Mixer(Module):
     def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         gate, conv_in, dt = split_columns(self.in_proj(x), self.splits[0])
-        y = self.ops.tap.split("state", self._mix, (conv_in, dt), inputs, memory)
+        y = self.ops.hook.split("state", self._mix, (conv_in, dt), inputs, memory)
         return self.out_proj(self.norm(y.reshape(x.shape[0], -1), gate), residual)
 
     def _mix(self, conv_in: Array, dt: Array, inputs: StepInputs, memory: LayerCache) -> Array:

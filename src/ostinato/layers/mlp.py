@@ -135,9 +135,9 @@ class Experts(Module):
         """
         tensors = (x, choices) if residual is None else (x, choices, residual)
         if self.rank.of == 1:
-            return self.ops.tap.split("moe", self._run, tensors)
+            return self.ops.hook.split("moe", self._run, tensors)
         # Each rank has a part of every expert's width, and the first rank adds the residual.
-        part = self.ops.tap.split("moe", self._run, tensors if self.rank.leads else (x, choices))
+        part = self.ops.hook.split("moe", self._run, tensors if self.rank.leads else (x, choices))
         return self.ops.all_reduce(part)
 
     def _run(self, x: Array, choices: Array, residual: Array | None = None) -> Array:

@@ -40,7 +40,7 @@ class SketchTensor:
 
 
 class CallTracer:
-    """Record of the calls of a forward pass, in place of the tap of the model's kernels."""
+    """Record of the calls of a forward pass, in place of the hook of the model's kernels."""
 
     def __init__(self) -> None:
         self._calls: list[TraceCall] = []
@@ -96,7 +96,7 @@ class SketchedOps(Operations):
 
     def __init__(self, trace: CallTracer) -> None:
         vars(self).update({name: partial(trace.kernel, name) for name in OPERATIONS})
-        self.tap = trace
+        self.hook = trace
 
 
 class Sketch:

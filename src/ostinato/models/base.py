@@ -89,7 +89,7 @@ class PredictionHead(Module, ABC):
 
     def __init__(self, build: ModelBuilder) -> None:
         super().__init__()
-        self.tap, self.token_shift = build.ops.tap, build.ops.token_shift
+        self.hook, self.token_shift = build.ops.hook, build.ops.token_shift
 
     @abstractmethod
     def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
@@ -115,7 +115,7 @@ class PredictionHead(Module, ABC):
 
         Both are [tokens, hidden]. The last hidden state of each row goes to `memory`.
         """
-        return self.tap.split("state", self._shift, (hidden,), inputs, memory)
+        return self.hook.split("state", self._shift, (hidden,), inputs, memory)
 
     def _shift(self, hidden: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         return self.token_shift(

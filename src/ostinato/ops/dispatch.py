@@ -176,12 +176,12 @@ def _definitions(source: str) -> Mapping[str, ast.FunctionDef]:
 class Ops(Operations):
     """Chosen implementation of every operation. The file of an operation's name documents its function.
 
-    A recorder listens at `tap`. Parts of a layer that depend on a step's rows go through its `split`.
+    A recorder listens at `hook`. Parts of a layer that depend on a step's rows go through its `split`.
     """
 
-    def __init__(self, kernels: Mapping[str, Kernel], tap: CallHook) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel], hook: CallHook) -> None:
         vars(self).update(kernels)
-        self.tap = tap
+        self.hook = hook
 
 
 def select_ops(
@@ -201,7 +201,7 @@ def select_ops(
     """
     extension = load_extension(isa) if isa is not None else None
     is_native = all(choice == "native" for choice in choices.values()) and bool(choices)
-    tap = CallHook()
+    hook = CallHook()
 
     def between(name: str) -> Kernel:
         assert ranks is not None, "several share the model"
@@ -228,7 +228,7 @@ def select_ops(
         assert name not in choices or not deterministic, "references do not keep the order of their sums"
         return reference_kernel(name) if name in choices or not is_native else partial(_not_planned, name)
 
-    return Ops({name: tap.wrap(name, make_kernel(name)) for name in OPERATIONS}, tap)
+    return Ops({name: hook.wrap(name, make_kernel(name)) for name in OPERATIONS}, hook)
 
 
 def _not_planned(name: str, *_: object, **__: object) -> Array:

@@ -65,7 +65,7 @@ def make_graphs(
         named = {memory_address(buffer): name for name, buffer in others.items()}
         return {**persistent_storages(buffers, model, memory), **named}
 
-    backend = (make_backend or backend_of(capture.backend))(model.build.ops.tap, persistent(), arrays)
+    backend = (make_backend or backend_of(capture.backend))(model.build.ops.hook, persistent(), arrays)
     return StepGraphs(
         capture,
         backend,
@@ -105,7 +105,7 @@ def make_encoder_graphs(
     Their arena and buffers are separate from those of the text part's graphs.
     """
     assert isinstance(model, HasEncoder), "a model with a VisionSpec encodes images"
-    arrays, tap = model.build.arrays, model.build.ops.tap
+    arrays, hook = model.build.arrays, model.build.ops.hook
     return EncoderGraphs(
         plan,
         vision,
@@ -113,7 +113,7 @@ def make_encoder_graphs(
         partial(write_encoder_inputs, vision=vision),
         arrays,
         dtype_name(model.build.dtype),
-        lambda persistent: backend_of(plan.backend)(tap, persistent, arrays),
+        lambda persistent: backend_of(plan.backend)(hook, persistent, arrays),
         lambda: weight_storages(model),
         check_replay=check_replay,
     )

@@ -44,7 +44,7 @@ def test_a_recorder_notes_a_kernel_as_one_call() -> None:
     x, weight = torch.randn(2, 16), torch.ones(16)
     persistent = {tensor.untyped_storage().data_ptr(): "buffers" for tensor in (x, weight)}
     recorder = CallRecorder(persistent, ())
-    ops.tap.recorder = recorder
+    ops.hook.recorder = recorder
     with recorder:
         ops.rms_norm(x, weight, 1e-6)
     assert [(call.kind, call.name) for call in recorder.calls] == [("kernel", "rms_norm")]

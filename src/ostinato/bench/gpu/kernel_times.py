@@ -66,7 +66,7 @@ def operation_times(
     """
     inputs = make_step_inputs(step, runner.block_size, runner.arrays, vision=runner.vision)
     log = CallLog()
-    with recording(runner.model.build.ops.tap, log):
+    with recording(runner.model.build.ops.hook, log):
         hidden = runner.model(inputs, runner.layer_memory)
     log.calls["logits"] = [partial(runner.model.compute_logits, hidden[-rows:])]
     if driver is None and not runner.arrays.is_on_host:
