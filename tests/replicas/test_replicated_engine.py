@@ -60,13 +60,13 @@ class Two:
 
     def note_places(self) -> None:
         """From now on it is known of requests that end at once, too."""
-        place = self.replicas._dispatch
+        place = self.replicas._assign
 
         def noted(request_id: str) -> None:
             place(request_id)
             self.sent_to[request_id] = self.replicas._requests[request_id].replica
 
-        self.replicas._dispatch = noted  # type: ignore[method-assign]
+        self.replicas._assign = noted  # type: ignore[method-assign]
 
     async def until(self, condition: object) -> None:
         end = asyncio.get_running_loop().time() + PATIENCE

@@ -222,16 +222,16 @@ class SharedEngine:
             except BaseException:
                 # The step returned no outputs, but may have ended some, of any call.
                 with self._monitor:
-                    self._dispatch([output for each in set(self._calls.values()) for output in each.requests.values()])
+                    self._deliver([output for each in set(self._calls.values()) for output in each.requests.values()])
                 raise
             # If the engine has nothing left to do, other code may have aborted the call's requests.
             own = [] if engine.has_unfinished else list(call.requests.values())
             with self._monitor:
-                self._dispatch([*changed, *own])
+                self._deliver([*changed, *own])
         finally:
             self._access.release()
 
-    def _dispatch(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             call = self._calls.get(output.request_id)
             if call is None:

@@ -49,7 +49,7 @@ class EncoderGraph(Protocol):
 
 
 class EncoderBackend(Protocol):
-    """Backend that captures the encoder, like `graphs.Backend`."""
+    """Backend that captures the encoder, like `step_graphs.CaptureBackend`."""
 
     @property
     def num_bytes(self) -> int: ...

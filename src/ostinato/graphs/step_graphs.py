@@ -41,7 +41,7 @@ class Graph(Protocol):
         ...
 
 
-class Backend(Protocol):
+class CaptureBackend(Protocol):
     """Capture of steps on one kind of device."""
 
     name: str
@@ -90,7 +90,7 @@ class StepGraphs:
     def __init__(
         self,
         plan: CapturePlan,
-        backend: Backend,
+        backend: CaptureBackend,
         forward: StepForward,
         buffers: StepBuffers,
         memory: Sequence[LayerCache],

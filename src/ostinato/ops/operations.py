@@ -155,7 +155,7 @@ def weighted_embedding_shape(ids: ArrayLike, weights: ArrayLike, table: ArrayLik
     return (ids.shape[0], table.shape[1]), table.dtype
 
 
-Backend = Literal["tape", "cuda"]
+GraphBackend = Literal["tape", "cuda"]
 """Kind of graph capture: a tape on a CPU, or a CUDA graph on a GPU."""
 
 Part = Literal["attention", "state", "moe"]
@@ -176,7 +176,7 @@ For an operation that works in place, the rule returns the argument itself.
 
 @dataclass(frozen=True)
 class Implementation:
-    """Facts of an operation's implementation in one backend."""
+    """Facts of one implementation of an operation: its reference, the native one or the one in Triton."""
 
     reads_on_host: bool = False
     """True if it reads tensor values on the host while it runs."""
@@ -199,7 +199,7 @@ class Implementation:
     launches: Callable[..., tuple[Launch, ...]] | None = None
     """Rule for the launches of a Triton kernel's call, by plain sizes and the GPU's compute capability."""
 
-    def is_capturable(self, backend: Backend) -> bool:
+    def is_capturable(self, backend: GraphBackend) -> bool:
         """Return whether a graph of this kind can hold the implementation.
 
         A tape can always: it calls implementations that read on the host anew in each replay. A CUDA graph cannot hold

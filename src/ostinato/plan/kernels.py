@@ -8,7 +8,7 @@ from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.ops.launch_tables.launch import Launch
-from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Backend, Limited, ops_called_by, parts
+from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, GraphBackend, Limited, ops_called_by, parts
 from ostinato.ops.ukernels import ROWS_OF, S8
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.device.kernel_support import features
@@ -34,7 +34,7 @@ class KernelChoice:
     """Micro-kernels that a native implementation may choose for this model, in the order of `ops/ukernels.py`."""
 
 
-def backend_of(device_kind: str) -> Backend:
+def graph_backend_of(device_kind: str) -> GraphBackend:
     """Return the backend that captures steps on a device of this kind."""
     return "cuda" if device_kind == "cuda" else "tape"
 
@@ -156,7 +156,7 @@ def _choose(
         if sizes[name] > most:
             why = f"its {implementation} kernel takes {most} {name}, and the model has {sizes[name]}"
             implementation, facts, reason = "reference", OPERATIONS[op].reference, why
-    return KernelChoice(implementation, reason, facts.is_capturable(backend_of(device.kind)))
+    return KernelChoice(implementation, reason, facts.is_capturable(graph_backend_of(device.kind)))
 
 
 def ops_of(kernels: Mapping[str, KernelChoice], implementation: str) -> list[str]:

@@ -22,7 +22,7 @@ from ostinato.plan.fitting.fit import FitError, FitResult, fit, graph_cost
 from ostinato.plan.fitting.resolve import utilization
 from ostinato.plan.graphs.capture_plan import CapturePlan, choose_capture, plan_capture
 from ostinato.plan.kernel_costs import StateCachePlan, prefill_flops
-from ostinato.plan.kernels import KernelChoice, backend_of
+from ostinato.plan.kernels import KernelChoice, graph_backend_of
 from ostinato.plan.launches import capture_time, planned_step_sizes, with_launches
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.memory.prefix_decisions import prefix_decisions
@@ -223,7 +223,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             state_cache_mode=settled.state_cache_mode,
             state_block_size=settled.state_block_size,
             graph_mode=settled.graph_mode,
-            capture=choose_capture(config, backend_of(device.kind), fitted.encoder is not None),
+            capture=choose_capture(config, graph_backend_of(device.kind), fitted.encoder is not None),
             overlap=overlap,
             threads=settled.threads,
         ),
@@ -302,7 +302,7 @@ def _capture(fitted: FitResult) -> CapturePlan:
     return plan_capture(
         settled.config,
         settled.kernels,
-        backend_of(settled.device.kind),
+        graph_backend_of(settled.device.kind),
         settled.graph_mode,
         fitted.ladders,
         limits,

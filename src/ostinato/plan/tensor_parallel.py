@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.operations import COLLECTIVE_OPS, Backend
+from ostinato.ops.operations import COLLECTIVE_OPS, GraphBackend
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
@@ -187,7 +187,7 @@ def _with_part(hyper: Any, path: list[str], ranks: int) -> Any:
     return replace(hyper, **{name: _with_part(value, inner, ranks) if inner else value // ranks})
 
 
-def without_graphs_of_ranks(config: EngineConfig, backend: Backend) -> tuple[GraphMode, list[Decision]] | None:
+def without_graphs_of_ranks(config: EngineConfig, backend: GraphBackend) -> tuple[GraphMode, list[Decision]] | None:
     """Return graph mode `none` for several ranks on GPUs, since capture across ranks has not been tried.
 
     ConfigError if graphs were asked for. None where this does not apply: with one rank, without graphs, or for a tape,

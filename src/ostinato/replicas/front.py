@@ -167,7 +167,7 @@ class ReplicaSet:
         match message:
             case SubmitRequest(request_id):
                 self._requests[request_id] = TrackedRequest(message)
-                self._dispatch(request_id)
+                self._assign(request_id)
             case AbortRequest(request_id):
                 self._drop(request_id)
             case CompileGuide():
@@ -192,7 +192,7 @@ class ReplicaSet:
         if asyncio.iscoroutine(found):
             await found
 
-    def _dispatch(self, request_id: str) -> None:
+    def _assign(self, request_id: str) -> None:
         request = self._requests[request_id]
         choice = self._table.placed.choose(request_id, request.submitted)
         request.replica = None if choice is None else choice.name
@@ -313,7 +313,7 @@ class ReplicaSet:
             if request.replica == link.name and not request.has_begun and self._table.taking:
                 link.send(AbortRequest(request_id))
                 router.note_end(request_id)
-                self._dispatch(request_id)
+                self._assign(request_id)
         link.send(DrainAcknowledged())
         log.info("replica %s drains; %d take new requests", link.name, len(self._table.taking))
         self._change()
@@ -328,7 +328,7 @@ class ReplicaSet:
         ended = [request_id for request_id in lost if self._requests[request_id].has_begun]
         for request_id in lost:
             if request_id not in ended:
-                self._dispatch(request_id)
+                self._assign(request_id)
         for request_id in ended:
             self._lose_request(request_id)
         self._compiles.ask_again(name)
@@ -353,7 +353,7 @@ class ReplicaSet:
         """Send waiting requests and calls to the replicas, which have changed."""
         if self._table.taking:
             for request_id in [each for each, request in self._requests.items() if request.replica is None]:
-                self._dispatch(request_id)
+                self._assign(request_id)
             self._compiles.ask_again()
         self._questions.ask_again(self._links())
         self.moving.look()

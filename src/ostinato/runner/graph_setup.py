@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
 from ostinato.graphs.encoder_graphs import EncoderGraphs
-from ostinato.graphs.step_graphs import Backend, StepGraphs, persistent_storages, weight_storages
+from ostinato.graphs.step_graphs import CaptureBackend, StepGraphs, persistent_storages, weight_storages
 from ostinato.graphs.tape import TapeBackend
 from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonMapping
@@ -40,7 +40,7 @@ def make_graphs(
     *,
     max_tokens: int,
     others: Mapping[str, Array] = _NO_OTHERS,
-    make_backend: Callable[..., Backend] | None = None,
+    make_backend: Callable[..., CaptureBackend] | None = None,
     check_size: Callable[[], object] = lambda: None,
 ) -> StepGraphs:
     """Return graphs of `forward`, a part of `model` that works on `memory`, with buffers for `max_tokens` tokens.
@@ -65,7 +65,7 @@ def make_graphs(
         named = {memory_address(buffer): name for name, buffer in others.items()}
         return {**persistent_storages(buffers, model, memory), **named}
 
-    backend = (make_backend or backend_of(capture.backend))(model.build.ops.hook, persistent(), arrays)
+    backend = (make_backend or backend_class(capture.backend))(model.build.ops.hook, persistent(), arrays)
     return StepGraphs(
         capture,
         backend,
@@ -79,8 +79,8 @@ def make_graphs(
     )
 
 
-def backend_of(name: str) -> Callable[..., Any]:
-    """Return the backend of this name in a plan."""
+def backend_class(name: str) -> Callable[..., Any]:
+    """Return the class of the backend of this name in a plan."""
     if name == "tape":
         return TapeBackend
     from ostinato.graphs.cuda import CudaBackend  # it imports torch
@@ -113,7 +113,7 @@ def make_encoder_graphs(
         partial(write_encoder_inputs, vision=vision),
         arrays,
         dtype_name(model.build.dtype),
-        lambda persistent: backend_of(plan.backend)(hook, persistent, arrays),
+        lambda persistent: backend_class(plan.backend)(hook, persistent, arrays),
         lambda: weight_storages(model),
         check_replay=check_replay,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 from ostinato.config import EngineConfig
 from ostinato.config_fields import BUDGETS
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.operations import ENCODER_OPS, Backend
+from ostinato.ops.operations import ENCODER_OPS, GraphBackend
 from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.encoder.budgets import ITEMS, EncoderBudgets, doubling, encoder_budgets
 from ostinato.plan.encoder.memory import EncoderMemory, cell_bytes, encoder_graph_bytes, encoding_bytes
@@ -46,7 +46,7 @@ class EncoderPlan:
     max_item_tokens: int
     graph_mode: EncoderGraphMode
     reason: str
-    backend: Backend
+    backend: GraphBackend
     num_cells: int
     cell_bytes: int
     cache_bytes: int
@@ -73,7 +73,7 @@ class EncoderChoice:
     dtype: str
     mode: EncoderGraphMode
     reason: str
-    backend: Backend
+    backend: GraphBackend
     native: Collection[str]
     triton: Collection[str]
     threads: int
@@ -95,7 +95,7 @@ def choose_encoder(
     model: ModelSpec,
     dtype: str,
     kernels: Mapping[str, KernelChoice],
-    backend: Backend,
+    backend: GraphBackend,
     threads: int,
 ) -> EncoderChoice | None:
     """Return the encoder's choices, or None for a model that takes text alone.
@@ -253,7 +253,7 @@ def encoder_decisions(
 
 
 def _graph_mode(
-    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
+    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: GraphBackend
 ) -> tuple[EncoderGraphMode, str]:
     """Return the mode and its reason. ConfigError if `always` was asked for and is impossible."""
     asked = config.encoder_graph_mode

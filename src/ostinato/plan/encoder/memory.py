@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ostinato.ops.operations import Backend
+from ostinato.ops.operations import GraphBackend
 from ostinato.ops.scratch import native_encoder_attention, triton_linear
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.ops.step_inputs import encoder_sizes, encoder_table, table_bytes
@@ -64,7 +64,7 @@ def encoder_graph_bytes(
     budgets: Collection[int],
     items: int,
     *,
-    backend: Backend,
+    backend: GraphBackend,
     sees_all: bool,
     triton: Collection[str] = (),
 ) -> int:

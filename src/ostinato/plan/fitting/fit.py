@@ -35,7 +35,7 @@ from ostinato.plan.fitting.resolve import ResolvedConfig, resolve_config
 from ostinato.plan.graphs.capture_plan import choose_ladders, ladder_decisions
 from ostinato.plan.graphs.capture_sizes import CaptureSizes, LadderLimit
 from ostinato.plan.graphs.coverage import FULL_MODES
-from ostinato.plan.kernels import backend_of, not_capturable_in_decode, ops_of, splits_of
+from ostinato.plan.kernels import graph_backend_of, not_capturable_in_decode, ops_of, splits_of
 from ostinato.plan.limits import Limits, largest, lower_limits, lowest_batched_tokens
 from ostinato.plan.memory.activations import activation_bytes, workspace_bytes
 from ostinato.plan.memory.graph_memory import Capture, LargestGraphs, graph_bytes
@@ -101,7 +101,7 @@ def graph_cost(settled: ResolvedConfig, limits: Limits, captured: LargestGraphs)
         block_size=settled.config.block_size,
         has_window_blocks=settled.budget.window_block_window > 0,
         capture=Capture(
-            backend_of(settled.device.kind),
+            graph_backend_of(settled.device.kind),
             frozenset(splits_of(settled.kernels)),
             gathers_states,
             holds_references=bool(references - {"sample"}),

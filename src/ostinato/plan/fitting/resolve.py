@@ -19,7 +19,7 @@ from ostinato.plan.encoder.encoder_plan import EncoderChoice, choose_budgets, ch
 from ostinato.plan.graphs.capture_plan import choose_graph_mode, choose_ladders, largest_graphs
 from ostinato.plan.graphs.capture_sizes import LadderLimit
 from ostinato.plan.graphs.coverage import GraphMode
-from ostinato.plan.kernels import KernelChoice, backend_of, choose_kernels
+from ostinato.plan.kernels import KernelChoice, choose_kernels, graph_backend_of
 from ostinato.plan.limits import DEFAULT_MAX_NUM_SEQS, Limits, wanted_limits
 from ostinato.plan.memory.activations import with_distinct_layers
 from ostinato.plan.memory.cache_modes import choose_kv_cache_dtype, choose_state_block_size, choose_state_cache_mode
@@ -92,7 +92,7 @@ def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -
     state_block_size = choose_state_block_size(config, model)
     per_request = slots_per_request(config.num_speculative_tokens)
     wanted, of_limits = wanted_limits(config, model, device.kind, per_request)
-    backend = backend_of(device.kind)
+    backend = graph_backend_of(device.kind)
     kernels = choose_kernels(
         model, device, config.kernels, config.deterministic, dtype=dtype, kv_cache_dtype=kv_cache_dtype
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
-from ostinato.ops.operations import Backend
+from ostinato.ops.operations import GraphBackend
 from ostinato.plan.decision import Decision, no_effect
 from ostinato.plan.graphs.capture_sizes import (
     LARGEST_DEFAULT_SIZE,
@@ -56,7 +56,7 @@ class CapturePlan:
     None for tapes, which take milliseconds.
     """
 
-    backend: Backend
+    backend: GraphBackend
     graph_mode: GraphMode
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
@@ -76,7 +76,7 @@ class CapturePlan:
         return self.ladders().most_tokens(self.tokens_per_row[-1])
 
 
-def choose_capture(config: EngineConfig, backend: Backend, has_encoder: bool) -> str:
+def choose_capture(config: EngineConfig, backend: GraphBackend, has_encoder: bool) -> str:
     """Return when graphs are captured: as asked, else `startup` or `lazy`, whichever gives the first token sooner.
 
     A tape is a list of calls: it is recorded in milliseconds, and its memory is planned to the byte, so capturing all
@@ -88,7 +88,7 @@ def choose_capture(config: EngineConfig, backend: Backend, has_encoder: bool) ->
 
 
 def choose_graph_mode(
-    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: Backend
+    config: EngineConfig, kernels: Mapping[str, KernelChoice], backend: GraphBackend
 ) -> tuple[GraphMode, list[Decision]]:
     """Return the mode asked for, or piecewise if it was left open and a decode kernel cannot be captured.
 
@@ -190,7 +190,7 @@ def _max_rows(config: EngineConfig, reach: LadderLimit, limits: Limits, slots_pe
 def plan_capture(
     config: EngineConfig,
     kernels: Mapping[str, KernelChoice],
-    backend: Backend,
+    backend: GraphBackend,
     graph_mode: GraphMode,
     ladders: CaptureSizes,
     limits: Limits,

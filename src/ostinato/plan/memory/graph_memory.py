@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.ops.operations import Backend, ops_called_by
+from ostinato.ops.operations import GraphBackend, ops_called_by
 from ostinato.ops.sizes import DTYPE_BYTES
 from ostinato.ops.step_inputs import step_sizes, step_table, table_bytes
 from ostinato.plan.graphs.arena import CallTrace
@@ -40,7 +40,7 @@ class Capture:
     true if a reference is among their kernels, and `triton` are those of Triton.
     """
 
-    backend: Backend
+    backend: GraphBackend
     splits: frozenset[str]
     gathers_states: bool = False
     holds_references: bool = True
