@@ -24,7 +24,7 @@ from tests.support.serving import serving
 TALK = [{"role": "user", "content": "x"}]
 
 
-def work(template="{{ messages[0].content }}", on_loop=True, media=None, forks=False):
+def context_of(template="{{ messages[0].content }}", on_loop=True, media=None, forks=False):
     text = SimpleNamespace(
         chat_template=ChatTemplate({"default": template}),
         media=media,
@@ -41,15 +41,15 @@ def conversation(messages=TALK):
 def test_a_template_that_takes_many_steps_is_rendered_by_a_worker():
     template = "{% for a in range(30000) %}{% endfor %}ok"
     with pytest.raises(NeedsWorker):
-        render(work(template), conversation())
-    assert render(work(template, on_loop=False), conversation()).text == "ok"
+        render(context_of(template), conversation())
+    assert render(context_of(template, on_loop=False), conversation()).text == "ok"
 
 
 @pytest.mark.slow
 def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
     template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ApiError, match="steps") as caught:
-        render(work(template, on_loop=False), conversation())
+        render(context_of(template, on_loop=False), conversation())
     assert caught.value.status == 400
 
 
@@ -66,15 +66,15 @@ def test_a_template_that_takes_too_many_steps_there_too_is_an_error():
 )
 def test_what_a_template_does_uncounted_is_never_done_on_the_loop_and_ended_in_a_worker(template):
     with pytest.raises(NeedsWorker):
-        render(work(template), conversation())
+        render(context_of(template), conversation())
     with pytest.raises(ApiError, match=r"more than 0\.3 seconds of the processor or 100 MiB") as caught:
-        render(work(template, on_loop=False, forks=True), conversation())
+        render(context_of(template, on_loop=False, forks=True), conversation())
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
 def test_a_worker_renders_the_same_text_and_the_same_errors():
     template = "{{ messages[0].content|center(9) }}{% if messages|length > 1 %}{{ raise_exception('one!') }}{% endif %}"
-    in_worker = work(template, on_loop=False, forks=True)
+    in_worker = context_of(template, on_loop=False, forks=True)
     assert render(in_worker, conversation()).text == "    x    "
     with pytest.raises(ApiError, match="refused the conversation: one!"):
         render(in_worker, conversation([*TALK, *TALK]))
@@ -85,14 +85,14 @@ def test_a_worker_renders_the_same_text_and_the_same_errors():
 def test_images_are_never_decoded_on_the_loop():
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}]
     with pytest.raises(NeedsWorker):
-        render(work(media=object()), conversation(picture))
+        render(context_of(media=object()), conversation(picture))
 
 
 def test_a_long_text_is_not_tokenised_on_the_loop():
-    assert work().encode("x" * MAX_LOOP_CHARACTERS, True, "prompt") == [1]
+    assert context_of().encode("x" * MAX_LOOP_CHARACTERS, True, "prompt") == [1]
     with pytest.raises(NeedsWorker):
-        work().encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt")
-    assert work(on_loop=False).encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt") == [1]
+        context_of().encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt")
+    assert context_of(on_loop=False).encode("x" * (MAX_LOOP_CHARACTERS + 1), True, "prompt") == [1]
 
 
 def test_a_costly_template_costs_nothing_when_its_forms_are_looked_for():

@@ -66,8 +66,8 @@ def rendered(served, **body):
     from ostinato.serve.api.generation_run import model_of
     from ostinato.serve.chat.conversation import render
 
-    work = model_of(served.engine, served.lifecycle.settings, "tiny").work
-    return render(work, CountTokensRequest.model_validate(body).to_conversation(work).conversation).text
+    context = model_of(served.engine, served.lifecycle.settings, "tiny").context
+    return render(context, CountTokensRequest.model_validate(body).to_conversation(context).conversation).text
 
 
 def test_a_message_is_the_answer_of_a_chat(served, client):
@@ -153,9 +153,9 @@ def prepared(served, **body):
     from ostinato.serve.api.anthropic_request import MessagesRequest
     from ostinato.serve.api.generation_run import model_of
 
-    work = model_of(served.engine, served.lifecycle.settings, "tiny").work
-    chat = MessagesRequest.model_validate({"max_tokens": 5, **body}).prepare(work)
-    return chat, work.text.tokenizer
+    context = model_of(served.engine, served.lifecycle.settings, "tiny").context
+    chat = MessagesRequest.model_validate({"max_tokens": 5, **body}).prepare(context)
+    return chat, context.text.tokenizer
 
 
 def test_marks_are_located_where_the_template_gives_out_what_they_follow(hermes):

@@ -15,7 +15,7 @@ class OddBody(Body):
     """Where the worker's id is written when it begins."""
     does: str
 
-    def prepare(self, work: Any) -> Any:
+    def prepare(self, context: Any) -> Any:
         begun = Path(f"{self.path}.new")
         begun.write_text(str(os.getpid()))
         begun.rename(self.path)
@@ -23,7 +23,7 @@ class OddBody(Body):
             while True:  # without a call that lets go of the lock
                 pass
         if self.does == "fill":
-            return len(bytearray(2 * work.settings.worker_memory))
+            return len(bytearray(2 * context.settings.worker_memory))
         if self.does == "die once":
             died = Path(f"{self.path}.died")
             if not died.exists():

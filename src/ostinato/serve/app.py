@@ -56,7 +56,7 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
     api = make_api(lifecycle, counts, tracing)
-    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().work)
+    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().context)
     gate = RequestMiddleware(endpoints, lifecycle, counts, api.rules, tracing)
     if not settings.cors_origin:
         return gate

@@ -321,9 +321,9 @@ class MessagesInput(Body):
     speed: Annotated[Literal["standard"] | None, unsupported_field("there is one speed", but="standard")] = None
     mcp_servers: Annotated[None, unsupported_field("give the model tools, and call them yourself")] = None
 
-    def to_conversation(self, work: RequestContext) -> ConversationRequest:
+    def to_conversation(self, context: RequestContext) -> ConversationRequest:
         """Return the conversation, and the kind of answer that it asks for. ApiError if something in it is wrong."""
-        text, settings = work.text, work.settings
+        text, settings = context.text, context.settings
         parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
         check_counts(self.messages, self.tools, settings, num_parts=parts)
         choice, parallel = nested_choice(self.tool_choice)
@@ -399,10 +399,10 @@ class MessagesRequest(GenerationBody, MessagesInput):
     inference_geo: Ignored = None
     container: Annotated[None, unsupported_field("nothing is run here")] = None
 
-    def prepare(self, work: RequestContext) -> PreparedChat:
-        self.check(work.settings, work.model_name)
+    def prepare(self, context: RequestContext) -> PreparedChat:
+        self.check(context.settings, context.model_name)
         try:
-            return prepare_chat(work, self.to_conversation(work), self, max_tokens=self.max_tokens, logprobs=None)
+            return prepare_chat(context, self.to_conversation(context), self, max_tokens=self.max_tokens, logprobs=None)
         except ApiError as error:
             raise self.with_places(error) from None
 
@@ -425,12 +425,12 @@ class MessagesRequest(GenerationBody, MessagesInput):
 class CountTokensRequest(MessagesInput):
     """Fields of `/v1/messages`, without those that only the answer depends on."""
 
-    def prepare(self, work: RequestContext) -> bytes:
+    def prepare(self, context: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name, work.settings)
+        check_model(self.model, context.model_name, context.settings)
         try:
-            rendered = render(work, self.to_conversation(work).conversation)
-            count = len(token_ids_of(work, rendered, "messages"))
+            rendered = render(context, self.to_conversation(context).conversation)
+            count = len(token_ids_of(context, rendered, "messages"))
         except ApiError as error:
             raise self.with_places(error) from None
         return json.dumps({"input_tokens": count}).encode()

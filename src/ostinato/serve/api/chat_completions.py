@@ -103,12 +103,12 @@ class ChatRequest(GenerationBody, ConversationBody):
     audio: Annotated[None, unsupported_field("only text is")] = None
     web_search_options: Annotated[None, unsupported_field("give the model a tool that searches")] = None
 
-    def prepare(self, work: RequestContext) -> PreparedChat:
-        self.check(work.settings, work.model_name)
-        check_counts(self.messages, self.tools, work.settings)
+    def prepare(self, context: RequestContext) -> PreparedChat:
+        self.check(context.settings, context.model_name)
+        check_counts(self.messages, self.tools, context.settings)
         guide = self.guide_request()
-        tools = checked_tools(work.text, self.tools, self.tool_choice)
-        conversation = conversation_of(work.text, self, tools.offered_tools)
+        tools = checked_tools(context.text, self.tools, self.tool_choice)
+        conversation = conversation_of(context.text, self, tools.offered_tools)
         if self.cache_breakpoints:
             roles = [message.role for message in self.messages]
             num_tools = len(conversation.tools or ())
@@ -117,7 +117,7 @@ class ChatRequest(GenerationBody, ConversationBody):
         parallel = self.parallel_tool_calls is not False
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "messages")
         logprobs = num_logprobs(self.top_logprobs, bool(self.logprobs), "logprobs to be true")
-        prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
+        prepared = prepare_chat(context, asked, self, max_tokens=self.max_output(), logprobs=logprobs)
         return prepared.with_all_marks()
 
     def parameter_fields(self) -> dict[str, str]:

@@ -74,16 +74,16 @@ class CompletionRequest(GenerationBody):
         Literal[1] | None, unsupported_field("ask for n outputs with logprobs, and choose among them", but=1)
     ] = None
 
-    def prepare(self, work: RequestContext) -> PreparedCompletion:
+    def prepare(self, context: RequestContext) -> PreparedCompletion:
         prompts = prompts_in(self.prompt, "prompt")
-        self.check(work.settings, work.model_name, len(prompts))
+        self.check(context.settings, context.model_name, len(prompts))
         self.check_echo()
-        params = _params(self, work.default_params)
-        ids = [token_ids(work, prompt, "prompt") for prompt in prompts]
-        echoes = _echoes(work.text, self, prompts, params.skip_special_tokens)
+        params = _params(self, context.default_params)
+        ids = [token_ids(context, prompt, "prompt") for prompt in prompts]
+        echoes = _echoes(context.text, self, prompts, params.skip_special_tokens)
         if self.cache_breakpoints and len(prompts) > 1:
             raise field_error("cache_breakpoints", f"is for one prompt, and there are {len(prompts)}")
-        marks = read_positions(work, self.cache_breakpoints, prompts[0], ids[0])
+        marks = read_positions(context, self.cache_breakpoints, prompts[0], ids[0])
         guide = plain_guide(self.guide_request())
         self.check_guide(guide)
         return PreparedCompletion(params, ids, echoes, guide, self.max_tokens == 0, marks)

@@ -57,22 +57,22 @@ class EmbeddingRequest(Body):
     """Number of an input's first tokens to use; -1: as many as the model has room for."""
     user: Ignored = None
 
-    def prepare(self, work: RequestContext) -> list[list[int]]:
+    def prepare(self, context: RequestContext) -> list[list[int]]:
         """Return the token ids of each input."""
-        return self.token_ids(work, self.input, "input")
+        return self.token_ids(context, self.input, "input")
 
-    def token_ids(self, work: RequestContext, given: Any, param: str) -> list[list[int]]:
+    def token_ids(self, context: RequestContext, given: Any, param: str) -> list[list[int]]:
         """Return the token ids of each input in `given`, the value of the field `param`."""
-        check_model(self.model, work.model_name, work.settings)
+        check_model(self.model, context.model_name, context.settings)
         check_salt(self.cache_salt)
         inputs = prompts_in(given, param)
-        check_count(param, "inputs", len(inputs), work.settings.max_inputs, "max_inputs")
+        check_count(param, "inputs", len(inputs), context.settings.max_inputs, "max_inputs")
         most_tokens = self.truncate_prompt_tokens
         if most_tokens == 0:
             raise field_error("truncate_prompt_tokens", "should be -1, or at least 1")
         if most_tokens == -1:
-            most_tokens = work.text.max_model_len
-        return [token_ids(work, each, param, has_output=False, most=most_tokens) for each in inputs]
+            most_tokens = context.text.max_model_len
+        return [token_ids(context, each, param, has_output=False, most=most_tokens) for each in inputs]
 
     def asked(self, engine: AsyncEngine) -> EmbeddingOptions:
         """Return the pooling of the vectors. ApiError if the checkpoint asks for what is not implemented."""

@@ -241,7 +241,7 @@ def prompts_in(value: Any, param: str) -> list[str | list[int]]:
 
 
 def token_ids(
-    work: RequestContext, prompt: str | list[int], param: str, *, has_output: bool = True, most: int | None = None
+    context: RequestContext, prompt: str | list[int], param: str, *, has_output: bool = True, most: int | None = None
 ) -> list[int]:
     """Return the token ids of one prompt, the first `most` of them.
 
@@ -250,14 +250,14 @@ def token_ids(
     if isinstance(prompt, str):
         if most is not None:
             # The first tokens that fit are of these characters; more may take seconds to encode.
-            prompt = prompt[: work.text.max_model_len * work.text.tokenizer.longest_token]
-        ids = work.encode(prompt, True, param, has_output)
+            prompt = prompt[: context.text.max_model_len * context.text.tokenizer.longest_token]
+        ids = context.encode(prompt, True, param, has_output)
     else:
-        work.text.check_ids(prompt, param)
+        context.text.check_ids(prompt, param)
         ids = prompt
     if not ids:
         message = f"{param}: a prompt is empty; give at least one token, such as the BOS token"
         raise ApiError(400, message, param=param)
     ids = ids[:most]
-    check_prompt_length(len(ids), work.text.max_model_len, param, has_output=has_output)
+    check_prompt_length(len(ids), context.text.max_model_len, param, has_output=has_output)
     return ids

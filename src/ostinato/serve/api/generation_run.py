@@ -53,13 +53,13 @@ quoted = encode_basestring
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An engine and the work of its requests, made once and used on the event loop."""
+    """An engine and the context of its requests, made once and used on the event loop."""
 
     engine: AsyncEngine
     text: ModelText
     compiler: GuideCompiler
-    work: RequestContext
-    """Work for requests that are prepared on the event loop."""
+    context: RequestContext
+    """Context of requests that are prepared on the event loop."""
     turns: LoopTurns = field(default_factory=LoopTurns)
     """Turns of the event loop for making long answers."""
 
@@ -76,8 +76,8 @@ def model_of(
 
     max_model_len = engine.plan.settings.max_model_len
     text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
-    work = RequestContext(text, settings, model_name, engine.default_params)
-    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), work)
+    context = RequestContext(text, settings, model_name, engine.default_params)
+    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), context)
 
 
 class GenerationRun:
@@ -291,7 +291,7 @@ class PreparedChat:
 
 
 def prepare_chat(
-    work: RequestContext,
+    context: RequestContext,
     asked: ConversationRequest,
     body: GenerationBody,
     *,
@@ -302,13 +302,13 @@ def prepare_chat(
 
     `logprobs`: number of the most likely tokens that are returned at each place; None: no log-probabilities.
     """
-    text = work.text
+    text = context.text
     more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
     if logprobs is not None:
         more["logprobs"] = logprobs
-    params = body.sampling(work.default_params, **more)
-    rendered = render(work, asked.conversation, asked.param)
-    token_ids = token_ids_of(work, rendered, asked.param)
+    params = body.sampling(context.default_params, **more)
+    rendered = render(context, asked.conversation, asked.param)
+    token_ids = token_ids_of(context, rendered, asked.param)
     check_prompt_length(len(token_ids), text.max_model_len, asked.param)
     inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
     form = AnswerLayout(
@@ -317,7 +317,7 @@ def prepare_chat(
     guide = answer_guide(text, form, asked.guide, asked.tool_choice)
     body.check_guide(guide)
     marks, missing = (
-        locate_marks(work, asked.conversation, rendered, token_ids) if asked.conversation.marks else ({}, ())
+        locate_marks(context, asked.conversation, rendered, token_ids) if asked.conversation.marks else ({}, ())
     )
     return PreparedChat(
         params,

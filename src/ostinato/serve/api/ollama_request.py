@@ -258,22 +258,22 @@ class OllamaChatRequest(OllamaBody):
     tool_choice: str | JsonObject | None = None
     """Tools that the model may or must call, as in chat completions. Ollama has no such field."""
 
-    def prepare(self, work: RequestContext) -> PreparedChat | None:
+    def prepare(self, context: RequestContext) -> PreparedChat | None:
         """Return the conversation in the engine's form; None if there is none."""
-        self.check(work.settings, work.model_name)
+        self.check(context.settings, context.model_name)
         if not self.messages:
             return None
-        return self.prepared(work, self._messages(), self.tools)
+        return self.prepared(context, self._messages(), self.tools)
 
     def _messages(self) -> list[Message]:
         return [message.to_message(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def prepared(
-        self, work: RequestContext, messages: Sequence[Message], tools: Any, param: str = "messages"
+        self, context: RequestContext, messages: Sequence[Message], tools: Any, param: str = "messages"
     ) -> PreparedChat:
         """Return a conversation in the engine's form; `param` is the field that it comes from."""
-        text = work.text
-        check_counts(messages, tools, work.settings)
+        text = context.text
+        check_counts(messages, tools, context.settings)
         checked = checked_tools(text, tools, self.tool_choice)
         thinks, effort = self.thinking()
         if thinks and text.formats.reasoning is None:
@@ -287,7 +287,7 @@ class OllamaChatRequest(OllamaBody):
         )
         asked = ConversationRequest(conversation, checked.callable, checked.choice, True, self.guide_request(), param)
         try:
-            prepared = prepare_chat(work, asked, self, max_tokens=self.max_output(), logprobs=None)
+            prepared = prepare_chat(context, asked, self, max_tokens=self.max_output(), logprobs=None)
         except ApiError as error:
             raise self._with_places(error) from None
         return self.within_context(prepared, text.max_model_len, param)
@@ -321,32 +321,32 @@ class OllamaGenerateRequest(OllamaChatRequest):
     ] = None
     context: Annotated[list[int] | None, unsupported_field("give the conversation so far to /api/chat", but=[])] = None
 
-    def prepare(self, work: RequestContext) -> PreparedChat | None:
-        self.check(work.settings, work.model_name)
+    def prepare(self, context: RequestContext) -> PreparedChat | None:
+        self.check(context.settings, context.model_name)
         if not self.prompt and not self.images:
             return None
-        if self.raw or not work.text.chat_template.has_default:
-            return self._continued(work)
-        return self.prepared(work, list(self._turns()), None, "prompt")
+        if self.raw or not context.text.chat_template.has_default:
+            return self._continued(context)
+        return self.prepared(context, list(self._turns()), None, "prompt")
 
     def _turns(self) -> Iterator[Message]:
         if self.system:
             yield Message(role="system", content=self.system)
         yield Message(role="user", content=_with_images(self.prompt or "", self.images))
 
-    def _continued(self, work: RequestContext) -> PreparedChat:
+    def _continued(self, context: RequestContext) -> PreparedChat:
         """Return the prompt as it is: what raw asks for, and all that a model without a chat template takes."""
         why = "raw is asked for" if self.raw else "this model has no chat template"
         for name, value in (("system", self.system), ("images", self.images), ("think", self.think)):
             if value:
                 raise field_error(name, f"cannot be used: {why}, so that the prompt is continued as it is")
-        params = self.sampling(work.default_params, max_tokens=self.max_output())
-        ids = work.encode(self.prompt or "", not self.raw, "prompt")
-        check_prompt_length(len(ids), work.text.max_model_len, "prompt")
+        params = self.sampling(context.default_params, max_tokens=self.max_output())
+        ids = context.encode(self.prompt or "", not self.raw, "prompt")
+        check_prompt_length(len(ids), context.text.max_model_len, "prompt")
         guide = plain_guide(self.guide_request())
         self.check_guide(guide)
         prepared = PreparedChat(params, ids, None, (), False, True, False, guide, is_plain=True)
-        return self.within_context(prepared, work.text.max_model_len, "prompt")
+        return self.within_context(prepared, context.text.max_model_len, "prompt")
 
 
 class OllamaEmbedRequest(EmbeddingRequest):
@@ -358,17 +358,17 @@ class OllamaEmbedRequest(EmbeddingRequest):
     keep_alive: Unused = None
     encoding_format: Annotated[None, unsupported_field("vectors are lists of numbers")] = None  # type: ignore[assignment]
 
-    def token_ids(self, work: RequestContext, given: Any, param: str) -> list[list[int]]:
-        self.model = served_name(self.model, work.model_name, work.settings)
+    def token_ids(self, context: RequestContext, given: Any, param: str) -> list[list[int]]:
+        self.model = served_name(self.model, context.model_name, context.settings)
         for name in ("num_predict", *_PARAMETERS):
             if getattr(self.options, name, None) is not None:
                 raise field_error(f"options.{name}", "has no effect on a vector; leave it out")
-        num_ctx = None if self.options is None else self.options.context(work.text.max_model_len)
+        num_ctx = None if self.options is None else self.options.context(context.text.max_model_len)
         if self.truncate is not False and self.truncate_prompt_tokens is None:
             self.truncate_prompt_tokens = num_ctx or -1
-        inputs = super().token_ids(work, given, param)
+        inputs = super().token_ids(context, given, param)
         for ids in inputs:
-            check_prompt_length(len(ids), num_ctx or work.text.max_model_len, param, has_output=False)
+            check_prompt_length(len(ids), num_ctx or context.text.max_model_len, param, has_output=False)
         return inputs
 
 
@@ -378,10 +378,10 @@ class OllamaEmbeddingRequest(OllamaEmbedRequest):
     prompt: Prompts
     input: Annotated[None, unsupported_field("give prompt, or use /api/embed")] = None  # type: ignore[assignment]
 
-    def prepare(self, work: RequestContext) -> list[list[int]]:
+    def prepare(self, context: RequestContext) -> list[list[int]]:
         if not isinstance(self.prompt, str):
             raise field_error("prompt", "should be a string; /api/embed takes several")
-        return self.token_ids(work, self.prompt, "prompt")
+        return self.token_ids(context, self.prompt, "prompt")
 
 
 class ShowRequest(Body):
@@ -393,6 +393,6 @@ class ShowRequest(Body):
     template: Unused = None
     options: Unused = None
 
-    def prepare(self, work: RequestContext) -> str | None:
+    def prepare(self, context: RequestContext) -> str | None:
         """Return the name that is asked about."""
-        return served_name(self.model or self.name, work.model_name, work.settings)
+        return served_name(self.model or self.name, context.model_name, context.settings)

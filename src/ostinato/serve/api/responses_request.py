@@ -139,21 +139,21 @@ class ResponsesRequest(GenerationBody):
     safety_identifier: Ignored = None
     service_tier: Ignored = None
 
-    def prepare(self, work: RequestContext) -> PreparedResponse:
-        self.check(work.settings, work.model_name)
+    def prepare(self, context: RequestContext) -> PreparedResponse:
+        self.check(context.settings, context.model_name)
         if self.continuous_usage:
             param = "stream_options.continuous_usage_stats"
             raise ApiError(400, f"{param}: a response has its usage in its last event alone; leave it out", param=param)
         items = [] if isinstance(self.input, str) else self.input
-        check_counts(items, self.tools, work.settings, "input")
+        check_counts(items, self.tools, context.settings, "input")
         guide = self.guide_request()
-        tools = checked_tools(work.text, self.nested_tools(), self.nested_choice(), RESPONSES_SPELLING)
+        tools = checked_tools(context.text, self.nested_tools(), self.nested_choice(), RESPONSES_SPELLING)
         effort = None if self.reasoning is None else self.reasoning.effort
-        messages, places = template_messages(self.input, self.instructions, work.text.knows_developer)
+        messages, places = template_messages(self.input, self.instructions, context.text.knows_developer)
         conversation = Conversation(
             messages,
             described(tools.offered_tools),
-            template_kwargs(work.text, self.chat_template_kwargs, effort, tools=tools.offered_tools),
+            template_kwargs(context.text, self.chat_template_kwargs, effort, tools=tools.offered_tools),
             add_generation_prompt=True,
             continue_final_message=False,
             places=places,
@@ -168,7 +168,7 @@ class ResponsesRequest(GenerationBody):
         asked = ConversationRequest(conversation, tools.callable, tools.choice, parallel, guide, "input")
         most, is_asked = self.max_output_tokens, _LOGPROBS in (self.include or ())
         logprobs = num_logprobs(self.top_logprobs, is_asked, f'include to hold "{_LOGPROBS}"')
-        chat = prepare_chat(work, asked, self, max_tokens=most, logprobs=logprobs)
+        chat = prepare_chat(context, asked, self, max_tokens=most, logprobs=logprobs)
         return PreparedResponse(chat.with_all_marks(), chunks_of(compact(self._echo(chat.params))[1:-1].encode()))
 
     def _echo(self, params: SamplingParams) -> JsonObject:

@@ -40,22 +40,22 @@ class TokenizeRequest(ConversationBody):
     return_token_strs: bool | None = None
     """True to return the text of each token too."""
 
-    def prepare(self, work: RequestContext) -> bytes:
+    def prepare(self, context: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name, work.settings)
+        check_model(self.model, context.model_name, context.settings)
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either a prompt or messages", param="prompt")
-        text, adds = work.text, self.add_special_tokens
+        text, adds = context.text, self.add_special_tokens
         if self.return_token_strs and len(self.prompt or "") > _MAX_LOOP_STRINGS:
-            work.require_worker()  # before the text is encoded in vain
+            context.require_worker()  # before the text is encoded in vain
         if self.prompt is not None:
-            token_ids = work.encode(self.prompt, adds is not False, "prompt")
+            token_ids = context.encode(self.prompt, adds is not False, "prompt")
         else:
-            check_counts(self.messages or (), self.tools, work.settings)
-            rendered = render(work, conversation_of(text, self, checked_tools(text, self.tools, None).offered_tools))
-            token_ids = token_ids_of(work, rendered, "messages", adds is True)
+            check_counts(self.messages or (), self.tools, context.settings)
+            rendered = render(context, conversation_of(text, self, checked_tools(text, self.tools, None).offered_tools))
+            token_ids = token_ids_of(context, rendered, "messages", adds is True)
         if self.return_token_strs and len(token_ids) > _MAX_LOOP_STRINGS:
-            work.require_worker()
+            context.require_worker()
         texts = [text.token_texts.text_of(token_id) for token_id in token_ids] if self.return_token_strs else None
         found = {"count": len(token_ids), "max_model_len": text.max_model_len, "tokens": token_ids}
         return _json({**found, "token_strs": texts})
@@ -66,11 +66,11 @@ class DetokenizeRequest(Body):
     """The served model's name, or nothing."""
     tokens: ListOf[int] = Field(max_length=2**20)
 
-    def prepare(self, work: RequestContext) -> bytes:
+    def prepare(self, context: RequestContext) -> bytes:
         """Return the answer's JSON."""
-        check_model(self.model, work.model_name, work.settings)
-        work.text.check_ids(self.tokens, "tokens")
-        return _json({"prompt": work.text.tokenizer.decode(self.tokens, False)})
+        check_model(self.model, context.model_name, context.settings)
+        context.text.check_ids(self.tokens, "tokens")
+        return _json({"prompt": context.text.tokenizer.decode(self.tokens, False)})
 
 
 def _json(found: JsonObject) -> bytes:

@@ -113,12 +113,12 @@ class WorkerContext:
         max_model_len = started.plan.settings.max_model_len
         return ModelText(tokenizer, template, media, started.vocab_size, max_model_len, self.settings)
 
-    def loop_work(self) -> RequestContext:
-        """Return the work for requests that are prepared on an event loop."""
+    def loop_context(self) -> RequestContext:
+        """Return the context for requests that are prepared on an event loop."""
         return RequestContext(self.text(), self.settings, self.model_name, self.started.default_params)
 
-    def work(self) -> RequestContext:
-        """Return the work of a worker process."""
+    def request_context(self) -> RequestContext:
+        """Return the context of a worker process."""
         started, text = self.started, self.text()
         tokenizer = text.tokenizer
         ends = [token for token in tokenizer.eos_token_ids if token < started.vocab_size]
@@ -136,10 +136,10 @@ class GuideTrial(Body):
     guide: str
     """Fields of Guide as JSON, which has been checked."""
 
-    def prepare(self, work: RequestContext) -> None:
+    def prepare(self, context: RequestContext) -> None:
         """Compile the guide and take its first tokens. RequestError if that cannot be done."""
-        assert work.grammars is not None, "guides are tried in workers"
+        assert context.grammars is not None, "guides are tried in workers"
         # The hard limit has room for the stack of the compiling thread, which stays mapped after the thread has ended.
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        work.grammars.try_out(Guide.model_construct(**json.loads(self.guide)))
+        context.grammars.try_out(Guide.model_construct(**json.loads(self.guide)))

@@ -64,7 +64,7 @@ def main(descriptor: int) -> None:
     except EOFError:
         return
     try:
-        work = context.work()
+        request_context = context.request_context()
     except Exception as error:
         server.sendall(encode_message(RuntimeError(f"{type(error).__name__}: {error}")))
         return
@@ -79,16 +79,16 @@ def main(descriptor: int) -> None:
             if os.fork() == 0:
                 server.close()
                 try:
-                    _serve(socket.socket(fileno=descriptors[0]), work)
+                    _serve(socket.socket(fileno=descriptors[0]), request_context)
                 finally:
                     os._exit(0)
         os.close(descriptors[0])
 
 
-def _serve(connection: socket.socket, work: RequestContext) -> None:
+def _serve(connection: socket.socket, context: RequestContext) -> None:
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for the forks that render templates
-    memory = work.settings.worker_memory
+    memory = context.settings.worker_memory
     limit_memory(memory, memory + STACK_BYTES)  # a guide is tried with a stack of its own
     while True:
         try:
@@ -97,34 +97,34 @@ def _serve(connection: socket.socket, work: RequestContext) -> None:
         except (EOFError, OSError):
             return
         _end_with_peer(connection, True)
-        answer = encode_message(_done(work, job.kind, bytes(sent)))
+        answer = encode_message(_done(context, job.kind, bytes(sent)))
         _end_with_peer(connection, False)
         connection.sendall(answer)
 
 
-def _done(work: RequestContext, kind: type[Body], sent: bytes) -> BodyResult:
-    before = _pixels(work)
+def _done(context: RequestContext, kind: type[Body], sent: bytes) -> BodyResult:
+    before = _pixels(context)
     read, prepared = None, None
     failure: Exception | None = None
     try:
-        check_shape(sent, work.settings)
-        body, prepared = read_body(kind, sent, work, work.settings.unknown_fields)
+        check_shape(sent, context.settings)
+        body, prepared = read_body(kind, sent, context, context.settings.unknown_fields)
         read = body.without_prepared_fields()
     except (ApiError, OstinatoError) as error:
         failure = error
     except MemoryError:
-        most = work.settings.worker_memory
+        most = context.settings.worker_memory
         message = f"reading the request takes more than {most} bytes of memory (worker_memory); make it smaller"
         failure = ApiError(400, message, code="too_costly")
     except Exception as error:
         # Sent as text, since the error itself may not be picklable.
         failure = RuntimeError(f"{type(error).__name__}: {error}")
-    return BodyResult(read, prepared, failure, _pixels(work) - before)
+    return BodyResult(read, prepared, failure, _pixels(context) - before)
 
 
-def _pixels(work: RequestContext) -> int:
+def _pixels(context: RequestContext) -> int:
     """Return the pixels of all images that were decoded here."""
-    return 0 if work.text.media is None else work.text.media.sources.meter.count
+    return 0 if context.text.media is None else context.text.media.sources.meter.count
 
 
 def _end_with_peer(connection: socket.socket, ends: bool) -> None:

@@ -44,7 +44,10 @@ def read_breakpoints(
 
 
 def read_positions(
-    work: RequestContext, values: Sequence[int | JsonObject] | None, prompt: str | list[int], token_ids: Sequence[int]
+    context: RequestContext,
+    values: Sequence[int | JsonObject] | None,
+    prompt: str | list[int],
+    token_ids: Sequence[int],
 ) -> dict[str, Mark]:
     """Return the marks of `cache_breakpoints` in a prompt that is no conversation, by their places in the body.
 
@@ -60,7 +63,7 @@ def read_positions(
             raise field_error(where, f"should be a number of {unit} from 1 to {count}, or from the end, such as -1")
         position = after % count or count
         if isinstance(prompt, str):
-            position = chat_marks.token_position(work.encode(prompt[:position], True, where), token_ids)
+            position = chat_marks.token_position(context.encode(prompt[:position], True, where), token_ids)
         if not position:
             raise field_error(where, "cannot be located: the text up to it has other tokens than the prompt")
         marks[where] = Mark(position, ttl)
@@ -86,17 +89,17 @@ def _errors_of_fields(entries: Sequence[int | JsonObject] = ()) -> Iterator[None
 
 
 def locate_marks(
-    work: RequestContext, conversation: Conversation, rendered: RenderedChat, token_ids: Sequence[int]
+    context: RequestContext, conversation: Conversation, rendered: RenderedChat, token_ids: Sequence[int]
 ) -> tuple[dict[str, Mark], list[str]]:
     """Return the conversation's marks {place in the body: at its token}, and the places that cannot be located."""
-    return chat_marks.locate_marks(_BodyChat(work, conversation), conversation.marks, rendered.text, token_ids)
+    return chat_marks.locate_marks(_BodyChat(context, conversation), conversation.marks, rendered.text, token_ids)
 
 
 @dataclass(frozen=True)
 class _BodyChat:
     """A conversation of a body (`ChatText`)."""
 
-    work: RequestContext
+    context: RequestContext
     conversation: Conversation
 
     @property
@@ -115,9 +118,9 @@ class _BodyChat:
             changed = replace(changed, add_generation_prompt=False, continue_final_message=False)
         try:
             plain, _ = split_media(messages)
-            return render_text(self.work, changed, plain)
+            return render_text(self.context, changed, plain)
         except ApiError:
             return None
 
     def encode(self, text: str) -> Sequence[int]:
-        return self.work.encode(text, False, chat_marks.FIELD)
+        return self.context.encode(text, False, chat_marks.FIELD)

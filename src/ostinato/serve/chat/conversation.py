@@ -274,18 +274,18 @@ def check_counts(
         check_count(field, what, count, getattr(settings, setting), setting)
 
 
-def render(work: RequestContext, conversation: Conversation, param: str = "messages") -> RenderedChat:
+def render(context: RequestContext, conversation: Conversation, param: str = "messages") -> RenderedChat:
     """Render the prompt, special tokens included, with its images.
 
     Raises ApiError, which names `param` if the template refuses the conversation, and an image that cannot be used;
     NeedsWorker on the event loop for what takes long, as images do.
     """
-    text = work.text
+    text = context.text
     if conversation.has_images and text.media is not None:
-        work.require_worker()
+        context.require_worker()
 
     def of_template(messages: Sequence[Mapping[str, object]]) -> str:
-        return render_text(work, conversation, messages, param)
+        return render_text(context, conversation, messages, param)
 
     others = (conversation.tools, conversation.kwargs)
     try:
@@ -298,7 +298,7 @@ def render(work: RequestContext, conversation: Conversation, param: str = "messa
 
 
 def render_text(
-    work: RequestContext,
+    context: RequestContext,
     conversation: Conversation,
     messages: Sequence[JsonMapping],
     param: str = "messages",
@@ -307,7 +307,7 @@ def render_text(
 
     Raises ApiError, which names `param`, if the template refuses; NeedsWorker on the event loop for what takes long.
     """
-    text, tools = work.text, conversation.tools
+    text, tools = context.text, conversation.tools
     if text.formats.has_channels:
         messages = [_with_thinking(message) for message in messages]
     if text.formats.tools == GENERIC:
@@ -325,9 +325,9 @@ def render_text(
         **conversation.kwargs,
     )
     try:
-        return work.run_template(rendered, (messages, tools, conversation.kwargs))
+        return context.run_template(rendered, (messages, tools, conversation.kwargs))
     except TemplateTooExpensive as error:
-        work.require_worker()
+        context.require_worker()
         raise ApiError(400, error.message, param=param) from None
     except RequestError as error:
         raise ApiError(400, error.message, param=param) from None
@@ -399,12 +399,12 @@ def _with_thinking(message: Mapping[str, object]) -> JsonMapping:
 
 
 def token_ids_of(
-    work: RequestContext, rendered: RenderedChat, param: str, add_special_tokens: bool = False
+    context: RequestContext, rendered: RenderedChat, param: str, add_special_tokens: bool = False
 ) -> list[int]:
     """Return the token ids of a rendered prompt. ApiError, which names `param`, if there are none or too many."""
     if rendered.media is not None:
         return rendered.media.token_ids
-    return work.encode(rendered.text, add_special_tokens, param)
+    return context.encode(rendered.text, add_special_tokens, param)
 
 
 def starts_in_reasoning(formats: AnswerFormats, conversation: Conversation, prompt: str) -> bool:

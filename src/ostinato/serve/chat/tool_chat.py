@@ -175,7 +175,7 @@ class ToolChat:
         )
         if engine.media is not None:
             self._text.media = engine.media
-        self._work = RequestContext(self._text, settings, "", engine.default_params(), on_loop=False)
+        self._context = RequestContext(self._text, settings, "", engine.default_params(), on_loop=False)
         self._calls = count()
         with _plain_errors():
             self._tools = checked_tools(self._text, [tool.as_json for tool in tools], "auto")
@@ -230,7 +230,7 @@ class ToolChat:
         with _plain_errors():
             kwargs = template_kwargs(text, variables, None, tools=tools.offered_tools)
             conversation = Conversation(messages, described(tools.offered_tools), kwargs, True, False)
-            rendered = render(self._work, conversation)
+            rendered = render(self._context, conversation)
             inside = starts_in_reasoning(text.formats, conversation, rendered.text)
             layout = AnswerLayout(text.formats_with(tools.callable), tools.callable, inside, True, False)
             guide = answer_guide(text, layout, None, tools.choice)

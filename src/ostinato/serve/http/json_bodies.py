@@ -43,7 +43,7 @@ class Body(BaseModel):
     """True if the body asks for output, for which there may be no room."""
     _ignored_fields: tuple[str, ...] = PrivateAttr(())
 
-    def prepare(self, work: Any) -> Any:
+    def prepare(self, context: Any) -> Any:
         """Prepare the body for its endpoint with a `RequestContext`, on the event loop or in a worker process.
 
         ApiError or RequestError if something in it is wrong; NeedsWorker if that takes too long on the loop.
@@ -138,20 +138,20 @@ def check_type(headers: Mapping[str, str], sent: bytes) -> None:
         raise ApiError(415, message, code="unsupported_media_type")
 
 
-def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields = "error") -> tuple[BodyT, Any]:
-    """Return the body that was sent, and the result of its `prepare` with `work`. ApiError that describes the problem.
+def read_body(kind: type[BodyT], sent: bytes, context: Any, unknown: UnknownFields = "error") -> tuple[BodyT, Any]:
+    """Return the body that was sent, and the result of its `prepare`. ApiError that describes the problem.
 
     Unless `unknown` fields are an error, they are left out, and the body's `ignored_fields` names them.
     """
     if unknown == "error":
         body = validated(kind, parsed(sent))
-        return body, body.prepare(work)
+        return body, body.prepare(context)
     value = parsed(sent)
     ignored: list[str] = []
     while True:
         try:
             body = validated(kind, value)
-            prepared = body.prepare(work)
+            prepared = body.prepare(context)
         except ApiError as error:
             is_ignored = error.code == UNKNOWN and len(ignored) < MAX_IGNORED
             name = remove_field(value, error.param or "") if is_ignored else None
@@ -159,7 +159,7 @@ def read_body(kind: type[BodyT], sent: bytes, work: Any, unknown: UnknownFields 
                 raise
             ignored.append(name)
             if len(ignored) == MAX_ON_LOOP:
-                work.require_worker()
+                context.require_worker()
         else:
             body._ignored_fields = tuple(ignored)
             return body, prepared

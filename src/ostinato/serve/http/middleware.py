@@ -81,15 +81,19 @@ class JsonPostMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, routers: Iterable[ApiRouter], lifecycle: Lifecycle, work: Callable[[], RequestContext]
+        self,
+        app: ASGIApp,
+        routers: Iterable[ApiRouter],
+        lifecycle: Lifecycle,
+        request_context: Callable[[], RequestContext],
     ) -> None:
         """Register the endpoints of `routers`, each an `async def endpoint(body, request) -> Response`.
 
         Its body is a Body. It receives the rest of the body (`Body.without_prepared_fields`), and in
-        `request.state.prepared` the result of `Body.prepare` with `work`, which raises ApiError while there is no
-        model.
+        `request.state.prepared` the result of `Body.prepare` with `request_context()`, which raises ApiError while
+        there is no model.
         """
-        self._app, self._lifecycle, self._work = app, lifecycle, work
+        self._app, self._lifecycle, self._request_context = app, lifecycle, request_context
         self._endpoints: dict[str, tuple[type[Body], Endpoint]] = {}
         for router in routers:
             for route in router.routes:
@@ -124,11 +128,11 @@ class JsonPostMiddleware:
         return response
 
     async def _read(self, kind: type[Body], sent: bytes, request: Request) -> tuple[Body, object]:
-        work = self._work()
+        context = self._request_context()
         if fits_event_loop(sent):
-            check_small_body(sent, work.settings)
+            check_small_body(sent, context.settings)
             try:
-                return read_body(kind, sent, work, work.settings.unknown_fields)
+                return read_body(kind, sent, context, context.settings.unknown_fields)
             except NeedsWorker:
                 pass
         if kind.generates:

@@ -59,7 +59,7 @@ class PromptReader:
                 update={"served_model_name": names, "unknown_fields": "ignore"}
             )
             context = WorkerContext(started, self._settings, names[0], remote=False)
-            self._work = context.loop_work()
+            self._context = context.loop_context()
         except OstinatoError as error:
             message = (
                 f"the router needs the tokenizer of the backends' model, {model}: {error}; name its checkpoint here"
@@ -78,7 +78,7 @@ class PromptReader:
             else:
                 check_small_body(sent, self._settings)
                 try:
-                    body, prepared = read_body(kind, sent, self._work, "ignore")
+                    body, prepared = read_body(kind, sent, self._context, "ignore")
                 except NeedsWorker:
                     body, prepared = await self._workers.read(client, kind, sent)
         except (ApiError, RequestError):
