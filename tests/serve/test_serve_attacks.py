@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from ostinato.serve.http.lifecycle import STALL, EventLoopLag
-from ostinato.serve.http.streaming import LoopTurns
+from ostinato.serve.http.streaming import LoopSlices
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.stalls import watched
@@ -202,20 +202,20 @@ def test_long_answers_take_turns_on_the_loop_and_are_made_only_as_they_are_read(
             made.append(name)
             yield "x" * 100
 
-    async def answer(turns, name):
-        return b"".join([piece async for piece in turns.pieces(parts(name))])
+    async def answer(slices, name):
+        return b"".join([piece async for piece in slices.pieces(parts(name))])
 
     async def main():
-        turns = LoopTurns()
-        answers = [asyncio.create_task(answer(turns, name)) for name in range(3)]
+        slices = LoopSlices()
+        answers = [asyncio.create_task(answer(slices, name)) for name in range(3)]
         most = 0
-        await asyncio.sleep(0)  # the short beginning of each needs no turn
+        await asyncio.sleep(0)  # the short beginning of each needs no slice
         while not all(task.done() for task in answers):
             before = len(made)
             await asyncio.sleep(0)
             most = max(most, len(made) - before)
         assert all(len(task.result()) == 300_000 for task in answers)
-        unread = turns.pieces(parts("unread"))
+        unread = slices.pieces(parts("unread"))
         await anext(unread)
         await unread.aclose()
         return most

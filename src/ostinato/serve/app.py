@@ -1,4 +1,4 @@
-"""The application: all endpoints, behind the gate."""
+"""The application: all endpoints, behind the middleware that every request passes."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
     api = make_api(lifecycle, counts, tracing)
     endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().context)
-    gate = RequestMiddleware(endpoints, lifecycle, counts, api.rules, tracing)
+    middleware = RequestMiddleware(endpoints, lifecycle, counts, api.rules, tracing)
     if not settings.cors_origin:
-        return gate
-    # Outside the gate: a browser's preflight request comes without a key.
+        return middleware
+    # Outside it: a browser's preflight request comes without a key.
     return _CORSMiddleware(
-        gate,
+        middleware,
         allow_origins=settings.cors_origin,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
@@ -95,7 +95,7 @@ class Api(NamedTuple):
 
 
 def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None) -> Api:
-    """Return the application with all endpoints, without the gate in front of it."""
+    """Return the application with all endpoints, without the middleware in front of it."""
     made = lru_cache(maxsize=1)(
         partial(
             model_of,
@@ -153,7 +153,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         _name_endpoints(counts, router.routes)
 
     @app.exception_handler(ApiError)
-    @app.exception_handler(Exception)  # the gate gets the error too, and logs it
+    @app.exception_handler(Exception)  # RequestMiddleware gets the error too, and logs it
     async def failed(request: Request, error: Exception) -> Response:
         return as_api_error(error).response(request.state.dialect)
 

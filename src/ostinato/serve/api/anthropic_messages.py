@@ -126,7 +126,7 @@ def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> 
         )
         if body.stream:
             return EventStream(written.events(), run.close)
-        return await whole_response(request, run, written.whole(), model.turns)
+        return await whole_response(request, run, written.whole(), model.slices)
 
     @router.post("/count_tokens", response_model=dict[str, int])
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:  # noqa: ARG001

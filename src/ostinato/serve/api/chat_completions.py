@@ -26,7 +26,7 @@ from ostinato.serve.api.generation_run import (
     compact,
     end_members,
     head,
-    in_turns,
+    in_slices,
     prepare_chat,
     quoted,
     start_chat,
@@ -44,7 +44,7 @@ from ostinato.serve.http.api_errors import ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import DONE, EventStream, LoopTurns
+from ostinato.serve.http.streaming import DONE, EventStream, LoopSlices
 
 
 class JsonSchema(Body):
@@ -164,8 +164,8 @@ def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiR
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)
         if body.stream:
-            return EventStream(_events(run, answers, texts, ChunkWriter(own, body, run.usage), model.turns), run.close)
-        return await whole_response(request, run, _whole(run, answers, texts, own), model.turns)
+            return EventStream(_events(run, answers, texts, ChunkWriter(own, body, run.usage), model.slices), run.close)
+        return await whole_response(request, run, _whole(run, answers, texts, own), model.slices)
 
     return router
 
@@ -175,7 +175,7 @@ async def _events(
     answers: Sequence[ChatOutput],
     texts: TokenStrings | None,
     chunks: ChunkWriter,
-    turns: LoopTurns,
+    slices: LoopSlices,
 ) -> AsyncGenerator[bytes]:
     begun: set[int] = set()
     async for _, delta in run.deltas():
@@ -190,7 +190,7 @@ async def _events(
             run.count_reasoning(answers, delta.output.outputs)
         if run.has_ended:
             events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
-        async for piece in in_turns(turns if texts else None, events, run.has_ended):
+        async for piece in in_slices(slices if texts else None, events, run.has_ended):
             yield piece
 
 

@@ -24,7 +24,7 @@ from ostinato.serve.api.generation_run import (
     ServedModel,
     end_members,
     head,
-    in_turns,
+    in_slices,
     quoted,
     whole_body,
     whole_response,
@@ -37,7 +37,7 @@ from ostinato.serve.http.api_errors import field_error
 from ostinato.serve.http.json_bodies import ListOf, unsupported_field
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import DONE, EventStream, LoopTurns
+from ostinato.serve.http.streaming import DONE, EventStream, LoopSlices
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,9 @@ def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) 
         form = _ChoiceForm(model.text, params, prepared.echoes, prepared.scores_only)
         own = head("cmpl", "text_completion", request.state.request_id, lifecycle.model_name)
         if body.stream:
-            return EventStream(
-                _events(run, form, ChunkWriter(own, body, partial(run.usage, form.scores_only)), model.turns), run.close
-            )
-        return await whole_response(request, run, _whole(run, form, own), model.turns)
+            writer = ChunkWriter(own, body, partial(run.usage, form.scores_only))
+            return EventStream(_events(run, form, writer, model.slices), run.close)
+        return await whole_response(request, run, _whole(run, form, own), model.slices)
 
     return router
 
@@ -194,7 +193,7 @@ _NULL = ("null",)
 
 
 async def _events(
-    run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, turns: LoopTurns
+    run: GenerationRun, form: _ChoiceForm, chunks: ChunkWriter, slices: LoopSlices
 ) -> AsyncGenerator[bytes]:
     n = form.num_samples
     logprobs = [form.logprobs() for _ in range(n * len(run.streams))]
@@ -211,7 +210,7 @@ async def _events(
                 events.append(chunks.event_parts(event))
         if run.has_ended:
             events.append([chunks.usage() if chunks.include_usage else "", DONE.decode()])
-        async for piece in in_turns(turns if form.params.logprobs is not None else None, events, run.has_ended):
+        async for piece in in_slices(slices if form.params.logprobs is not None else None, events, run.has_ended):
             yield piece
 
 

@@ -92,7 +92,7 @@ def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
         model = models()
         inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
-        return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.turns)
+        return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.slices)
 
     return router
 
@@ -118,7 +118,7 @@ class EmbeddingRun:
     async def compute(self) -> None:
         """Compute all inputs."""
         count = min(len(self._prompts), self._engine.plan.settings.max_num_seqs)
-        await side_by_side(self._take_turns() for _ in range(count))
+        await side_by_side(self._take_inputs() for _ in range(count))
 
     async def answer(self, model_name: str) -> Iterator[str]:
         """Compute all inputs, and return the parts of OpenAI's answer."""
@@ -137,7 +137,7 @@ class EmbeddingRun:
         usage = f'{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}'
         yield f'],"model":{quoted(model_name)},"usage":{usage}}}'
 
-    async def _take_turns(self) -> None:
+    async def _take_inputs(self) -> None:
         for place in self._places:
             stream = await self._submitted(self._prompts[place])  # closed with the run, which holds the vector
             self._num_running += 1

@@ -41,7 +41,7 @@ from ostinato.serve.http.streaming import (
     PIECE,
     ChunkedJson,
     LastEvents,
-    LoopTurns,
+    LoopSlices,
     cancel_on_disconnect,
 )
 from ostinato.serve.settings import ServeSettings
@@ -60,8 +60,8 @@ class ServedModel:
     compiler: GuideCompiler
     context: RequestContext
     """Context of requests that are prepared on the event loop."""
-    turns: LoopTurns = field(default_factory=LoopTurns)
-    """Turns of the event loop for making long answers."""
+    slices: LoopSlices = field(default_factory=LoopSlices)
+    """Slices of the event loop's time for making long answers."""
 
 
 def model_of(
@@ -354,7 +354,7 @@ async def start_chat(
 
 
 async def whole_response(
-    request: Request, run: GenerationRun, whole: Coroutine[object, object, Iterable[str | bytes]], turns: LoopTurns
+    request: Request, run: GenerationRun, whole: Coroutine[object, object, Iterable[str | bytes]], slices: LoopSlices
 ) -> Response:
     """Return the response with the whole JSON, which `whole` gives in parts. `run` ends with it.
 
@@ -362,7 +362,7 @@ async def whole_response(
     """
     try:
         parts = await cancel_on_disconnect(request, whole)
-        pieces = turns.pieces(run.checked(parts))
+        pieces = slices.pieces(run.checked(parts))
         first = await anext(pieces)
         if len(first) >= PIECE:
             return ChunkedJson(_resumed(first, pieces), run.close)
@@ -381,13 +381,16 @@ async def _resumed(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerato
             yield piece
 
 
-async def in_turns(turns: LoopTurns | None, events: Iterable[Iterable[Any]], is_last: bool) -> AsyncGenerator[bytes]:
-    """Yield events, of parts, in pieces, or, without `turns`, as one text; with `is_last`, the last ends the answer."""
+async def in_slices(slices: LoopSlices | None, events: Iterable[Iterable[Any]], is_last: bool) -> AsyncGenerator[bytes]:
+    """Yield events, of parts, in pieces, or, without `slices`, as one text.
+
+    With `is_last`, the last ends the answer.
+    """
     parts = chain.from_iterable(events)
-    if turns is None:
+    if slices is None:
         waiting = "".join(parts).encode()
     else:
-        async with aclosing(turns.pieces(parts)) as pieces:
+        async with aclosing(slices.pieces(parts)) as pieces:
             waiting = await anext(pieces)
             async for piece in pieces:
                 yield waiting

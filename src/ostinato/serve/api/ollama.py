@@ -60,7 +60,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
         streams = body.stream is not False
         if streams:
             return EventStream(written.lines(), run.close, JSON_LINES)
-        return await whole_response(request, run, written.whole(), model.turns)
+        return await whole_response(request, run, written.whole(), model.slices)
 
     @router.post("/chat", response_model=None)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
@@ -84,7 +84,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
             own = {"model": lifecycle.model_name, **counts}
             return chain([compact(own)[:-1], ',"embeddings":['], joined([each] for each in inputs.vectors()), ["]}"])
 
-        return await whole_response(request, inputs.run, whole(), model.turns)
+        return await whole_response(request, inputs.run, whole(), model.slices)
 
     @router.post("/embeddings", response_model=None)
     async def embed_prompt(body: OllamaEmbeddingRequest, request: Request) -> Response:
@@ -96,7 +96,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
             await inputs.compute()
             return chain(['{"embedding":'], inputs.vectors(), ["}"])
 
-        return await whole_response(request, inputs.run, whole(), model.turns)
+        return await whole_response(request, inputs.run, whole(), model.slices)
 
     @router.post("/show", response_model=None)
     async def show(body: ShowRequest, request: Request) -> Response:  # noqa: ARG001

@@ -22,7 +22,7 @@ from ostinato.engine.process.output_deltas import PackedLogprobs, SampleDelta
 from ostinato.json_io import JsonObject
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
-from ostinato.serve.api.generation_run import GenerationRun, ServedModel, in_turns, start_chat, whole_response
+from ostinato.serve.api.generation_run import GenerationRun, ServedModel, in_slices, start_chat, whole_response
 from ostinato.serve.api.responses_request import PreparedResponse, ResponsesRequest
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
 from ostinato.serve.chat.chat_output import ChatOutput, MessageLogprobs
@@ -30,7 +30,7 @@ from ostinato.serve.chat.text_support import ModelText, TokenStrings
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
-from ostinato.serve.http.streaming import EventStream, LoopTurns
+from ostinato.serve.http.streaming import EventStream, LoopSlices
 
 
 class Event(NamedTuple):
@@ -179,10 +179,9 @@ def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) ->
         parts = _ResponseOutput(model.text, prepared.chat.form(model.text), prepared.chat.params)
         own = _response(f"resp_{request.state.request_id}", lifecycle.model_name)
         if body.stream:
-            return EventStream(
-                _events(run, parts, own, _EventWriter(prepared.echo, model.text.token_texts), model.turns), run.close
-            )
-        return await whole_response(request, run, _whole(run, parts, own, prepared.echo), model.turns)
+            writer = _EventWriter(prepared.echo, model.text.token_texts)
+            return EventStream(_events(run, parts, own, writer, model.slices), run.close)
+        return await whole_response(request, run, _whole(run, parts, own, prepared.echo), model.slices)
 
     return router
 
@@ -291,11 +290,11 @@ async def _whole(
 
 
 async def _events(
-    run: GenerationRun, parts: _ResponseOutput, response: JsonObject, writer: _EventWriter, turns: LoopTurns
+    run: GenerationRun, parts: _ResponseOutput, response: JsonObject, writer: _EventWriter, slices: LoopSlices
 ) -> AsyncGenerator[bytes]:
     opening = {"response": response}
     beginning = [Event("response.created", opening), Event("response.in_progress", opening)]
-    async for piece in in_turns(turns, [writer.parts(beginning)], is_last=False):
+    async for piece in in_slices(slices, [writer.parts(beginning)], is_last=False):
         yield piece
     try:
         async for _, delta in run.deltas():
@@ -310,11 +309,11 @@ async def _events(
                 run.count_reasoning([parts.answer], [output])
                 ended = _ended(response, parts.items, output, run)
                 events.append(Event(f"response.{ended['status']}", {"response": ended}))
-            async for piece in in_turns(turns, [writer.parts(events)], run.has_ended):
+            async for piece in in_slices(slices, [writer.parts(events)], run.has_ended):
                 yield piece
     except Exception as error:
         failed = _failed(response, parts.items, as_api_error(error))
-        async for piece in in_turns(turns, [writer.parts([Event("response.failed", {"response": failed})])], False):
+        async for piece in in_slices(slices, [writer.parts([Event("response.failed", {"response": failed})])], False):
             yield piece
         raise
 

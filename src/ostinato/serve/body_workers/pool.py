@@ -126,7 +126,7 @@ class BodyWorkerPool:
         self._of_client: Counter[str] = Counter()
         """Waiting requests of each client."""
         self._numbers = itertools.count()
-        self._turns = FairShare()
+        self._fair_share = FairShare()
         self._idle: list[_Connection] = []
         self._forkserver: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
@@ -178,7 +178,7 @@ class BodyWorkerPool:
                 message = f"{len(self._waiting)} requests with large bodies or images wait already"
                 raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
             future = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (self._turns.assign(client), next(self._numbers), future))
+            heapq.heappush(self._waiting, (self._fair_share.assign(client), next(self._numbers), future))
             self._of_client[client] += 1
             try:
                 await future
@@ -199,7 +199,7 @@ class BodyWorkerPool:
         while self._waiting:
             turn, _, future = heapq.heappop(self._waiting)
             if not future.done():
-                self._turns.advance(turn)
+                self._fair_share.advance(turn)
                 future.set_result(None)
                 return
         self._free += 1

@@ -169,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
         self._refusals = refusals or RefusalLog()
         self._parser = self._new_parser()
         self._pending = bytearray()
-        self._exchanges: deque[RequestCycle] = deque()
+        self._cycles: deque[RequestCycle] = deque()
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -232,8 +232,8 @@ class HttpConnection(asyncio.Protocol):
         self._server.connections.discard(cast(Any, self))
         self._occupancy.leave(self._address)
         self._is_ending = True
-        for exchange in self._exchanges:
-            exchange.leave()
+        for cycle in self._cycles:
+            cycle.leave()
         self._pending.clear()
         self._writable.set()
 
@@ -241,8 +241,8 @@ class HttpConnection(asyncio.Protocol):
         """End the connection for uvicorn: a running answer is finished, and nothing after it is begun."""
         if self._task is None and not self._transport.is_closing():
             self._transport.close()
-        elif self._exchanges:
-            self._exchanges[0].keep_alive = False
+        elif self._cycles:
+            self._cycles[0].keep_alive = False
 
     # events of httptools
 
@@ -279,13 +279,13 @@ class HttpConnection(asyncio.Protocol):
             version, method = self._parser.get_http_version(), self._parser.get_method()
             self._problem = head_error(method, self._url, version, self._headers)
         if self._problem is None:
-            self._exchanges.append(self._exchange())
+            self._cycles.append(self._new_cycle())
             self._go_on()
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
         if self._problem is None and self._drained < 0:
-            self._exchanges[-1].add_body(body)
+            self._cycles[-1].add_body(body)
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
@@ -293,9 +293,9 @@ class HttpConnection(asyncio.Protocol):
         if self._drained >= 0:
             self._transport.close()
         elif self._problem is None:
-            self._exchanges[-1].end_body()
+            self._cycles[-1].end_body()
 
-    # events of the exchange
+    # events of a cycle
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -309,21 +309,21 @@ class HttpConnection(asyncio.Protocol):
         if self._pending:
             self._loop.call_soon(self._parse)
 
-    def ended(self, exchange: RequestCycle) -> None:
-        """Handle the end of an exchange: its application has returned."""
+    def ended(self, cycle: RequestCycle) -> None:
+        """Handle the end of a cycle: its application has returned."""
         self._task = None
         if self._transport.is_closing():
             return
-        self._exchanges.popleft()
-        if not exchange.is_answered:
-            if self._problem is not None and not exchange.has_begun:
+        self._cycles.popleft()
+        if not cycle.is_answered:
+            if self._problem is not None and not cycle.has_begun:
                 self._refuse(self._problem)  # the rest of its body is wrong
             else:
                 self._transport.abort()  # so that the client knows that the answer is incomplete
-        elif not exchange.is_received:
+        elif not cycle.is_received:
             self._drain()
             self._parse()
-        elif not exchange.keep_alive:
+        elif not cycle.keep_alive:
             self._transport.close()
         else:
             self._loop.call_soon(self._go_on)
@@ -344,8 +344,8 @@ class HttpConnection(asyncio.Protocol):
                 self._headers_too_large()
             if self._problem is not None:
                 self._is_ending = True
-                if self._exchanges and not self._exchanges[-1].is_received:
-                    self._exchanges[-1].leave()
+                if self._cycles and not self._cycles[-1].is_received:
+                    self._cycles[-1].leave()
                 self._go_on()
         self._set_reading()
 
@@ -366,9 +366,9 @@ class HttpConnection(asyncio.Protocol):
         return parser
 
     def _may_parse(self) -> bool:
-        if self._drained >= 0 or not self._exchanges:
+        if self._drained >= 0 or not self._cycles:
             return True
-        last = self._exchanges[-1]
+        last = self._cycles[-1]
         return not last.is_received and len(last.body) < self._limits.waiting_bytes
 
     def _set_reading(self) -> None:
@@ -383,8 +383,8 @@ class HttpConnection(asyncio.Protocol):
         """Begin the next answer, if the one before is over and its client has taken it."""
         if self._task is not None or self._transport.is_closing() or self._drained >= 0 or not self._writable.is_set():
             return
-        if self._exchanges:
-            self._task = self._loop.create_task(self._exchanges[0].run(cast(ASGIApp, self._app)))
+        if self._cycles:
+            self._task = self._loop.create_task(self._cycles[0].run(cast(ASGIApp, self._app)))
             self._server.tasks.add(self._task)
             self._task.add_done_callback(self._server.tasks.discard)
             self._server.total_requests += 1
@@ -396,7 +396,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _await_request(self) -> None:
         """Limit the time until the next request, and that of its headers, once no earlier request is left."""
-        if self._exchanges or self._problem is not None or self._drained >= 0 or "head" in self._timers:
+        if self._cycles or self._problem is not None or self._drained >= 0 or "head" in self._timers:
             return
         if self._in_head:
             self._end_timer("idle")
@@ -404,7 +404,7 @@ class HttpConnection(asyncio.Protocol):
         elif "idle" not in self._timers:
             self._after("idle", self._limits.idle_seconds, self._transport.close)
 
-    def _exchange(self) -> RequestCycle:
+    def _new_cycle(self) -> RequestCycle:
         version, method = self._parser.get_http_version(), self._parser.get_method()
         scope = {
             **scope_of(method, self._url, version, self._headers, self._root_path),

@@ -106,7 +106,7 @@ class JsonPostMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._endpoints:
             await self._app(scope, receive, send)
             return
-        sent = (await receive())["body"]  # the whole body: the gate has read it
+        sent = (await receive())["body"]  # the whole body: RequestMiddleware has read it
         request = Request(scope, receive)
         try:
             check_type(Headers(scope=scope), sent)

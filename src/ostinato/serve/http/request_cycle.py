@@ -16,20 +16,20 @@ log = logging.getLogger("ostinato.serve")
 _REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 
 
-class CycleTransport(Protocol):
-    """Methods that an exchange needs of its connection."""
+class CycleConnection(Protocol):
+    """Methods that a cycle needs of its connection."""
 
     def write(self, data: bytes) -> None: ...
     async def writable(self) -> None: ...
     def body_consumed(self) -> None: ...
-    def ended(self, exchange: RequestCycle) -> None: ...
+    def ended(self, cycle: RequestCycle) -> None: ...
 
 
 class RequestCycle:
     """A request that has its headers, and perhaps not yet its body."""
 
-    def __init__(self, line: CycleTransport, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
-        """Begin an exchange.
+    def __init__(self, connection: CycleConnection, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        """Begin a cycle.
 
         `keep_alive`: the client would send further requests. `expects_continue`: it waits before it sends a body.
         """
@@ -39,7 +39,7 @@ class RequestCycle:
         """True once the whole request has come."""
         self.is_answered = False
         self.keep_alive = keep_alive
-        self._line = line
+        self._connection = connection
         self._expects_continue = expects_continue
         self._is_gone = False
         self.has_begun = False
@@ -58,7 +58,7 @@ class RequestCycle:
         except Exception:
             log.exception("the application failed")
         finally:
-            self._line.ended(self)
+            self._connection.ended(self)
 
     def add_body(self, data: bytes) -> None:
         self.body += data
@@ -76,7 +76,7 @@ class RequestCycle:
     async def receive(self) -> Message:
         if self._expects_continue and not self.has_begun:
             self._expects_continue = False
-            self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not (self.body or self.is_received or self._is_gone or self.is_answered):
             self._changed.clear()
             await self._changed.wait()
@@ -90,11 +90,11 @@ class RequestCycle:
             return {"type": "http.disconnect"}
         data, self.body = bytes(self.body), bytearray()
         self._body_delivered = self.is_received
-        self._line.body_consumed()
+        self._connection.body_consumed()
         return {"type": "http.request", "body": data, "more_body": not self._body_delivered}
 
     async def send(self, message: Message) -> None:
-        await self._line.writable()
+        await self._connection.writable()
         if self._is_gone or self.is_answered:
             return
         if message["type"] == "http.response.start":
@@ -112,7 +112,7 @@ class RequestCycle:
             self.is_answered = True
             self._changed.set()
         if data:
-            self._line.write(data)
+            self._connection.write(data)
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.has_begun = True

@@ -35,10 +35,10 @@ _SLICE = 2**13
 """Bytes of JSON that are made at once: a few milliseconds, if each of their tokens is looked up for the first time."""
 
 
-class LoopTurns:
-    """Turns of the event loop for making long answers: one slice of one answer in each iteration of the loop.
+class LoopSlices:
+    """Slices of the event loop's time for making long answers: one of one answer in each iteration of the loop.
 
-    A short answer, or a stream's next tokens, needs no turn.
+    A short answer, or a stream's next tokens, needs no slice.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def ray_config(config: EngineConfig, settings: ServeSettings, ingresses: int = 1
     name = app_name(settings.name_of(config.model))
     outside = {"host", "port"}
     server = settings.model_dump(mode="json", include=settings.model_fields_set - outside)
-    # Keys are asked for by the gate, wherever the proxies listen.
+    # Keys are asked for by RequestMiddleware, wherever the proxies listen.
     names = settings.served_model_name or (settings.name_of(config.model),)
     server |= {"host": settings.host, "served_model_name": names[0] if len(names) == 1 else list(names)}
     whole: JsonObject = {

@@ -99,7 +99,7 @@ def replica_settings(server: ServeSettings) -> ReplicaSettings:
 
 
 class _Ingress:
-    """HTTP's side of the application: the gate, endpoints and page of `ostinato serve`."""
+    """HTTP's side of the application: middleware, endpoints and page of `ostinato serve`."""
 
     def __init__(self, engines: DeploymentHandle) -> None:
         self._engines = engines  # named here so that they belong to one application
