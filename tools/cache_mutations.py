@@ -260,7 +260,7 @@ MUTATIONS = (
             "        for request, row in zip(failed.requests, batch.rows, strict=True):\n"
             "            if request.status is not RequestStatus.FINISHED:\n"
             "                request.num_computed_tokens = row.end\n"
-            "                self._commit(request, row)\n",
+            "                self._commit_row(request, row)\n",
         ),
     ),
     mutation(
@@ -270,7 +270,7 @@ MUTATIONS = (
             "            if row_result.error is not None:\n",
             "            if row_result.error is not None:\n"
             "                request.num_computed_tokens = row.end\n"
-            "                self._commit(request, row)\n",
+            "                self._commit_row(request, row)\n",
         ),
     ),
     mutation(
@@ -481,8 +481,8 @@ MUTATIONS = (
         "speculation: drafts behind a stop token count for the anchor",
         "scheduler/scheduler.py",
         (
-            "self._commit(request, row, anchor=num_kept - 1)",
-            "self._commit(request, row, len(row_result.token_ids) - 1)",
+            "self._commit_row(request, row, anchor=num_kept - 1)",
+            "self._commit_row(request, row, len(row_result.token_ids) - 1)",
         ),
     ),
     mutation(
@@ -832,14 +832,14 @@ MUTATIONS = (
         "move: a block that is not full is indexed",
         "kv_cache/manager.py",
         (
-            "commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)",
-            "commit_blocks(self.store, request_cache, block_hashes, len(snapshot.blocks) * self.block_size)",
+            "index_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)",
+            "index_blocks(self.store, request_cache, block_hashes, len(snapshot.blocks) * self.block_size)",
         ),
     ),
     mutation(
         "move: full blocks that came are not indexed",
         "kv_cache/manager.py",
-        ("            commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)\n", ""),
+        ("            index_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)\n", ""),
     ),
     mutation(
         "move: the state is that of another slot",
@@ -972,7 +972,7 @@ MUTATIONS = (
         ),
     ),
     mutation(
-        "window blocks: too few are promised to a request",
+        "window blocks: too few are reserved for a request",
         "kv_cache/sliding_window.py",
         ("        return self.blocks_per_window + 2\n", "        return self.blocks_per_window + 1\n"),
     ),
@@ -982,12 +982,12 @@ MUTATIONS = (
         ("        return (self.step_tokens - 1) // self.block_size\n", "        return 0\n"),
     ),
     mutation(
-        "window blocks: more are promised than there are",
+        "window blocks: more are reserved than there are",
         "kv_cache/sliding_window.py",
         ("if self.num_unreserved < previous and self.num_unreserved < spare:", "if False:"),
     ),
     mutation(
-        "window blocks: what was promised to a request that ends stays promised",
+        "window blocks: what was reserved for a request that ends stays reserved",
         "kv_cache/sliding_window.py",
         ("        self.reserve(request_cache, 0)\n", ""),
     ),
@@ -1035,7 +1035,7 @@ MUTATIONS = (
     mutation(
         "window blocks: one that was computed is not entered",
         "kv_cache/checkpoints.py",
-        ("            _commit_window_block(store, request_cache, entry, index)\n", "            pass\n"),
+        ("            _index_window_block(store, request_cache, entry, index)\n", "            pass\n"),
     ),
     mutation(
         "window blocks: one that was given up for an equal one leaks",
@@ -1086,8 +1086,8 @@ MUTATIONS = (
         "window blocks: those where a text parts from another go first",
         "kv_cache/checkpoints.py",
         (
-            "        for position in (placement.last, placement.branch, *placement.marks):\n",
-            "        for position in placement.marks:\n",
+            "        for position in (positions.last, positions.branch, *positions.marks):\n",
+            "        for position in positions.marks:\n",
         ),
     ),
     mutation(
@@ -1109,7 +1109,7 @@ MUTATIONS = (
         ("        elif end <= reach:\n", "        elif False:\n"),
     ),
     mutation(
-        "window blocks: a draft is written beyond those that are promised",
+        "window blocks: a draft is written beyond those that are reserved",
         "kv_cache/manager.py",
         ("            max_blocks.append(more)\n", "            pass\n"),
     ),

@@ -88,12 +88,12 @@ def test_a_chunk_is_never_empty_and_never_too_long(
     start: int, count: int, spacing: int, num_tokens: int, matched: int, slots: int
 ) -> None:
     policy = PrefixCachePolicy(True, "align", spacing * B)
-    placement = plan_checkpoints(policy, B, num_tokens, 0, min(matched * B, (num_tokens - 1) // B * B), slots)
-    end = placement.chunk_end(start, start + count)
+    positions = plan_checkpoints(policy, B, num_tokens, 0, min(matched * B, (num_tokens - 1) // B * B), slots)
+    end = positions.chunk_end(start, start + count)
     assert start < end <= start + count
     limit = start + count
     if end < limit:
-        assert end in (placement.last, placement.branch) or end % placement.spacing == 0
+        assert end in (positions.last, positions.branch) or end % positions.spacing == 0
 
 
 def test_a_prompt_in_align_is_computed_up_to_each_multiple_then_the_last_boundary_then_the_rest() -> None:
@@ -148,8 +148,8 @@ def test_other_modes_write_out_nothing_on_the_way(mode: StateCacheMode) -> None:
 
 
 def test_only_multiples_that_are_neither_the_last_boundary_nor_the_branch_are_interior() -> None:
-    placement = make_placement("all", branch=12)
-    assert [position for position in (12, 16, 32, 40) if placement.is_interior(position)] == [16, 32]
+    positions = make_placement("all", branch=12)
+    assert [position for position in (12, 16, 32, 40) if positions.is_interior(position)] == [16, 32]
 
 
 # How many
@@ -172,9 +172,9 @@ def test_only_multiples_that_are_neither_the_last_boundary_nor_the_branch_are_in
 def test_a_request_places_at_most_a_quarter_of_the_evictable_slots_and_its_spacing_doubles_until_it_does(
     num_evictable: int, share: int, spacing: int
 ) -> None:
-    placement = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 0, 0, num_evictable)
-    assert (placement.max_interior, placement.spacing, placement.last) == (share, spacing, 100)
-    placed = placement.positions_inside(0, 101)
+    positions = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 0, 0, num_evictable)
+    assert (positions.max_interior, positions.spacing, positions.last) == (share, spacing, 100)
+    placed = positions.positions_inside(0, 101)
     assert len([position for position in placed if position != 100]) <= share
     assert len(placed) <= max(1, num_evictable // 4)
 
@@ -185,8 +185,8 @@ def test_a_last_boundary_or_branch_that_is_a_multiple_counts_once() -> None:
     assert plan_checkpoints(policy, B, 97, 0, 0, 48).spacing == 8
     assert plan_checkpoints(policy, B, 97, 0, 48, 48).spacing == 8
     assert plan_checkpoints(policy, B, 97, 0, 0, 44).spacing == 16
-    placement = plan_checkpoints(policy, B, 97, 0, 48, 48)
-    placed = placement.positions_inside(0, 97)
+    positions = plan_checkpoints(policy, B, 97, 0, 48, 48)
+    placed = positions.positions_inside(0, 97)
     assert placed == list(range(8, 97, 8))
     assert len(placed) <= 48 // 4
 
@@ -208,9 +208,9 @@ def test_a_long_output_gives_up_multiples_but_not_the_prompt_s_last_checkpoint(m
 
 
 def test_what_a_hit_covers_takes_no_share() -> None:
-    placement = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 80, 80, 16)
-    assert (placement.max_interior, placement.spacing, placement.branch) == (3, 8, 0)
-    assert placement.positions_inside(80, 101) == [88, 96, 100]
+    positions = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 80, 80, 16)
+    assert (positions.max_interior, positions.spacing, positions.branch) == (3, 8, 0)
+    assert positions.positions_inside(80, 101) == [88, 96, 100]
 
 
 def test_a_branch_is_where_the_indexed_blocks_end_beyond_the_hit_if_the_policy_wants_branches() -> None:
@@ -221,8 +221,8 @@ def test_a_branch_is_where_the_indexed_blocks_end_beyond_the_hit_if_the_policy_w
 
 
 def test_a_text_that_outgrows_its_share_doubles_its_spacing_and_gives_up_what_is_off_it() -> None:
-    placement = make_placement("all", spacing=4, last=0, share=3)
-    assert [position for position in range(4, 100, 4) if placement.claim(position)] == [
+    positions = make_placement("all", spacing=4, last=0, share=3)
+    assert [position for position in range(4, 100, 4) if positions.claim(position)] == [
         4,
         8,
         12,
@@ -233,15 +233,15 @@ def test_a_text_that_outgrows_its_share_doubles_its_spacing_and_gives_up_what_is
         64,
         96,
     ]
-    assert (sorted(placement.interior), placement.spacing) == ([32, 64, 96], 32)
+    assert (sorted(positions.interior), positions.spacing) == ([32, 64, 96], 32)
 
 
 def test_a_multiple_whose_checkpoint_was_not_taken_is_forgotten() -> None:
-    placement = make_placement("all", share=3)
-    placement.positions_inside(0, 43)
-    assert sorted(placement.interior) == [16, 32]
-    assert placement.take_dropped() == []
-    assert placement.interior == {}
+    positions = make_placement("all", share=3)
+    positions.positions_inside(0, 43)
+    assert sorted(positions.interior) == [16, 32]
+    assert positions.take_dropped() == []
+    assert positions.interior == {}
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])

@@ -67,7 +67,7 @@ def test_a_request_keeps_all_that_later_tokens_and_a_hit_at_its_last_boundary_se
 @pytest.mark.parametrize("size", [1, 2, 4, 16])
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 16, 17, 33])
 @pytest.mark.parametrize("step", [1, 2, 7, 16, 33])
-def test_what_is_promised_is_enough_for_every_row_of_a_step_and_a_token_ahead(
+def test_what_is_reserved_is_enough_for_every_row_of_a_step_and_a_token_ahead(
     size: int, window: int, step: int
 ) -> None:
     rules = SlidingWindowSpec(window, size, step)
@@ -113,7 +113,7 @@ def test_window_blocks_behind_the_next_token_are_let_go_of_where_drafts_were_not
     assert request.output_token_ids == continuation(request.prompt_token_ids, 30)
 
 
-def test_requests_wait_until_window_blocks_can_be_promised_and_none_is_preempted_in_its_prompt() -> None:
+def test_requests_wait_until_window_blocks_can_be_reserved_and_none_is_preempted_in_its_prompt() -> None:
     rules = SlidingWindowSpec(WINDOW, B, 16)
     scheduler = make_scheduler(2 * rules.blocks_per_request + rules.shared_blocks)
     runner = runner_for(scheduler)
@@ -130,7 +130,7 @@ def test_requests_wait_until_window_blocks_can_be_promised_and_none_is_preempted
     assert all(each.finish_reason is FinishReason.LENGTH for each in requests)
 
 
-def test_a_request_that_grows_where_no_window_block_can_be_promised_preempts_the_last_in_rank() -> None:
+def test_a_request_that_grows_where_no_window_block_can_be_reserved_preempts_the_last_in_rank() -> None:
     scheduler = make_scheduler(num_window_blocks=7)
     runner = runner_for(scheduler)
     requests = [make_request(name, 5, 40) for name in "ab"]
@@ -151,7 +151,7 @@ def test_a_request_waits_where_its_window_block_would_soon_be_missed_by_one_that
     assert scheduler.counters.preemptions == 0
 
 
-def test_a_row_has_no_more_drafts_than_window_blocks_can_be_promised_for() -> None:
+def test_a_row_has_no_more_drafts_than_window_blocks_can_be_reserved_for() -> None:
     scheduler = make_scheduler(num_window_blocks=5, k=9, max_num_batched_tokens=32)
     runner = runner_for(scheduler)
     for name in "ab":
@@ -370,7 +370,9 @@ def test_what_a_running_request_has_let_go_of_is_forgotten_and_what_it_holds_is_
 # The check
 
 
-def test_the_check_finds_a_lost_promise_a_window_block_beside_the_index_and_one_that_two_requests_may_write() -> None:
+def test_the_check_finds_a_lost_reservation_a_window_block_beside_the_index_and_one_that_two_requests_may_write() -> (
+    None
+):
     def sound() -> CacheManager:
         scheduler = make_scheduler()
         scheduler.add(make_request("a", 30, 9))

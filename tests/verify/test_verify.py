@@ -209,13 +209,13 @@ def pad_with_a_live_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_the_state_behind_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that a token stops leaves the state after the draft behind it."""
-    commit = Scheduler._commit
+    commit = Scheduler._commit_row
 
     def committed(self: Scheduler, request: Request, row: BatchRow, anchor: int = 0) -> None:
         is_stopped = request.stop_reason is not None and anchor < row.num_drafts
         commit(self, request, row, anchor + is_stopped)
 
-    monkeypatch.setattr(Scheduler, "_commit", committed)
+    monkeypatch.setattr(Scheduler, "_commit_row", committed)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class CheckpointPositions:
     They are `last`, the last block boundary strictly before the end of its known tokens, `branch` (0: none), those at
     the request's marks, and multiples of `spacing`, at most `max_interior` of these at a time: if one more is due, the
     spacing doubles and the checkpoints that are off it are removed. While the request decodes it also has one *rolling*
-    checkpoint, at the last block boundary that it has passed (`_commit_rolling`).
+    checkpoint, at the last block boundary that it has passed (`_index_rolling`).
     """
 
     mode: StateCacheMode
@@ -141,36 +141,36 @@ def plan_checkpoints(
     return CheckpointPositions(policy.mode, spacing, last, branch, share, marks=ahead, client=client)
 
 
-def commit(
+def index_blocks_and_states(
     store: CacheStore,
     request_cache: RequestCache,
     block_hashes: BlockHashes,
     num_computed: int,
-    placement: CheckpointPositions,
+    positions: CheckpointPositions,
     samples: bool,
     anchor: int,
 ) -> None:
-    """Commit what a step computed to the index, as `CacheManager.commit` describes."""
-    entered = commit_blocks(store, request_cache, block_hashes, num_computed)
+    """Add what a step computed to the index, as `CacheManager.commit` describes."""
+    entered = index_blocks(store, request_cache, block_hashes, num_computed)
     if store.window_blocks.count:
         # Other requests will continue from the prompt's end, and from where it leaves an indexed prefix.
-        for position in (placement.last, placement.branch, *placement.marks):
+        for position in (positions.last, positions.branch, *positions.marks):
             if position in entered:
                 store.touch_window(entered[position])
-    _commit_reserved(store, request_cache, placement, entered)
-    if request_cache.write_slots and placement.mode != "none" and not request_cache.next_step_overwrites:
+    _index_reserved(store, request_cache, positions, entered)
+    if request_cache.write_slots and positions.mode != "none" and not request_cache.next_step_overwrites:
         if samples:
-            _commit_rolling(store, request_cache, placement, entered, num_computed, anchor)
+            _index_rolling(store, request_cache, positions, entered, num_computed, anchor)
         elif request_cache.num_indexed * block_hashes.block_size == num_computed:
-            _commit_chunk_end(store, request_cache, placement, num_computed)
-    if placement.marks:
-        _pin_marks(store, placement, entered)
-    for checkpoint in placement.take_dropped():
+            _index_chunk_end(store, request_cache, positions, num_computed)
+    if positions.marks:
+        _pin_marks(store, positions, entered)
+    for checkpoint in positions.take_dropped():
         _drop_unless_hit(store, checkpoint)
     store.trim()
 
 
-def commit_blocks(
+def index_blocks(
     store: CacheStore, request_cache: RequestCache, block_hashes: BlockHashes, num_computed: int
 ) -> dict[int, IndexEntry]:
     """Index the blocks that are full now, or exchange them for equal ones of the index. Return {end: entry} of them."""
@@ -188,7 +188,7 @@ def commit_blocks(
             store.blocks.release((block,))
             swapped[index] = entry.block
         if index < len(request_cache.window_block_table) and request_cache.window_block_table[index]:
-            _commit_window_block(store, request_cache, entry, index)
+            _index_window_block(store, request_cache, entry, index)
         entry.num_holders += 1
         if request_cache.last_entry is not None:
             request_cache.last_entry.num_holders -= 1
@@ -200,7 +200,7 @@ def commit_blocks(
     return entered
 
 
-def _commit_window_block(store: CacheStore, request_cache: RequestCache, entry: IndexEntry, index: int) -> None:
+def _index_window_block(store: CacheStore, request_cache: RequestCache, entry: IndexEntry, index: int) -> None:
     """Let the index keep the window block of an entry that has none, or exchange it for the entry's equal one."""
     window_block, table = request_cache.window_block_table[index], request_cache.window_block_table
     if entry.window_block is None:
@@ -211,33 +211,33 @@ def _commit_window_block(store: CacheStore, request_cache: RequestCache, entry: 
     request_cache.window_block_table = (*table[:index], entry.window_block.id, *table[index + 1 :])
 
 
-def _commit_reserved(
-    store: CacheStore, request_cache: RequestCache, placement: CheckpointPositions, entered: dict[int, IndexEntry]
+def _index_reserved(
+    store: CacheStore, request_cache: RequestCache, positions: CheckpointPositions, entered: dict[int, IndexEntry]
 ) -> None:
     for position, slot in request_cache.reserved_checkpoints:
         entry = entered.get(position)
         if entry is not None:
-            _place(store, placement, entry, slot, placement.is_interior(position))
+            _add_checkpoint(store, positions, entry, slot, positions.is_interior(position))
     store.slots.release(tuple(slot for _, slot in request_cache.reserved_checkpoints))
     request_cache.reserved_checkpoints = ()
 
 
-def _commit_chunk_end(
-    store: CacheStore, request_cache: RequestCache, placement: CheckpointPositions, position: int
+def _index_chunk_end(
+    store: CacheStore, request_cache: RequestCache, positions: CheckpointPositions, position: int
 ) -> None:
     """Keep the state of a prefill chunk that ends at an indexed boundary, if a checkpoint belongs there."""
     assert request_cache.last_entry is not None, "a boundary that is indexed has an entry"
-    is_interior = placement.is_interior(position)
-    if is_interior and not placement.claim(position):
+    is_interior = positions.is_interior(position)
+    if is_interior and not positions.claim(position):
         return
-    if _place(store, placement, request_cache.last_entry, request_cache.read_slot, is_interior) is not None:
+    if _add_checkpoint(store, positions, request_cache.last_entry, request_cache.read_slot, is_interior) is not None:
         _donate_slot(store, request_cache, request_cache.read_slot)
 
 
-def _commit_rolling(
+def _index_rolling(
     store: CacheStore,
     request_cache: RequestCache,
-    placement: CheckpointPositions,
+    positions: CheckpointPositions,
     entered: dict[int, IndexEntry],
     num_computed: int,
     anchor: int,
@@ -257,9 +257,9 @@ def _commit_rolling(
             continue
         previous, request_cache.rolling_checkpoint = request_cache.rolling_checkpoint, None
         if previous is not None and previous.entry.checkpoint is previous:
-            if placement.mode == "all" and placement.claim(previous.entry.end):
+            if positions.mode == "all" and positions.claim(previous.entry.end):
                 previous.is_interior = True
-                placement.interior[previous.entry.end] = previous
+                positions.interior[previous.entry.end] = previous
             elif position > start:
                 request_cache.replaced_checkpoints += (previous,)
             else:
@@ -270,12 +270,12 @@ def _commit_rolling(
             _donate_slot(store, request_cache, slot)
 
 
-def _pin_marks(store: CacheStore, placement: CheckpointPositions, entered: dict[int, IndexEntry]) -> None:
+def _pin_marks(store: CacheStore, positions: CheckpointPositions, entered: dict[int, IndexEntry]) -> None:
     """Pin the entries at marks that this step has reached, where prompts can hit."""
-    for position, mark in placement.marks.items():
+    for position, mark in positions.marks.items():
         entry = entered.get(position)
-        if entry is not None and store.can_hit(entry) and store.pins.pin(entry, mark.ttl, placement.client):
-            placement.pinned.add(position)
+        if entry is not None and store.can_hit(entry) and store.pins.pin(entry, mark.ttl, positions.client):
+            positions.pinned.add(position)
 
 
 def pin_hit_marks(
@@ -296,12 +296,12 @@ def pin_hit_marks(
     return pinned
 
 
-def _place(
-    store: CacheStore, placement: CheckpointPositions, entry: IndexEntry, slot: int, is_interior: bool
+def _add_checkpoint(
+    store: CacheStore, positions: CheckpointPositions, entry: IndexEntry, slot: int, is_interior: bool
 ) -> Checkpoint | None:
     checkpoint = store.add_checkpoint(entry, slot, is_interior)
-    if checkpoint is not None and entry.end in placement.interior:
-        placement.interior[entry.end] = checkpoint
+    if checkpoint is not None and entry.end in positions.interior:
+        positions.interior[entry.end] = checkpoint
     return checkpoint
 
 

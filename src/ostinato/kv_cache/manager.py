@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ostinato.kv_cache.checkpoints import CheckpointPositions, commit, commit_blocks
+from ostinato.kv_cache.checkpoints import CheckpointPositions, index_blocks, index_blocks_and_states
 from ostinato.kv_cache.eviction import EvictionCosts, EvictionPolicy
 from ostinato.kv_cache.prefix_index import BlockHashes, IndexEntry
 from ostinato.kv_cache.request_cache import CacheMemory, CacheUsage, KVSnapshot, RequestCache
@@ -238,14 +238,14 @@ class CacheManager:
             request_cache.read_slot = request_cache.write_slots[0]
             memory.write_slot(request_cache.read_slot, snapshot.state)
         if block_hashes is not None:
-            commit_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)
+            index_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)
             self.store.trim()
 
     def grow(self, request_id: str, num_tokens: int, spare_blocks: int = 0, spare_window_blocks: int = 0) -> bool:
-        """Allocate blocks for the request's first `num_tokens` tokens, and promise it window blocks for them.
+        """Allocate blocks for the request's first `num_tokens` tokens, and reserve window blocks for them.
 
         Returns False, and changes nothing, if not enough are free or evictable. If blocks have to be allocated,
-        `spare_blocks` must stay available beyond them, and if window blocks have to be promised, `spare_window_blocks`.
+        `spare_blocks` must stay available beyond them, and if window blocks have to be reserved, `spare_window_blocks`.
         The block table is extended at its end, and a batch row made earlier keeps the one it has. A call that needs no
         new block costs one look-up.
         """
@@ -344,7 +344,7 @@ class CacheManager:
         request_id: str,
         block_hashes: BlockHashes,
         num_computed: int,
-        placement: CheckpointPositions,
+        positions: CheckpointPositions,
         samples: bool,
         anchor: int = 0,
     ) -> None:
@@ -355,7 +355,9 @@ class CacheManager:
         written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed -
         anchor + i`.
         """
-        commit(self.store, self._request_caches[request_id], block_hashes, num_computed, placement, samples, anchor)
+        index_blocks_and_states(
+            self.store, self._request_caches[request_id], block_hashes, num_computed, positions, samples, anchor
+        )
 
     def free(self, request_id: str) -> None:
         """Free all that the request holds. No step may still be writing to it."""

@@ -30,7 +30,7 @@ class RequestCache:
     """Window blocks, indexed as `block_table`; 0 for those already freed, which precede `first_window_block`."""
     first_window_block: int = 0
     num_reserved_blocks: int = 0
-    """Blocks of tokens for which window blocks were promised to it."""
+    """Blocks of tokens for which window blocks are reserved."""
     write_slots: tuple[int, ...] = ()
     """Slots that only this request holds and its steps write to: `slots_per_request` of them when a batch row is made.
     """

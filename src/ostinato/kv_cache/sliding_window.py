@@ -1,4 +1,4 @@
-"""Window blocks: rules for how many requests and prefixes need, and those that requests have or are promised.
+"""Window blocks: rules for how many requests and prefixes need, and those that requests have or have reserved.
 
 A window block is to layers with a sliding window what a block is to the others: it holds `block_size` tokens of them,
 and a request frees it when no token to come sees any of it.
@@ -68,19 +68,20 @@ class SlidingWindowSpec:
 class WindowBlocks:
     """Window blocks of running requests.
 
-    A request with blocks for its tokens is promised `rules.own` window blocks, or as many as it has blocks. All
-    requests that have more blocks are promised `rules.shared` more in common, for the batch rows of a step.
+    For a request with blocks for its tokens, `rules.blocks_per_request` window blocks are reserved, or as many as it
+    has blocks. For all requests with more blocks, `rules.shared_blocks` more are reserved in common, for the batch rows
+    of a step.
     """
 
     def __init__(self, rules: SlidingWindowSpec, store: CacheStore) -> None:
         self.rules, self._store = rules, store
         self._reserved = 0
         self._beyond = 0
-        """Blocks of requests beyond the window blocks that are promised to each."""
+        """Blocks of requests beyond the window blocks that are reserved for each."""
 
     @property
     def num_unreserved(self) -> int:
-        """Window blocks that can still be promised."""
+        """Window blocks that can still be reserved."""
         return self._store.window_blocks.capacity - self._reserved - min(self.rules.shared_blocks, self._beyond)
 
     @property
@@ -96,9 +97,9 @@ class WindowBlocks:
         )
 
     def reserve(self, request_cache: RequestCache, num_blocks: int, spare: int = 0) -> bool:
-        """Promise the request the window blocks that `num_blocks` blocks need, in place of those promised so far.
+        """Reserve the window blocks that `num_blocks` blocks need, in place of those reserved so far.
 
-        Return False, and change nothing, if more are needed than can be promised with `spare` left.
+        Return False, and change nothing, if more are needed than can be reserved with `spare` left.
         """
         reserved, beyond = self._reserved, self._beyond
         previous = self.num_unreserved
@@ -115,7 +116,7 @@ class WindowBlocks:
         return True
 
     def has_room(self, num_blocks: int, spare: int = 0) -> bool:
-        """Return whether a new request of `num_blocks` blocks could be promised its window blocks with `spare` left."""
+        """Return whether window blocks could be reserved for a new request of `num_blocks` blocks with `spare` left."""
         request_cache = RequestCache()
         return self.reserve(request_cache, num_blocks, spare) and self.reserve(request_cache, 0)
 
@@ -190,15 +191,15 @@ class WindowBlocks:
         self.reserve(request_cache, 0)
 
     def check_integrity(self, request_caches: Sequence[RequestCache]) -> None:
-        """Raise AssertionError unless what is promised is what was counted, and enough for what is held."""
+        """Raise AssertionError unless what is reserved is what was counted, and enough for what is held."""
         max_reserved = self.rules.blocks_per_request
         assert self._reserved == sum(
             min(request_cache.num_reserved_blocks, max_reserved) for request_cache in request_caches
-        ), "promised window blocks were miscounted"
+        ), "reserved window blocks were miscounted"
         beyond = sum(max(request_cache.num_reserved_blocks - max_reserved, 0) for request_cache in request_caches)
-        assert self._beyond == beyond, "blocks beyond promised window blocks were miscounted"
-        assert self.num_unreserved >= 0, "more window blocks are promised than there are"
+        assert self._beyond == beyond, "blocks beyond reserved window blocks were miscounted"
+        assert self.num_unreserved >= 0, "more window blocks are reserved than there are"
         for request_cache in request_caches:
             assert len(request_cache.window_block_table) <= request_cache.num_reserved_blocks, (
-                "a request has window blocks that it was not promised"
+                "a request has window blocks that were not reserved for it"
             )

@@ -318,10 +318,10 @@ class CacheStore:
         return allocated_ids
 
     def allocate_window_blocks(self, count: int) -> list[int]:
-        """Allocate `count` window blocks, which were promised."""
+        """Allocate `count` window blocks, which were reserved."""
         while self.window_blocks.num_free < count:
             window_block = self._window_blocks.pop()
-            assert window_block is not None, "no window block is free or evictable, though so many were promised"
+            assert window_block is not None, "no window block is free or evictable, though so many were reserved"
             self.counters.evicted_window_blocks += 1
             if window_block.entry.num_windows_pinned:
                 self.pins.lose_window(window_block.entry)

@@ -219,8 +219,8 @@ def next_step_row(request: Request, cache: CacheManager, row_index: int, spare_s
 
     No checkpoint takes one of the last `spare_slots` slots.
     """
-    id, placement = request.request_id, request.checkpoint_positions
-    keeps = request.block_hashes is not None and placement is not None and placement.mode != "none"
+    id, positions = request.request_id, request.checkpoint_positions
+    keeps = request.block_hashes is not None and positions is not None and positions.mode != "none"
     slots = cache.next_step_slots(id, request.num_tokens, keeps, spare_slots)
     if cache.window_blocks is not None:
         cache.allocate_window_blocks(id, request.num_tokens + 1)

@@ -24,7 +24,7 @@ from ostinato.scheduler.request_queues import RequestQueues
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockedHead:
+class _Refusal:
     """Record that the first waiting request found too little memory with these free blocks, slots and window blocks.
 
     It is remembered so that a long prompt that waits while others decode is not looked up in the index in each step.
@@ -68,7 +68,7 @@ class Admission:
         self._queues = queues
         self._media = media
         self._counters = counters
-        self._refusal: _BlockedHead | None = None
+        self._refusal: _Refusal | None = None
 
     def admit_next(self, budget: int, num_drafts: int, growing: Collection[Request]) -> Request | None:
         """Admit the next waiting request to a step with room for `budget` more tokens, and return it.
@@ -104,15 +104,24 @@ class Admission:
             end = start + 1 if limits.enable_chunked_prefill or is_cut else request.num_tokens
             if self._media.max_chunk_end(request, start, end) < end:
                 return None
-        placement = plan_request_checkpoints(request, match, cache, self._policy, start)
+        positions = plan_checkpoints(
+            self._policy,
+            cache.block_size,
+            request.num_tokens,
+            start,
+            match.num_matched,
+            cache.store.num_checkpoint_places,
+            request.marks,
+            request.client,
+        )
         id, reads = request.request_id, snapshot is None
         if not cache.admit(id, request.num_tokens, match, spare_blocks, spare_window_blocks, uses_checkpoint=reads):
-            self._refusal = _BlockedHead(request, *room)
+            self._refusal = _Refusal(request, *room)
             return None
         queues.start(request)
         self._refusal = None
         self._counters.cut_recomputations += is_cut
-        request.num_computed_tokens, request.checkpoint_positions = start, placement
+        request.num_computed_tokens, request.checkpoint_positions = start, positions
         if snapshot is not None:
             cache.import_kv(id, snapshot, request.block_hashes)
             self.moves.carried_tokens += start
@@ -121,7 +130,7 @@ class Admission:
             self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)
         request.kv_snapshot, request.num_imported_tokens = None, 0
         if request.cache_report is None:
-            report = make_cache_report(request, match, placement, cache)
+            report = make_cache_report(request, match, positions, cache)
             request.cache_report = report = replace(report, from_files=match.hit - in_memory)
             self.prefix_counters.count(report.cached_tokens, report.misses, report.from_files)
         elif snapshot is None:
@@ -129,7 +138,7 @@ class Admission:
         if request.marks:
             # Without a checkpoint of its own, a KV snapshot's hit is no place for one.
             path = match.path if snapshot is None else ()
-            placement.pinned |= pin_hit_marks(cache.store, path, request.marks, cache.block_size, request.client)
+            positions.pinned |= pin_hit_marks(cache.store, path, request.marks, cache.block_size, request.client)
             request.update_cache_report()
         return request
 
@@ -250,24 +259,8 @@ def _without_checkpoint(match: Match, snapshot: KVSnapshot, block_size: int) -> 
     return Match(path, path)
 
 
-def plan_request_checkpoints(
-    request: Request, match: Match, cache: CacheManager, policy: PrefixCachePolicy, start: int
-) -> CheckpointPositions:
-    """Choose the checkpoints of the request if it is admitted with this match and begins at `start`."""
-    return plan_checkpoints(
-        policy,
-        cache.block_size,
-        request.num_tokens,
-        start,
-        match.num_matched,
-        cache.store.num_checkpoint_places,
-        request.marks,
-        request.client,
-    )
-
-
 def make_cache_report(
-    request: Request, match: Match, placement: CheckpointPositions, cache: CacheManager
+    request: Request, match: Match, positions: CheckpointPositions, cache: CacheManager
 ) -> CacheReport:
     """Return the report of the cache hit of a request that has not been admitted before."""
     num_tokens, marks = request.num_tokens, {mark.boundary(cache.block_size): False for mark in request.marks}
@@ -282,12 +275,12 @@ def make_cache_report(
         cache.store.damaged_keys,
         match.hit_without_window,
     )
-    has_interior = placement.mode != "none" and placement.max_interior > 0
+    has_interior = positions.mode != "none" and positions.max_interior > 0
     nearest_mark = None
     if MissCause.NO_CHECKPOINT.value in misses and cache.store.pins.pinned:
         nearest_mark = next((entry.end for entry in reversed(match.matched) if entry.pin is not None), None)
     return CacheReport(
-        match.hit, misses, placement.spacing if has_interior else None, marks=marks, nearest_mark=nearest_mark
+        match.hit, misses, positions.spacing if has_interior else None, marks=marks, nearest_mark=nearest_mark
     )
 
 

@@ -149,14 +149,14 @@ class Request:
 
     def update_cache_report(self) -> None:
         """Update the report after checkpoints were pinned, or their spacing has doubled, which a long output causes."""
-        report, placement = self.cache_report, self.checkpoint_positions
-        if report is None or placement is None:
+        report, positions = self.cache_report, self.checkpoint_positions
+        if report is None or positions is None:
             return
-        if placement.pinned:
-            self.cache_report = report = replace(report, marks=report.marks | dict.fromkeys(placement.pinned, True))
-            placement.pinned.clear()
-        if report.checkpoint_spacing is not None and placement.spacing > report.checkpoint_spacing:
-            self.cache_report = replace(report, checkpoint_spacing=placement.spacing)
+        if positions.pinned:
+            self.cache_report = report = replace(report, marks=report.marks | dict.fromkeys(positions.pinned, True))
+            positions.pinned.clear()
+        if report.checkpoint_spacing is not None and positions.spacing > report.checkpoint_spacing:
+            self.cache_report = replace(report, checkpoint_spacing=positions.spacing)
 
     def append_outputs(self, token_ids: Sequence[int], ends: bool = False) -> tuple[int, FinishReason | None]:
         """Append generated tokens up to the one that ends the request; with `ends`, the last of them does.

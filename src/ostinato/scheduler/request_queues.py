@@ -6,7 +6,7 @@ none that has passed already. For a client of weight w it is 1 / w after the las
 
 Among the requests that run, a client's share is the rows in proportion to its weight, and at least one. A client below
 its share is admitted before those at theirs, takes rows from the client that is furthest above
-(`newest_above_share`), and gets a part of each step that others' prompts would fill (`tokens_to_keep`).
+(`newest_above_share`), and gets a part of each step that others' prompts would fill (`tokens_to_reserve`).
 """
 
 from __future__ import annotations
@@ -117,18 +117,22 @@ class RequestQueues:
         row = self._rows_per_weight(num_rows)
         return {each for each in self._num_waiting if self._num_running[each] + 1 <= _share(each, row)}
 
-    def tokens_to_keep(self, budget: int) -> int:
+    def tokens_to_reserve(self, budget: int) -> int:
         """Return how many of a step's `budget` tokens running prompts leave to waiting clients below their share.
 
         Those are short prompts, of half of the step at most, that would wait for all of another client's long ones. No
         request of a higher priority may run. Some request must run.
         """
-        below, num_kept, priority = self.clients_below_share(len(self.running) + 1), 0, self.running[0].service_order[0]
+        below, num_reserved, priority = (
+            self.clients_below_share(len(self.running) + 1),
+            0,
+            self.running[0].service_order[0],
+        )
         for request in self.waiting if below else ():
             is_next = request.client in below and request.service_order[0] <= priority
-            if is_next and num_kept + request.num_tokens <= budget // 2:
-                num_kept += request.num_tokens
-        return num_kept
+            if is_next and num_reserved + request.num_tokens <= budget // 2:
+                num_reserved += request.num_tokens
+        return num_reserved
 
     def newest_above_share(self, num_rows: int, first: int = 0) -> Request | None:
         """Return the newest request, from index `first` of the running ones, of the client furthest above its share.

@@ -191,10 +191,10 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - len(decoding) * (1 + num_drafts)
         prompts: list[tuple[Request, BatchRow]] = []
         has_prompts = len(decoding) < len(self.queues.running)
-        kept = self._tokens_to_keep(budget) if has_prompts and self.queues.waiting else 0
+        reserved = self._tokens_to_reserve(budget) if has_prompts and self.queues.waiting else 0
         for request in self.queues.running if has_prompts else ():
-            if budget > kept and not is_decoding(request):
-                row = self._prefill.next_row(request, budget - kept, num_drafts, self._spare_slots())
+            if budget > reserved and not is_decoding(request):
+                row = self._prefill.next_row(request, budget - reserved, num_drafts, self._spare_slots())
                 if row is not None:
                     budget -= len(row.token_ids)
                     prompts.append((request, row))
@@ -286,13 +286,13 @@ class Scheduler:
                 request.num_prompt_logprobs += len(row_result.prompt_logprobs)
             if not row.samples:
                 request.num_computed_tokens = row.end
-                self._commit(request, row)
+                self._commit_row(request, row)
                 if row_result.prompt_logprobs:
                     updates.append(RequestUpdate(request.request_id, prompt_logprobs=row_result.prompt_logprobs))
                 continue
             num_kept, reason = request.append_outputs(row_result.token_ids, row_result.grammar_ended)
             request.num_computed_tokens = request.num_tokens - 1
-            self._commit(request, row, anchor=num_kept - 1)
+            self._commit_row(request, row, anchor=num_kept - 1)
             if reason is not None:
                 self._finish(request, reason)
             updates.append(
@@ -369,13 +369,13 @@ class Scheduler:
         self.num_drafts_asked = self.choose_drafts(rows)
         return self.num_drafts_asked
 
-    def _tokens_to_keep(self, budget: int) -> int:
+    def _tokens_to_reserve(self, budget: int) -> int:
         """Return how many of a step's `budget` tokens running prompts leave to requests that this step can admit."""
         limits, queues = self.limits, self.queues
         # What a step computes whole, a prompt or an image, may need all of it.
         if not limits.enable_chunked_prefill or limits.whole_images or len(queues.running) >= limits.max_num_seqs:
             return 0
-        return 0 if self._admission.is_head_blocked() else queues.tokens_to_keep(budget)
+        return 0 if self._admission.is_head_blocked() else queues.tokens_to_reserve(budget)
 
     def _schedule_decoding(self, num_drafts: int) -> list[tuple[Request, BatchRow]]:
         """Return a row for each request that is decoding, in order of rank."""
@@ -422,7 +422,7 @@ class Scheduler:
             why = self._admission.reason_to_wait(self.limits.max_num_batched_tokens - tokens)
             log.debug("request %s waits: %s", self.queues.next_waiting().request_id, why)
 
-    def _commit(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
+    def _commit_row(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
         """Commit the results of the step that computed `row`, so that other requests can share them.
 
         The step succeeded, and `anchor` of the row's drafts were accepted.

@@ -55,7 +55,7 @@ def restore_from_files(
     """Return the match of the first `limit` tokens after reading files that extend `match`, where that pays.
 
     Reading pays if it takes less time than computing. Files are read only if `num_blocks` blocks and `num_slots` slots
-    are available, which the request will then have allocated, and only if its window blocks could be promised to it.
+    are available, which the request will then have allocated, and only if its window blocks could be reserved.
 
     Nothing is read that is not needed up to the furthest point that can be hit. If a file turns out to be gone or
     damaged, the next best point is tried.
