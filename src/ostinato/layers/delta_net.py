@@ -13,7 +13,7 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.ops.step_inputs import run_state_rows
+from ostinato.ops.step_inputs import apply_recurrence
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DeltaMixer(Module):
         parts = zip(split_columns(convolved, sizes), widths, strict=True)
         q, k, v = (part.reshape(tokens, -1, width) for part, width in parts)
         update, scan = partial(self._update, memory), partial(self._scan, memory)
-        return run_state_rows(inputs, (q, k, v, a, b), update, scan, self.ops.concat)
+        return apply_recurrence(inputs, (q, k, v, a, b), update, scan, self.ops.concat)
 
     def _update(self, memory: LayerCache, rows: DecodeRows, *parts: Array) -> Array:
         return self.ops.delta_update(

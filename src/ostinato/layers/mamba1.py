@@ -11,7 +11,7 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm, RMSNorm
-from ostinato.ops.step_inputs import run_selective_rows
+from ostinato.ops.step_inputs import apply_selective_recurrence
 from ostinato.plan.mixers import Mamba1Spec
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ class Mamba1Mixer(Module):
         """Apply the recurrence along each row -> [tokens, channels]."""
         weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
         operations = ops.selective_update, ops.selective_scan, ops.concat
-        return run_selective_rows(inputs, memory, (x, dt, B, C), weights, *operations)
+        return apply_selective_recurrence(inputs, memory, (x, dt, B, C), weights, *operations)

@@ -8,7 +8,7 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier, split_columns
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.ops.step_inputs import run_selective_rows
+from ostinato.ops.step_inputs import apply_selective_recurrence
 from ostinato.plan.mixers import Mamba2Spec
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Mamba2Mixer(Module):
         heads, tokens = (spec.num_heads, spec.num_groups, spec.num_groups), convolved.shape[0]
         parts = zip(split_columns(convolved, self.splits[1]), heads, strict=True)
         x, B, C = (part.reshape(tokens, count, -1) for part, count in parts)
-        return run_selective_rows(
+        return apply_selective_recurrence(
             inputs,
             memory,
             (x, dt, B, C),

@@ -283,38 +283,48 @@ class PrefillRows:
     """Further states to keep: (row, offset, slot)."""
 
 
-def run_state_rows(
+def split_rows(inputs: StepInputs) -> tuple[DecodeRows | None, PrefillRows | None]:
+    """Return the decode rows of a step, which come first, and its prefill rows; None for a kind without rows."""
+    count = inputs.num_decode_rows
+    if count == inputs.read_slots.shape[0]:
+        return DecodeRows(inputs.read_slots, inputs.write_slots, inputs.start_positions), None
+    prefill = PrefillRows(
+        inputs.row_starts[count:],
+        inputs.start_positions[count:],
+        inputs.read_slots[count:],
+        inputs.write_slots[count:, 0],
+        [(row - count, offset, slot) for row, offset, slot in inputs.checkpoints],
+    )
+    if count == 0:
+        return None, prefill
+    return DecodeRows(inputs.read_slots[:count], inputs.write_slots[:count], inputs.start_positions[:count]), prefill
+
+
+def apply_recurrence(
     inputs: StepInputs,
     parts: Sequence[Array],
     update: Callable[..., Array],
     scan: Callable[..., Array],
     concat: Callable[..., Array],
 ) -> Array:
-    """Call `update(DecodeRows, *parts)` for the decode rows and `scan(PrefillRows, *parts)` for the others.
+    """Apply a recurrence along each row: `update(DecodeRows, *parts)` to decode rows, `scan(PrefillRows, *parts)` else.
 
-    Decode rows come first. Each call gets its rows' tokens of `parts` [tokens, ...]. `concat` is that of the model's
-    operations. -> [tokens, ...].
+    Each call gets its own rows' tokens of `parts`, [tokens, ...] each. Their results are joined by `concat`, the
+    operation of the model. -> [tokens, ...].
     """
-    rows, tokens = inputs.num_decode_rows, inputs.num_decode_tokens
-    if rows == inputs.read_slots.shape[0]:
-        return update(DecodeRows(inputs.read_slots, inputs.write_slots, inputs.start_positions), *parts)
-    prefill = PrefillRows(
-        inputs.row_starts[rows:],
-        inputs.start_positions[rows:],
-        inputs.read_slots[rows:],
-        inputs.write_slots[rows:, 0],
-        [(row - rows, offset, slot) for row, offset, slot in inputs.checkpoints],
-    )
-    if rows == 0:
+    decode, prefill = split_rows(inputs)
+    if prefill is None:
+        return update(decode, *parts)
+    if decode is None:
         return scan(prefill, *parts)
-    decode = DecodeRows(inputs.read_slots[:rows], inputs.write_slots[:rows], inputs.start_positions[:rows])
+    tokens = inputs.num_decode_tokens
     decoded = update(decode, *(part[:tokens] for part in parts))
     scanned = scan(prefill, *(part[tokens:] for part in parts))
     joined = concat(decoded.reshape(1, -1), scanned.reshape(1, -1))
     return joined.reshape(parts[0].shape[0], *decoded.shape[1:])
 
 
-def run_selective_rows(
+def apply_selective_recurrence(
     inputs: StepInputs,
     memory: LayerCache,
     parts: tuple[Array, Array, Array, Array],
@@ -332,7 +342,7 @@ def run_selective_rows(
     """
     decode = partial(_run_selective, update, memory, weights, options)
     prefill = partial(_run_selective, scan, memory, weights, options + scan_options)
-    return run_state_rows(inputs, parts, decode, prefill, concat)
+    return apply_recurrence(inputs, parts, decode, prefill, concat)
 
 
 def _run_selective(
