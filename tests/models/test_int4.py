@@ -55,10 +55,10 @@ def test_small_projections_stay_and_the_lm_head_has_8_bits() -> None:
 
 
 def test_both_matrices_of_experts_lie_in_blocks_or_neither_does() -> None:
-    up = Weight((4, 256, 512), "experts", can_be_quantised=True, in_size_beside=128)
+    up = Weight((4, 256, 512), "experts", can_be_quantised=True, quantized_with_in_size=128)
     assert ALL.blocks_of(up) == (("int4_g128", 256),)
-    assert ALL.blocks_of(replace(up, in_size_beside=96)) == (("int4_g32", 256),)
-    assert ALL.blocks_of(replace(up, in_size_beside=100)) is None
+    assert ALL.blocks_of(replace(up, quantized_with_in_size=96)) == (("int4_g32", 256),)
+    assert ALL.blocks_of(replace(up, quantized_with_in_size=100)) is None
 
 
 def test_the_plan_says_what_becomes_4_bit_and_what_does_not() -> None:

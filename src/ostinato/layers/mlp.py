@@ -113,8 +113,8 @@ class Experts(Module):
         instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, beside[-1], is_stack=is_stack, whole_name=name, segments=segments)
-            for shape, beside, own, other, name, segments in zip(
+            Stack(build, shape, own, other, other_shape[-1], is_stack=is_stack, whole_name=name, segments=segments)
+            for shape, other_shape, own, other, name, segments in zip(
                 shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
             )
         )
@@ -156,7 +156,7 @@ class Experts(Module):
 
 
 class Stack(QuantizableMatrix):
-    """One matrix of every expert. It is quantised together with the tensors `beside` it, or not at all."""
+    """One matrix of every expert. It is quantised together with the tensors `quantized_with`, or not at all."""
 
     is_in_checkpoint = False
 
@@ -165,13 +165,17 @@ class Stack(QuantizableMatrix):
         build: ModelBuilder,
         shape: tuple[int, int, int],
         names: tuple[str, ...],
-        beside: tuple[str, ...],
-        in_size_beside: int,
+        quantized_with: tuple[str, ...],
+        quantized_with_in_size: int,
         is_stack: bool,
         whole_name: str,
         segments: tuple[int, ...],
     ) -> None:
-        facts: dict[str, Any] = {"names": names, "quantized_with": beside, "in_size_beside": in_size_beside}
+        facts: dict[str, Any] = {
+            "names": names,
+            "quantized_with": quantized_with,
+            "quantized_with_in_size": quantized_with_in_size,
+        }
         facts["is_stack"] = is_stack
         facts |= {"whole_name": whole_name, "segments": segments}
         facts["can_be_quantised"] = True

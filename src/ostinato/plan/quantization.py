@@ -165,7 +165,7 @@ class BlockQuantization:
         if not weight.can_be_blocks or None in kinds or not kinds:
             return None
         if weight.role == "experts":
-            others = {self._formats.get(name) for name in weight.beside_of_all_experts}
+            others = {self._formats.get(name) for name in weight.quantized_with_of_all_experts}
             each_has_one = len(set(kinds)) == len(others) == 1 and None not in others
             return ((str(kinds[0]), rows),) if each_has_one else None
         sizes = weight.sizes or (rows // len(kinds),) * len(kinds)
@@ -195,7 +195,7 @@ class BlockQuantization:
             names: tuple[str, ...] = (self.head,)
         else:
             names = _with_smaller(self.format)
-        sizes = (weight.in_size, weight.in_size_beside)
+        sizes = (weight.in_size, weight.quantized_with_in_size)
         return next((name for name in names if not any(size % BLOCK_FORMATS[name].elements for size in sizes)), None)
 
     @cached_property

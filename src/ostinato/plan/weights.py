@@ -41,7 +41,7 @@ class Weight:
     can_be_quantised: bool = False
     quantized_with: tuple[str, ...] = ()
     """Names of other tensors that are quantised only together with this one: the experts' other matrix."""
-    in_size_beside: int = 0
+    quantized_with_in_size: int = 0
     """Elements of a row of these."""
     is_lm_head: bool = False
     """True if it computes the logits, as a separate matrix or as the embedding that is tied to it."""
@@ -98,8 +98,8 @@ class Weight:
         return self._of_all_experts(self.names)
 
     @property
-    def beside_of_all_experts(self) -> tuple[str, ...]:
-        """Names like `beside`, with those of all experts as one."""
+    def quantized_with_of_all_experts(self) -> tuple[str, ...]:
+        """Names like `quantized_with`, with those of all experts as one."""
         return self._of_all_experts(self.quantized_with)
 
     def _of_all_experts(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,9 +116,9 @@ class Weight:
 
     def with_prefix(self, prefix: str) -> Weight:
         """Return the weight with a prefix before each name."""
-        names, beside = (tuple(prefix + name for name in each) for each in (self.names, self.quantized_with))
+        names, quantized_with = (tuple(prefix + name for name in each) for each in (self.names, self.quantized_with))
         return replace(
-            self, names=names, quantized_with=beside, whole_name=self.whole_name and prefix + self.whole_name
+            self, names=names, quantized_with=quantized_with, whole_name=self.whole_name and prefix + self.whole_name
         )
 
 
