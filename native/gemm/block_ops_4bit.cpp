@@ -1,6 +1,6 @@
 // Block formats by name, and the operations of those with 4 bits.
 
-#include "gemm/ukernels/dot_f32_block.h"
+#include "gemm/make_block_format.h"
 
 namespace ostinato {
 

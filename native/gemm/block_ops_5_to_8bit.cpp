@@ -1,6 +1,6 @@
 // Operations of block formats with 5 to 8 bits, and of IQ4_XS: a file of its own, since they take long to compile.
 
-#include "gemm/ukernels/dot_f32_block.h"
+#include "gemm/make_block_format.h"
 
 namespace ostinato {
 

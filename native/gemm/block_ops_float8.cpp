@@ -1,6 +1,6 @@
 // Operations of block formats of float8.
 
-#include "gemm/ukernels/dot_f32_block.h"
+#include "gemm/make_block_format.h"
 
 namespace ostinato {
 

@@ -1,16 +1,12 @@
-// Dot products of a few float32 tokens with a few rows in blocks, dequantizing of rows, and the table entry of a
-// format.
+// Dot products of a few float32 tokens with a few rows in blocks, and dequantizing of rows.
 //
 // Tokens are multiplied with a block's integers or float8 numbers. The sum of 32 products is multiplied by their scale;
 // with minima, the sum of 32 elements of a token is multiplied by the minimum. So a scale costs one instruction per 32
 // weights. Sums run in ascending order in one accumulator: a result depends only on its own token and row.
 #pragma once
 
+#include "gemm/block_ops.h"
 #include "gemm/ukernels/dot_bf16_block.h"
-#include "gemm/ukernels/dot_i16_block_avx2.h"
-#include "gemm/ukernels/dot_i16_block_avx512.h"
-#include "gemm/ukernels/dot_i16_planes.h"
-#include "gemm/ukernels/pack_block_avx2.h"
 #include "quant/block_scales.h"
 
 namespace ostinato {
@@ -160,52 +156,6 @@ void dot_blocks_up_to(int tokens, const Tokens<X>& x, const BlockByte* const* ro
             dot_blocks<F, TOKENS>(x, rows, to_come, count, sums, stride);
         }
     }
-}
-
-#if defined(OSTINATO_I16)
-template <typename F>
-void dot_i16_blocks_up_to(int tokens, const Tokens<i16>& x, const BlockByte* const* rows, const BlockByte* const* next,
-                           int prefetch, std::int64_t count, float* sums, int stride) {
-    const RowPrefetch to_come{next, prefetch};
-    with_i16_tokens<MAX_I16_TOKENS>(
-        tokens, [&](auto some) { dot_i16_blocks<F, some.value>(x, rows, to_come, count, sums, stride); });
-}
-#endif
-
-template <typename F>
-BlockFormat make_block_format(const BlockSize& size) {
-    BlockFormat format{size.name, size.elements, size.bytes, {dot_blocks_up_to<F, float>, dequantize_blocks<F, float>}, {}};
-#if defined(OSTINATO_HAS_AVX512_BF16)
-    format.with_bf16 = {dot_blocks_up_to<F, bf16>, dequantize_blocks_to_bf16<F>};
-    format.dot_bf16 = dot_bf16_blocks<F>;
-    format.min_bf16_tokens = MIN_BF16_TOKENS<F>;
-#if defined(OSTINATO_DEQUANT_BF16)
-    format.dequant_dot = dequant_dot<SuperblockRows<F, MR>>;
-#endif
-#else
-    format.with_bf16.dequantize = dequantize_blocks<F, bf16>;
-#endif
-#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
-    format.pack = pack_blocks<F>;
-#endif
-#if defined(OSTINATO_I16)
-    if constexpr (HAS_I16_PRODUCT<F>) {
-        format.with_i16.dot = dot_i16_blocks_up_to<F>;
-#if defined(OSTINATO_HAS_DOTPROD)
-        format.i16_scale_span = SUBBLOCK;
-#elif defined(OSTINATO_HAS_AVX512)
-        format.i16_scale_span = SUBBLOCK;
-        format.i16_order = UnpackI16<F>::ORDER;
-#else
-        format.i16_scale_span = std::clamp(F::SCALED, SUBBLOCK, I16_SCALE_SPAN);
-        format.i16_order = UnpackI16Avx2<F>::IS_INTERLEAVED ? I16Order::INTERLEAVED_8 : I16Order::LINEAR;
-        format.pack_i16 = pack_blocks_i16<F>;
-        format.i16_sum = I16_SUM<F>;
-        format.has_minima = F::HAS_MINIMUM;
-#endif
-    }
-#endif
-    return format;
 }
 
 }  // namespace ostinato
