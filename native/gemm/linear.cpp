@@ -2,7 +2,7 @@
 // computes a product.
 //
 // Rows in blocks of different formats are one product each, into their parts of the outputs. If the weights' inputs
-// another order, tokens are permuted first, MAX_GROUP_TOKENS at a time. Heads are one product each, too.
+// are in another order, tokens are permuted first, MAX_GROUP_TOKENS at a time. Heads are one product each, too.
 
 #include "bind/kernel_binding.h"
 #include "gemm/select.h"

@@ -54,13 +54,13 @@ class Modules(NamedTuple):
 
 
 AVX2, AVX512, AVX512_BF16, AMX = (frozenset({name}) for name in ("avx2", "avx512", "avx512_bf16", "amx"))
-EVERYWHERE, GENERIC = Modules(), Modules(without=AVX2)
-V3, V4, V4_BF16 = Modules(AVX2, AVX512), Modules(AVX512, AVX512_BF16), Modules(AVX512_BF16)
-V4_BF16_VECTORS, WITH_AMX = Modules(AVX512_BF16, AMX), Modules(AMX)
-VNNI = frozenset({"avx512_vnni"})
-I8MM = frozenset({"i8mm"})
-WITH_SDOT, WITH_SMMLA = Modules(frozenset({"dotprod"}), I8MM), Modules(I8MM)
-WITH_NEON_BF16 = Modules(frozenset({"neon_bf16"}))
+VNNI, DOTPROD, I8MM, NEON_BF16 = (frozenset({name}) for name in ("avx512_vnni", "dotprod", "i8mm", "neon_bf16"))
+
+# `WITH_X`: all modules with the feature. `X_ONLY`: those without the next better one, whose kernels take their place.
+EVERYWHERE, NO_AVX2 = Modules(), Modules(without=AVX2)
+AVX2_ONLY, AVX512_ONLY = Modules(AVX2, without=AVX512), Modules(AVX512, without=AVX512_BF16)
+WITH_AVX512_BF16, AVX512_BF16_ONLY, WITH_AMX = Modules(AVX512_BF16), Modules(AVX512_BF16, without=AMX), Modules(AMX)
+DOTPROD_ONLY, WITH_I8MM, WITH_NEON_BF16 = Modules(DOTPROD, without=I8MM), Modules(I8MM), Modules(NEON_BF16)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ class Ukernel:
     """One row: a driver with the types, instructions and sizes that it is used for."""
 
     name: str
-    """Driver, type of the tokens as they are multiplied, weights, and instruction set."""
+    """Driver, type of the tokens as they are multiplied, weights, and instruction set.
+
+    Rows of one kernel that differ in types, modules or sizes share its name.
+    """
     op: Op
     driver: str
     """Name of its function in `native/gemm/table_*.cpp`, or file of a kernel that does not choose by the table."""
@@ -86,7 +89,7 @@ class Ukernel:
     fixed_order: bool = False
     """True if a token's bits do not depend on m, so that `deterministic` may use the row."""
     fallback: str | None = None
-    """Row that computes tokens with NaN or infinity."""
+    """Name of the row that computes those tokens that have NaN or infinity, which integers cannot hold."""
     inside: str | None = None
     """Row whose driver uses this one for some experts of a call; then it is not chosen by itself."""
     why: str = ""
@@ -132,8 +135,8 @@ _NOT_MEASURED = "no measurement"
 
 def _by_type(name: str, op: Op, driver: str, rhs: frozenset[str], **others: Any) -> Iterator[Ukernel]:
     """Yield a row of products in float32 with vectors of 512 bits: with bfloat16 instructions others take bfloat16."""
-    yield Ukernel(name, op, driver, ALL_TYPES, rhs, V4, **others)
-    yield Ukernel(name, op, driver, F32 | F16, rhs, V4_BF16, **others)
+    yield Ukernel(name, op, driver, ALL_TYPES, rhs, AVX512_ONLY, **others)
+    yield Ukernel(name, op, driver, F32 | F16, rhs, WITH_AVX512_BF16, **others)
 
 
 _LARGE_M_WHY = "fewer tokens: packing weights costs as much as the sums across vectors that it saves"
@@ -159,56 +162,57 @@ ROWS: tuple[Ukernel, ...] = (
     ),
     # linear, in 16-bit integers
     Ukernel(
-        "gemv_i16_s8_avx2", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), V3, max_m=8,
+        "gemv_i16_s8_avx2", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), AVX2_ONLY, max_m=8,
         fallback="gemv_f32_any_avx2",
         why="Zen 3, GFLOP/s in rows and in panels: 70 and 51 with 4 tokens, 68 and 66 with 8, 69 and 74 with 12. One "
         "token was measured slower than float32 (2.49 and 2.23 ms); to be measured again on AVX2 before it leaves",
     ),
     Ukernel(
-        "gemv_i16_block_avx2", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, V3, max_m=I16_BLOCK_NR_AVX2,
+        "gemv_i16_block_avx2", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX2_ONLY, max_m=I16_BLOCK_NR_AVX2,
         fallback="gemv_f32_any_avx2",
         why="Zen 3, GFLOP/s in rows and in panels with 4 tokens: Q4_0 43 and 49, Q6_K 32 and 37. Two tokens of Q4_0 "
         "gain nothing (3.86 and 3.85 ms); to be measured again on AVX2 before it leaves",
     ),
     Ukernel(
-        "gemm_i16_s8_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, frozenset({"s8_row"}), V3, min_m=9,
+        "gemm_i16_s8_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, frozenset({"s8_row"}), AVX2_ONLY, min_m=9,
         fallback="gemm_f32_any_avx2", why="as gemv_i16_s8_avx2",
     ),
     Ukernel(
-        "gemm_i16_block_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, INTEGER_BLOCKS, V3, min_m=4,
+        "gemm_i16_block_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, INTEGER_BLOCKS, AVX2_ONLY, min_m=4,
         fallback="gemm_f32_block_avx2", why="as gemv_i16_block_avx2; with 12 tokens Q4_0 42 and 72, Q6_K 32 and 56",
     ),
     Ukernel(
-        "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, V4, max_m=8,
+        "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8,
         fallback="gemv_f32_any_avx512",
         why="Zen 4 without its bfloat16, cycles for 32 weights in float32 and i16: Q4_K 11.7 and 4.4 with one token, "
         "37 and 23 with 8; Q5_0 13 and 6, 30 and 27, but 36 and 40 with 12. int8 has no such row: not measured",
     ),
     Ukernel(
-        "gemv_i16_block_vnni", "linear", "GEMV_I16", F16, INTEGER_BLOCKS, V4_BF16, max_m=8,
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", F16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=8,
         fallback="gemv_f32_any_avx512", why="as gemv_i16_block_avx512",
     ),
     Ukernel(
-        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, SIX_BITS, V4_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
-        fallback="gemv_bf16_any_avx512bf16", why="Zen 4: one token 2.25 ns in bfloat16 and 1.70, two 2.65 and 2.39",
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, SIX_BITS, WITH_AVX512_BF16,
+        max_m=MIN_ROUNDED_TOKENS_6_BITS - 1, fallback="gemv_bf16_any_avx512bf16",
+        why="Zen 4: one token 2.25 ns in bfloat16 and 1.70, two 2.65 and 2.39",
     ),
     Ukernel(
-        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, INTEGER_BLOCKS - SIX_BITS, V4_BF16,
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, INTEGER_BLOCKS - SIX_BITS, WITH_AVX512_BF16,
         max_m=MIN_ROUNDED_TOKENS - 1, fallback="gemv_bf16_any_avx512bf16",
         why="Zen 4, one token, ns for 32 weights in bfloat16 and i16: Q4_0 1.41 and 1.38, Q4_K 1.79 and 1.43, Q8_0 "
         "1.93 and 1.52. Q5_0 (1.83 and 1.90) and IQ4_NL (1.41 and 1.56) gain nothing; to be measured again on Zen 4",
     ),
     Ukernel(
-        "gemv_i16_any_sdot", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS | {"s8_row"}, WITH_SDOT, max_m=8,
+        "gemv_i16_any_sdot", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS | {"s8_row"}, DOTPROD_ONLY, max_m=8,
         fallback="gemv_f32_any_generic", why=_NOT_MEASURED,
     ),
     Ukernel(
-        "gemv_i16_block_smmla", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, WITH_SMMLA, max_m=8,
+        "gemv_i16_block_smmla", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, WITH_I8MM, max_m=8,
         fallback="gemv_f32_any_generic", why=_NOT_MEASURED,
     ),
     *(
         Ukernel(
-            "gemv_i16_s8_smmla", "linear", "GEMV_I16", lhs, frozenset({"s8_row"}), WITH_SMMLA, max_m=8,
+            "gemv_i16_s8_smmla", "linear", "GEMV_I16", lhs, frozenset({"s8_row"}), WITH_I8MM, max_m=8,
             fallback=fallback, why=_NOT_MEASURED,
         )
         for lhs, fallback in ((BF16, "gemv_bf16_any_bfdot"), (F16, "gemv_f32_any_generic"))
@@ -216,47 +220,49 @@ ROWS: tuple[Ukernel, ...] = (
     # linear, weights made bfloat16
     Ukernel(
         "gemm_bf16_dequant_avx512bf16", "linear", "MID_M_DEQUANT_BF16", BF16, frozenset({"s8_row"}) | BLOCKS,
-        V4_BF16_VECTORS, min_m=6, max_m=71, min_k=32, k_multiple=32,
+        AVX512_BF16_ONLY, min_m=6, max_m=71, min_k=32, k_multiple=32,
         why="Zen 4, ns for 32 weights, converted for each block of tokens and once: int8 2.0 and 2.3 with 3 tokens, "
         "2.9 and 2.6 with 6, 12.6 and 10.7 with 32; Q4_K 2.4 and 2.4, 3.1 and 3.0, 14 and 11.2",
     ),
     # linear, blocked
     Ukernel(
-        "gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, V3, min_m=8, max_k=511,
+        "gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, AVX2_ONLY, min_m=8, max_k=511,
         why="short rows have more sums across vectors",
     ),
-    Ukernel("gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, V3, min_m=10, why=_LARGE_M_WHY),
     Ukernel(
-        "gemm_f32_block_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, BLOCKS, V3, min_m=3,
+        "gemm_f32_any_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, PLAIN | INT8, AVX2_ONLY, min_m=10, why=_LARGE_M_WHY
+    ),
+    Ukernel(
+        "gemm_f32_block_avx2", "linear", "LARGE_M_AVX2", ALL_TYPES, BLOCKS, AVX2_ONLY, min_m=3,
         why="blocks are dequantized once, and once per two tokens elsewhere",
     ),
     *_by_type("gemm_f32_plain_avx512", "linear", "LARGE_M", PLAIN, min_m=48, why=_LARGE_M_WHY),
     *_by_type("gemm_f32_s8_avx512", "linear", "LARGE_M", INT8, min_m=24, why=f"{_LARGE_M_WHY}; int8 converts once"),
     *_by_type("gemm_f32_block_avx512", "linear", "LARGE_M", BLOCKS, min_m=20, why=_LARGE_M_WHY),
     Ukernel(
-        "gemm_bf16_plain_avx512bf16", "linear", "LARGE_M", BF16, PLAIN, V4_BF16_VECTORS, min_m=72,
+        "gemm_bf16_plain_avx512bf16", "linear", "LARGE_M", BF16, PLAIN, AVX512_BF16_ONLY, min_m=72,
         why="higher than in float32, as pairs are multiplied in less time",
     ),
     Ukernel(
-        "gemm_bf16_s8_avx512bf16", "linear", "LARGE_M", BF16, INT8, V4_BF16_VECTORS, min_m=24, why="converts once"
+        "gemm_bf16_s8_avx512bf16", "linear", "LARGE_M", BF16, INT8, AVX512_BF16_ONLY, min_m=24, why="converts once"
     ),
     Ukernel(
-        "gemm_bf16_block_avx512bf16", "linear", "LARGE_M", BF16, BLOCKS, V4_BF16_VECTORS, min_m=72,
+        "gemm_bf16_block_avx512bf16", "linear", "LARGE_M", BF16, BLOCKS, AVX512_BF16_ONLY, min_m=72,
         why="as gemm_bf16_plain_avx512bf16",
     ),
     Ukernel(
         "gemm_bf16_any_bfmmla", "linear", "LARGE_M", BF16, ALL_WEIGHTS, WITH_NEON_BF16, min_m=20, why=_NOT_MEASURED
     ),
-    Ukernel("gemm_f32_plain_generic", "linear", "LARGE_M", ALL_TYPES, PLAIN, GENERIC, min_m=48, why=_NOT_MEASURED),
-    Ukernel("gemm_f32_s8_generic", "linear", "LARGE_M", ALL_TYPES, INT8, GENERIC, min_m=24, why=_NOT_MEASURED),
-    Ukernel("gemm_f32_block_generic", "linear", "LARGE_M", ALL_TYPES, BLOCKS, GENERIC, min_m=20, why=_NOT_MEASURED),
+    Ukernel("gemm_f32_plain_generic", "linear", "LARGE_M", ALL_TYPES, PLAIN, NO_AVX2, min_m=48, why=_NOT_MEASURED),
+    Ukernel("gemm_f32_s8_generic", "linear", "LARGE_M", ALL_TYPES, INT8, NO_AVX2, min_m=24, why=_NOT_MEASURED),
+    Ukernel("gemm_f32_block_generic", "linear", "LARGE_M", ALL_TYPES, BLOCKS, NO_AVX2, min_m=20, why=_NOT_MEASURED),
     # linear, rows of weights in streams
     Ukernel(
-        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, SIX_BITS, V4_BF16,
+        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, SIX_BITS, WITH_AVX512_BF16,
         min_m=MIN_ROUNDED_TOKENS_6_BITS, max_m=5, why="fewer tokens: scaling sums costs less than rounding weights",
     ),
     Ukernel(
-        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, BLOCKS - SIX_BITS, V4_BF16,
+        "gemv_bf16_rounded_avx512bf16", "linear", "SMALL_M_ROUNDED", BF16, BLOCKS - SIX_BITS, WITH_AVX512_BF16,
         min_m=MIN_ROUNDED_TOKENS, max_m=5, why="fewer tokens: scaling sums costs less than rounding weights",
     ),
     *_by_type(
@@ -264,71 +270,71 @@ ROWS: tuple[Ukernel, ...] = (
         why="rows are dequantized once for several blocks of 6 tokens",
     ),
     Ukernel(
-        "gemv_f32_dequant_generic", "linear", "SMALL_M_DEQUANT", ALL_TYPES, BLOCKS, GENERIC, min_m=3,
+        "gemv_f32_dequant_generic", "linear", "SMALL_M_DEQUANT", ALL_TYPES, BLOCKS, NO_AVX2, min_m=3,
         why=_NOT_MEASURED,
     ),
-    Ukernel("gemv_f32_any_avx2", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, V3, fixed_order=True),
+    Ukernel("gemv_f32_any_avx2", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, AVX2_ONLY, fixed_order=True),
     *_by_type("gemv_f32_any_avx512", "linear", "SMALL_M", ALL_WEIGHTS, fixed_order=True),
-    Ukernel("gemv_bf16_any_avx512bf16", "linear", "SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True),
+    Ukernel("gemv_bf16_any_avx512bf16", "linear", "SMALL_M", BF16, ALL_WEIGHTS, WITH_AVX512_BF16, fixed_order=True),
     Ukernel("gemv_bf16_any_bfdot", "linear", "SMALL_M", BF16, PLAIN | INT8, WITH_NEON_BF16, fixed_order=True),
-    Ukernel("gemv_f32_any_generic", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
+    Ukernel("gemv_f32_any_generic", "linear", "SMALL_M", ALL_TYPES, ALL_WEIGHTS, NO_AVX2, fixed_order=True),
     # moe: both matrices must be accepted
     Ukernel(
         "moe_bf16_any_amx", "moe", "MOE_AMX", BF16, ALL_WEIGHTS, WITH_AMX, min_m=16, unit="mean per expert",
         why="an expert's tokens fill tiles of their own; this bounds the number of tiles that stay half empty",
     ),
     Ukernel(
-        "moe_i16_block_avx2", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, V3, unit="max per expert",
+        "moe_i16_block_avx2", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, AVX2_ONLY, unit="max per expert",
         why="Zen 3, 48 experts of 1024 x 512, us in float32 and i16: one token Q4_K 255 and 137, Q8_0 207 and 144; 32 "
         "tokens 7171 and 3357, 5390 and 4344. int8 experts have no such row: not measured",
     ),
     Ukernel(
-        "moe_i16_block_avx512", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, V4, max_m=8, unit="max per expert",
+        "moe_i16_block_avx512", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8, unit="max per expert",
         why="as gemv_i16_block_avx512",
     ),
     Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", F16, INTEGER_BLOCKS, V4_BF16, max_m=8, unit="max per expert",
+        "moe_i16_block_vnni", "moe", "MOE_I16", F16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=8, unit="max per expert",
         why="as gemv_i16_block_avx512",
     ),
     Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, SIX_BITS, V4_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
+        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, SIX_BITS, WITH_AVX512_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
         unit="max per expert", why="Zen 4, one token: 208 us in bfloat16 and 169",
     ),
     Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, INTEGER_BLOCKS, V4_BF16, max_m=MIN_ROUNDED_TOKENS - 1,
+        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=MIN_ROUNDED_TOKENS - 1,
         unit="max per expert",
         why="Zen 4, one token, us in bfloat16 and i16: Q4_K 175 and 131, Q8_0 230 and 147. One expert with more tokens "
         "takes a whole layer to the next row",
     ),
     Ukernel(
-        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, SIX_BITS, V4_BF16,
+        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, SIX_BITS, WITH_AVX512_BF16,
         min_m=MIN_ROUNDED_TOKENS_6_BITS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
         why="as gemv_bf16_rounded_avx512bf16",
     ),
     Ukernel(
-        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, BLOCKS - SIX_BITS, V4_BF16,
+        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, BLOCKS - SIX_BITS, WITH_AVX512_BF16,
         min_m=MIN_ROUNDED_TOKENS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
         why="as gemv_bf16_rounded_avx512bf16",
     ),
-    Ukernel("moe_f32_any_avx2", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, V3, fixed_order=True),
+    Ukernel("moe_f32_any_avx2", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, AVX2_ONLY, fixed_order=True),
     *_by_type(
         "moe_f32_any_avx512", "moe", "MOE_SMALL_M", ALL_WEIGHTS, fixed_order=True,
         why="there is no row for many tokens per expert without matrix units: not written",
     ),
     Ukernel(
-        "moe_bf16_any_avx512bf16", "moe", "MOE_SMALL_M", BF16, ALL_WEIGHTS, V4_BF16, fixed_order=True,
+        "moe_bf16_any_avx512bf16", "moe", "MOE_SMALL_M", BF16, ALL_WEIGHTS, WITH_AVX512_BF16, fixed_order=True,
         why="there is no row for many tokens per expert without matrix units: not written",
     ),
     Ukernel(
-        "moe_i16_block_sdot", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_SDOT, unit="max per expert",
+        "moe_i16_block_sdot", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, DOTPROD_ONLY, unit="max per expert",
         why=_NOT_MEASURED,
     ),
     Ukernel(
-        "moe_i16_block_smmla", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_SMMLA, unit="max per expert",
+        "moe_i16_block_smmla", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_I8MM, unit="max per expert",
         why=_NOT_MEASURED,
     ),
     Ukernel("moe_bf16_any_bfdot", "moe", "MOE_SMALL_M", BF16, PLAIN | INT8, WITH_NEON_BF16, fixed_order=True),
-    Ukernel("moe_f32_any_generic", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, GENERIC, fixed_order=True),
+    Ukernel("moe_f32_any_generic", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, NO_AVX2, fixed_order=True),
     # attention: weights are keys and values, in the type of the queries or in 8 bits
     Ukernel(
         "attention_bf16_amx", "attention", "attention_amx.h", BF16, PLAIN | {"s8_row"}, Modules(AMX | AVX512_BF16),
