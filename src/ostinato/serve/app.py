@@ -56,7 +56,7 @@ def make_app(lifecycle: Lifecycle, tracing: Tracing | None = None) -> ASGIApp:
     if tracing is None and settings.otlp_endpoint is not None:
         tracing = make_tracing(settings.otlp_endpoint, lifecycle.model_name)
     api = make_api(lifecycle, counts, tracing)
-    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().context)
+    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.served_model().context)
     middleware = RequestMiddleware(endpoints, lifecycle, counts, api.rules, tracing)
     if not settings.cors_origin:
         return middleware
@@ -89,14 +89,14 @@ class Api(NamedTuple):
     app: FastAPI
     with_bodies: Sequence[ApiRouter]
     """Routers of the endpoints that take a body, which `JsonPostMiddleware` runs."""
-    models: Callable[[], ServedModel]
+    served_model: Callable[[], ServedModel]
     """Function that returns the model, which is there once the engine is."""
     rules: PathRules
 
 
 def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | None = None) -> Api:
     """Return the application with all endpoints, without the middleware in front of it."""
-    made = lru_cache(maxsize=1)(
+    served_model_of = lru_cache(maxsize=1)(
         partial(
             model_of,
             settings=lifecycle.settings.without_keys(),
@@ -104,12 +104,12 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
             workers=lambda: lifecycle.workers,
         )
     )
-    lifecycle.prepare = made
+    lifecycle.before_requests = served_model_of
 
-    def models() -> ServedModel:
-        return made(lifecycle.engine)
+    def served_model() -> ServedModel:
+        return served_model_of(lifecycle.engine)
 
-    with_bodies = [router(lifecycle, models) for router in ROUTERS]
+    with_bodies = [router(lifecycle, served_model) for router in ROUTERS]
     with_bodies.append(tokens_router())
 
     @asynccontextmanager
@@ -132,7 +132,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
     )
     reports = [
         public_router(lifecycle, counts),
-        service_router(lifecycle, models),
+        service_router(lifecycle, served_model),
         observation_router(lifecycle),
         kv_events_router(lifecycle),
         ollama_reports_router(lifecycle),
@@ -168,7 +168,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
             message = f"{path} is asked with {headers['Allow']}, not {request.state.record.method}"
         return ApiError(error.status_code, message, headers=headers).response(request.state.dialect)
 
-    return Api(app, with_bodies, models, PathRules(routers, (FOLDER,)))
+    return Api(app, with_bodies, served_model, PathRules(routers, (FOLDER,)))
 
 
 def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], settings: ServeSettings) -> str:

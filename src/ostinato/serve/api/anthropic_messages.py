@@ -107,13 +107,13 @@ def _thinking() -> JsonObject:
     return {"type": "thinking", "thinking": "", "signature": ""}
 
 
-def messages_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def messages_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter("/v1/messages", dialect="anthropic")
 
     @router.post("", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation in Anthropic's form; with `stream`, in its events."""
-        model = models()
+        model = served_model()
         prepared = _with_possible_marks(request.state.prepared, model.engine.plan)
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)

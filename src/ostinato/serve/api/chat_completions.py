@@ -148,13 +148,13 @@ class ChatRequest(GenerationBody, ConversationBody):
         return GuideRequest(f"{param}.schema", "json_schema", asked.json_schema.schema_)
 
 
-def chat_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def chat_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, in server-sent events."""
-        model = models()
+        model = served_model()
         prepared: PreparedChat = request.state.prepared
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)

@@ -94,13 +94,13 @@ class CompletionRequest(GenerationBody):
             raise field_error("max_tokens", "0 needs echo: there would be no text")
 
 
-def completions_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def completions_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter()
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts; with `stream`, in server-sent events."""
-        model = models()
+        model = served_model()
         prepared: PreparedCompletion = request.state.prepared
         client = request.state.client
         model.engine.queue_limit.check(len(prepared.prompts) * prepared.params.n, client)

@@ -84,13 +84,13 @@ class EmbeddingRequest(Body):
             raise ApiError(400, message, param="pooling") from None
 
 
-def embeddings_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def embeddings_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter()
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return a vector of each input: a hidden state of the model, behind its final norm."""
-        model = models()
+        model = served_model()
         inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
         return await whole_response(request, inputs.run, inputs.answer(lifecycle.model_name), model.slices)
 

@@ -45,11 +45,11 @@ _NEVER = "9999-12-31T00:00:00Z"
 _UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
 
 
-def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def ollama_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter(PREFIX, dialect="ollama")
 
     async def answer(body: OllamaBody, request: Request, is_chat: bool) -> Response:
-        model, prepared = models(), request.state.prepared
+        model, prepared = served_model(), request.state.prepared
         if prepared is None:
             loaded = {**_head(lifecycle), **_part("", is_chat), "done": True, "done_reason": "load"}
             return _lines_or_json(loaded, body.stream)
@@ -75,7 +75,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
     @router.post("/embed", response_model=None)
     async def embed_inputs(body: OllamaEmbedRequest, request: Request) -> Response:
         """Return a vector of each input."""
-        model, record = models(), request.state.record
+        model, record = served_model(), request.state.record
         inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
 
         async def whole() -> Iterator[str]:
@@ -89,7 +89,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
     @router.post("/embeddings", response_model=None)
     async def embed_prompt(body: OllamaEmbeddingRequest, request: Request) -> Response:
         """Return the vector of one prompt, in the older form."""
-        model = models()
+        model = served_model()
         inputs = EmbeddingRun(model.engine, body, request, lifecycle.settings.request_timeout)
 
         async def whole() -> Iterator[str]:
@@ -101,7 +101,7 @@ def ollama_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> Ap
     @router.post("/show", response_model=None)
     async def show(body: ShowRequest, request: Request) -> Response:  # noqa: ARG001
         """Describe the model."""
-        return Response(compact(_shown(models(), lifecycle)), media_type="application/json")
+        return Response(compact(_shown(served_model(), lifecycle)), media_type="application/json")
 
     return router
 

@@ -166,13 +166,13 @@ _ECHO = secrets.token_hex(16)
 _MARKS = re.compile(f'("{_ECHO}"(?::null)?)')
 
 
-def responses_router(lifecycle: Lifecycle, models: Callable[[], ServedModel]) -> ApiRouter:
+def responses_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter()
 
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer text or items with items; nothing is stored."""
-        model = models()
+        model = served_model()
         prepared: PreparedResponse = request.state.prepared
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared.chat, body, deadline, request)

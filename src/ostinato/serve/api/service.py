@@ -145,7 +145,7 @@ def public_router(lifecycle: Lifecycle, counts: ResponseCounts) -> ApiRouter:
     return router
 
 
-def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> ApiRouter:
+def service_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter()
 
     @router.get("/plan")
@@ -156,7 +156,7 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     @router.get("/about")
     async def about() -> JsonObject:
         """Describe the model, its inputs, its default sampling and example questions."""
-        return about_model(made(), lifecycle.model_name)
+        return about_model(served_model(), lifecycle.model_name)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> JsonObject:
@@ -169,7 +169,7 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
     async def models() -> JsonObject:
         """List the names of the one model."""
         names = lifecycle.settings.served_model_name or (lifecycle.model_name,)
-        return {"object": "list", "data": [_model(lifecycle, name, made().text) for name in names]}
+        return {"object": "list", "data": [_model(lifecycle, name, served_model().text) for name in names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> JsonObject:
@@ -177,7 +177,7 @@ def service_router(lifecycle: Lifecycle, made: Callable[[], ServedModel]) -> Api
         if not name:
             raise HTTPException(404)  # as any path with a slash too many
         check_model(name, lifecycle.model_name, lifecycle.settings)
-        return _model(lifecycle, name, made().text)
+        return _model(lifecycle, name, served_model().text)
 
     return router
 

@@ -88,7 +88,7 @@ async def run_batch(
     """
     lifecycle = Lifecycle(config, settings, loading)
     api = make_api(lifecycle, ResponseCounts())
-    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.models().context)
+    endpoints = JsonPostMiddleware(api.app, api.with_bodies, lifecycle, lambda: api.served_model().context)
     lifecycle.start()
     try:
         await lifecycle.started()

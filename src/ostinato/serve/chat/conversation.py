@@ -284,12 +284,12 @@ def render(context: RequestContext, conversation: Conversation, param: str = "me
     if conversation.has_images and text.media is not None:
         context.require_worker()
 
-    def of_template(messages: Sequence[Mapping[str, object]]) -> str:
+    def apply_template(messages: Sequence[Mapping[str, object]]) -> str:
         return render_text(context, conversation, messages, param)
 
     others = (conversation.tools, conversation.kwargs)
     try:
-        return render_chat(conversation.messages, of_template, text.media, others, conversation.places)
+        return render_chat(conversation.messages, apply_template, text.media, others, conversation.places)
     except MediaError as error:
         code = UNKNOWN if isinstance(error, UnknownMember) else None
         raise ApiError(400, error.message, param=error.setting, code=code) from None

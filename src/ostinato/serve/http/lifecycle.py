@@ -133,7 +133,7 @@ class Lifecycle(ServerLifecycle):
         self.config = config
         self.model_name = settings.name_of(config.model)
         self.created = int(time.time())
-        self.prepare: Callable[[AsyncEngine], object] = lambda engine: None
+        self.before_requests: Callable[[AsyncEngine], object] = lambda engine: None
         """Function called with the engine before requests are accepted: it makes what they all need."""
         if settings.verify_rate:
             make = partial(make_checked_engine, make, settings.verify_rate)
@@ -163,7 +163,7 @@ class Lifecycle(ServerLifecycle):
                 await engine.watch(self.settings.engine_timeout, self._stalled)
                 if self.settings.kv_events != "off":
                     await engine.publish_cache_events(self.settings.kv_events == "tokens")
-                await asyncio.to_thread(self.prepare, engine)  # it compiles the checkpoint's chat template
+                await asyncio.to_thread(self.before_requests, engine)  # it compiles the checkpoint's chat template
                 if engine.failure is not None:  # meanwhile
                     raise engine.failure
             except BaseException:
