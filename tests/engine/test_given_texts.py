@@ -92,7 +92,7 @@ def test_the_servers_processes_use_what_was_given(swapped: Path, shouted: Path) 
             assert own.token_id("A") != text_tokens()["A"]
             assert output.prompt_token_ids[0] == own.encode("A", add_special_tokens=False)[0]
             started = llm._started().started
-            text = WorkerContext(started, ServeSettings(), "model", remote=False).work().text
+            text = WorkerContext(started, ServeSettings(), "model", remote=False).request_context().text
             assert text.chat_template.render(HI) == "HI!"
             assert text.tokenizer.encode("AB") == own.encode("AB")
 

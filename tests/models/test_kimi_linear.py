@@ -200,7 +200,7 @@ def test_latents_give_the_keys_and_values_of_transformers() -> None:
 
 def test_keys_and_values_of_latents_are_not_quantised_and_all_other_linears_are() -> None:
     model = load(checkpoint("kimi_linear"), Quantization())
-    attention, delta_net = model.backbone.layers[1].self_attn, model.backbone.layers[0].mamba
+    attention, delta_net = model.backbone.layers[1].self_attn, model.backbone.layers[0].mixer
     assert attention.kv_b_proj.weight.dtype == torch.float32
     small = (delta_net.in_proj, delta_net.in_proj_small, delta_net.f_b_proj, delta_net.g_b_proj, delta_net.out_proj)
     for linear in (attention.in_proj, attention.o_proj, *small):

@@ -38,7 +38,7 @@ def test_rows_that_take_turns_lie_together() -> None:
 
 def test_projections_by_key_head_give_what_transformers_takes_apart() -> None:
     theirs = oracle("qwen3_next").model.layers[0].linear_attn
-    ours = load(checkpoint("qwen3_next")).backbone.layers[0].mamba
+    ours = load(checkpoint("qwen3_next")).backbone.layers[0].mixer
     x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         parts = theirs.fix_query_key_value_ordering(theirs.in_proj_qkvz(x), theirs.in_proj_ba(x))
@@ -48,8 +48,8 @@ def test_projections_by_key_head_give_what_transformers_takes_apart() -> None:
 
 
 def test_the_scales_of_quantised_rows_go_with_them() -> None:
-    plain = load(checkpoint("qwen3_next")).backbone.layers[0].mamba.in_proj
-    eight = load(checkpoint("qwen3_next"), Quantization()).backbone.layers[0].mamba.in_proj
+    plain = load(checkpoint("qwen3_next")).backbone.layers[0].mixer.in_proj
+    eight = load(checkpoint("qwen3_next"), Quantization()).backbone.layers[0].mixer.in_proj
     assert eight.weight.dtype == torch.int8
     torch.testing.assert_close(eight.weight * eight.weight_scale[:, None], plain.weight, atol=0.01, rtol=0)
 

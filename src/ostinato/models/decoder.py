@@ -22,7 +22,8 @@ class Block(Module):
     """Attention, a state mixer or both, then an MLP, experts or both.
 
     Each part of a pair works on one norm of the residual stream and is added to it. `names` are the checkpoint's for
-    the attributes, if they differ; with `norm_plus_one` it stores the norms less 1.
+    the attributes, if they differ; a mixer is called `mamba` without an entry. With `norm_plus_one` the checkpoint
+    stores the norms less 1.
     """
 
     def __init__(
@@ -33,16 +34,16 @@ class Block(Module):
         *,
         mlp: Module,
         attention: Attention | LatentAttention | None = None,
-        mamba: Module | None = None,
+        mixer: Module | None = None,
         experts: Module | None = None,
         names: dict[str, str] | None = None,
         norm_plus_one: bool = False,
     ) -> None:
         super().__init__()
-        self.names = names or {}
+        self.names = {"mixer": "mamba", **(names or {})}
         self.input_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.self_attn = attention
-        self.mamba = mamba
+        self.mixer = mixer
         self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.mlp = mlp
         self.experts = experts
@@ -50,8 +51,8 @@ class Block(Module):
     def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
         y = self.input_layernorm(x)
-        if self.mamba is not None:
-            x = self.mamba(y, inputs, memory, x)
+        if self.mixer is not None:
+            x = self.mixer(y, inputs, memory, x)
         if self.self_attn is not None:
             x = self.self_attn(y, angles, inputs, memory, x)
         y = self.post_attention_layernorm(x)
@@ -70,7 +71,7 @@ class SandwichBlock(Block):
         *,
         mlp: Module,
         attention: Attention | None = None,
-        mamba: Module | None = None,
+        mixer: Module | None = None,
         names: dict[str, str] | None = None,
         norm_plus_one: bool = False,
     ) -> None:
@@ -80,7 +81,7 @@ class SandwichBlock(Block):
             norm_eps,
             mlp=mlp,
             attention=attention,
-            mamba=mamba,
+            mixer=mixer,
             names=names,
             norm_plus_one=norm_plus_one,
         )
@@ -92,8 +93,8 @@ class SandwichBlock(Block):
         y = self.input_layernorm(x)
         if self.self_attn is not None:
             y = self.self_attn(y, angles, inputs, memory, None)
-        if self.mamba is not None:
-            y = self.mamba(y, inputs, memory, None)
+        if self.mixer is not None:
+            y = self.mixer(y, inputs, memory, None)
         x = self.post_attention_layernorm(y, x)
         return self.post_feedforward_layernorm(self.feed_forward(x), x)
 

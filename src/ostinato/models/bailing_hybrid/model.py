@@ -59,8 +59,8 @@ class BailingHybrid(Decoder):
             mlp = SparseMLP(build, layer.experts, hyper, EXPERTS, ROUTER_BIAS)
         else:
             mlp = GatedMLP(build, size, hyper.intermediate_size)
-        names = {"mamba": "attention", "self_attn": "attention"}
-        return Block(build, size, eps, mlp=mlp, attention=attention, mamba=mixer, names=names)
+        names = {"mixer": "attention", "self_attn": "attention"}
+        return Block(build, size, eps, mlp=mlp, attention=attention, mixer=mixer, names=names)
 
     def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
         hyper: BailingHybridHyperparameters = self.spec.hyperparameters

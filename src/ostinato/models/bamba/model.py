@@ -29,7 +29,7 @@ class Bamba(Decoder):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self._attention(layer.attention, hyper),
-            mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
+            mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
             names=NAMES,
         )

@@ -47,7 +47,7 @@ class FalconH1(Decoder):
             size,
             hyper.norm_eps,
             attention=self._attention(layer.attention, hyper),
-            mamba=self._mamba(layer.mixer, hyper),
+            mixer=self._mamba(layer.mixer, hyper),
             mlp=mlp,
             names=NAMES,
         )

@@ -91,7 +91,7 @@ class GraniteMoeHybrid(Decoder):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self._attention(layer.attention, hyper),
-            mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
+            mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             **parts,
         )
 

@@ -50,7 +50,7 @@ class Jamba(Decoder):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else Attention(build, size, layer.attention),
-            mamba=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba1Spec) else None,
+            mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba1Spec) else None,
             mlp=GatedMLP(build, size, hyper.intermediate_size) if experts is None else MoE(build, experts),
             names=NAMES,
         )

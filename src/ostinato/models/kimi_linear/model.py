@@ -63,7 +63,7 @@ class KimiLinear(Decoder):
         mlp: Module
         if isinstance(layer.mixer, GatedDeltaSpec):
             mixer = KimiDeltaAttention(build, size, layer.mixer, eps=eps)
-            names["mamba"] = "self_attn"
+            names["mixer"] = "self_attn"
         elif layer.attention is not None:
             attention = LatentAttention(build, size, layer.attention, hyper.latent, latent_norm_eps=LATENT_NORM_EPS)
         if layer.experts is not None:
@@ -71,7 +71,7 @@ class KimiLinear(Decoder):
             names["mlp"] = SPARSE
         else:
             mlp = GatedMLP(build, size, hyper.intermediate_size)
-        return Block(build, size, eps, mlp=mlp, attention=attention, mamba=mixer, names=names)
+        return Block(build, size, eps, mlp=mlp, attention=attention, mixer=mixer, names=names)
 
     def checkpoint_name(self, name: str) -> str | None:
         return super().checkpoint_name(OF_DENSE.sub(r"\1mlp.", name))

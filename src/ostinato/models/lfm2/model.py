@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 
 NAMES = {
     "input_layernorm": "operator_norm",
-    "mamba": "conv",
+    "mixer": "conv",
     "post_attention_layernorm": "ffn_norm",
     "mlp": "feed_forward",
 }
@@ -43,4 +43,4 @@ def lfm2_block(
         conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
     if mlp is None:
         mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
-    return Block(build, size, hyper.norm_eps, attention=attention, mamba=conv, mlp=mlp, names=NAMES)
+    return Block(build, size, hyper.norm_eps, attention=attention, mixer=conv, mlp=mlp, names=NAMES)

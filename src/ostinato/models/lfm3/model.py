@@ -12,7 +12,7 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
 from ostinato.plan.model import ModelSpec
 
-NAMES = {"input_layernorm": "operator_norm", "mamba": "conv", "mlp": "feed_forward"}
+NAMES = {"input_layernorm": "operator_norm", "mixer": "conv", "mlp": "feed_forward"}
 NORM_NAMES = {"post_attention_layernorm": "ffn_norm"}
 SANDWICH_NAMES = {
     "post_attention_layernorm": "post_operator_norm",
@@ -48,5 +48,5 @@ def lfm3_block(build: ModelBuilder, size: int, layer: LayerSpec, hyper: Lfm3Hype
     mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
     if hyper.has_post_norms:
         names = NAMES | SANDWICH_NAMES
-        return SandwichBlock(build, size, eps, attention=attention, mamba=conv, mlp=mlp, names=names)
-    return Block(build, size, eps, attention=attention, mamba=conv, mlp=mlp, names=NAMES | NORM_NAMES)
+        return SandwichBlock(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=names)
+    return Block(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=NAMES | NORM_NAMES)

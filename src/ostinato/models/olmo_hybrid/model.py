@@ -38,7 +38,7 @@ class OlmoHybrid(Decoder):
             build, size, layer.mixer, eps=DELTA_NORM_EPS, stored="one_by_one", beta_scale=hyper.beta_scale
         )
         mlp = GatedMLP(build, size, hyper.intermediate_size)
-        return Block(build, size, hyper.norm_eps, mamba=mixer, mlp=mlp, names={"mamba": "linear_attn"})
+        return Block(build, size, hyper.norm_eps, mixer=mixer, mlp=mlp, names={"mixer": "linear_attn"})
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the names of norms in published checkpoints to those in current transformers."""

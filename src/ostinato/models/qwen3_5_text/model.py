@@ -77,8 +77,8 @@ def qwen35_block(
         size,
         eps,
         attention=attention,
-        mamba=delta_net,
+        mixer=delta_net,
         mlp=GatedMLP(build, size, hyper.intermediate_size) if mlp is None else mlp,
-        names={"mamba": "linear_attn"},
+        names={"mixer": "linear_attn"},
         norm_plus_one=True,
     )
