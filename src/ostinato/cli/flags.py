@@ -219,18 +219,18 @@ def check_model(settings: JsonObject, *, plans: bool = True) -> tuple[EngineConf
 
     So do those of a separate chat template, and, with `plans`, those of a plan for this machine.
     """
-    # Imported here, since short help needs none of these.
-    from ostinato.models.checkpoint import load_spec
-    from ostinato.plan.device.detect import detect
-    from ostinato.plan.plan import make_plan
-
     config = EngineConfig(**settings)
+    from ostinato.models.checkpoint import load_spec
+
     spec = load_spec(config)
     if config.chat_template is not None:
         from ostinato.engine.text.chat_template import read_chat_template
 
         read_chat_template(expand(config.chat_template))
     if plans:
+        from ostinato.plan.device.detect import detect
+        from ostinato.plan.plan import make_plan
+
         make_plan(config, spec, detect(config.device))
     return config, spec
 

@@ -27,7 +27,7 @@ from ostinato.cli.flags import (
 from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
-from ostinato.models.checkpoint import looks_like_model
+from ostinato.models.named_models import looks_like_model
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM

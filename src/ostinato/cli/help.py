@@ -240,7 +240,7 @@ class HelpGroup(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError:
-            from ostinato.models.checkpoint import looks_like_model  # imported here: help needs none of it
+            from ostinato.models.named_models import looks_like_model  # imported here: help needs none of it
 
             name, ours = args[0], list(self.commands)
             meant = advice_on_command(name, ours)

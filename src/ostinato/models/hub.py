@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,8 @@ from urllib.parse import urlsplit
 from ostinato.errors import ConfigError, ModelError, Remedy, os_error_text
 from ostinato.files import exists, expand
 
+HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
+"""Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
 LARGE = 2**23
 """Smallest size of a large file in bytes; smaller ones are fetched anew in a moment."""
 
