@@ -20,7 +20,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.help import groups, show_all
+from ostinato.cli.help import SAMPLING, groups, show_all
 from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
@@ -299,7 +299,6 @@ def as_typed(value: Any, metavar: str | None) -> str:
 
 _GUIDE = "guide_"
 _TEXTS_IN_FILES = ("guide_json_schema", "guide_lark")
-PANEL = "Sampling (left open: as generation_config.json says, else greedy)"
 
 TemplateVariables = Annotated[
     str | None,
@@ -377,7 +376,7 @@ def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
             # generation_config.json has the defaults of the others.
             described(field) if name == "max_tokens" else str(field.description),
             "FILE|TEXT" if name in _TEXTS_IN_FILES else None,
-            rich_help_panel=PANEL,
+            rich_help_panel=SAMPLING,
         )
 
 

@@ -41,25 +41,32 @@ ENGINE_GROUPS = {
         "video_pruning_rate", "allow_remote_images",
     ),
 }  # fmt: skip
-OWN = "this command"
+SAMPLING, SERVER, OWN = "sampling", "server", "this command"
+"""Subjects of other flags."""
 
 
 @cache
 def groups() -> dict[str, str]:
-    """Return each setting's subject, in the order of help. Settings without one are a command's own."""
-    # Imported here: a command's short help needs none of these.
-    from ostinato.config import EngineConfig
+    """Return the subject of each setting of any command."""
+    # Imported here, since help needs none of these: flags bring their subject along.
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
     from ostinato.serve.settings import ServeSettings
+
+    found = engine_groups()
+    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), SAMPLING)
+    found |= {f"guide_{name}": SAMPLING for name in Guide.model_fields}
+    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), SERVER)
+
+
+def engine_groups() -> dict[str, str]:
+    """Return the subject of each setting of the engine, also by its other names."""
+    from ostinato.config import EngineConfig
     from ostinato.setting_names import ALIASES
 
     found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
     assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
-    found |= {alias: found[name] for alias, name in ALIASES.items()}
-    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), "sampling")
-    found |= {f"guide_{name}": "sampling" for name in Guide.model_fields}
-    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), "server")
+    return found | {alias: found[name] for alias, name in ALIASES.items()}
 
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -177,16 +184,15 @@ class HelpCommand(TyperCommand):
         formatter.buffer[:] = [part.replace(_HYPHEN, "-") for part in formatter.buffer]
 
     def _format_groups(self, ctx: Any, formatter: Any, records: list[tuple[Any, tuple[str, str]]]) -> None:
-        # Imported here, since a command that runs does not need these modules.
-
         arguments = [record for param, record in records if param.param_type_name == "argument"]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        by_group: dict[str, list[tuple[Any, Any]]] = {title: [] for title in (*groups().values(), OWN)}
+        by_name = engine_groups()
+        by_group: dict[str, list[tuple[Any, Any]]] = {title: [] for title in (*ENGINE_GROUPS, SAMPLING, SERVER, OWN)}
         for param, record in records:
             if param.param_type_name != "argument":
-                by_group[groups().get(param.name, OWN)].append((param, record))
+                by_group[by_name.get(param.name) or param.rich_help_panel or OWN].append((param, record))
         shows_all = ctx.meta.get(_SHOWS_ALL, False)
         own, every = by_group[OWN], [each for group in by_group.values() for each in group]
         wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.help import SERVER
 from ostinato.cli.output import note
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
@@ -101,9 +102,6 @@ def batch(
     raise typer.Exit(1 if refused else 0)
 
 
-PANEL = "Server"
-
-
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each of ServeSettings; `serving: JsonObject` receives the given ones."""
     return with_flags(command, "serving", _server_flags(ServeSettings.model_fields))
@@ -135,7 +133,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         metavar,
         envvar=SECRET_VARIABLES.get(name),
         show_envvar=True,
-        rich_help_panel=PANEL,
+        rich_help_panel=SERVER,
     )
 
 
