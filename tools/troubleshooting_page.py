@@ -61,11 +61,11 @@ ConfigError: max_model_len 1000000 is beyond what the model can do: 4096, max_po
   - --max-model-len 4096
 ```
 
-## Input should be; has no setting
+## Should be; has no setting
 
 ```console
 $ ostinato plan demo --kv-cache-dtype fp8
-ConfigError: kv_cache_dtype = 'fp8': input should be 'auto' or 'int8'; ...
+ConfigError: kv_cache_dtype = 'fp8': should be 'auto' or 'int8'; ...
   - --kv-cache-dtype int8
 $ echo 'max_num_seq: 3' > mistyped.yaml
 $ ostinato plan demo --config mistyped.yaml

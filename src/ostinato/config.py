@@ -317,7 +317,7 @@ class EngineConfig(BaseModel):
     def _leaves_a_part(cls, value: float) -> float:
         # The comparison is also false for NaN.
         if not value < 1:
-            raise PydanticCustomError("video_pruning_rate", "Input should be less than 1", {"nearest": 0.99})
+            raise PydanticCustomError("video_pruning_rate", "should be less than 1", {"nearest": 0.99})
         return value
 
     @field_validator("block_size")
@@ -325,7 +325,7 @@ class EngineConfig(BaseModel):
     def _is_a_block_size(cls, value: int) -> int:
         if value not in BLOCK_SIZES:
             nearest = min(BLOCK_SIZES, key=lambda size: abs(size - value))
-            message = "Input should be 16, 32, 64, 128 or 256"
+            message = "should be 16, 32, 64, 128 or 256"
             raise PydanticCustomError("block_size", message, {"nearest": nearest})
         return value
 

@@ -126,11 +126,11 @@ def test_what_is_wrong_is_told_in_words_of_the_api_and_the_same_after_other_requ
     ("name", "param", "words"),
     [
         ("a bias for no token", "logit_bias", "between 0 and 767"),
-        ("a bias for what is no token id", "logit_bias", "logit_bias='word': input should be a valid integer"),
+        ("a bias for what is no token id", "logit_bias", "logit_bias='word': should be a whole number"),
         ("a seed that is too large", "seed", "less than 18446744073709551616"),
         ("a least above the most", "min_tokens", "min_tokens (5) is above max_tokens (2)"),
         ("what is stored", "store", "store: not served; nothing is stored"),
-        ("a form as text", "response_format", "response_format: Input should be an object"),
+        ("a form as text", "response_format", "response_format: should be an object"),
         ("a variable that the template does not know", "chat_template_kwargs.bogus", "bogus is no variable of this"),
         ("a variable of no template of responses", "chat_template_kwargs.max_tokens", "give max_tokens beside"),
     ],
@@ -139,6 +139,49 @@ def test_the_field_that_is_wrong_is_named_beside_the_message(served, name, param
     error = post(served, *WRONG[name]).json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"verbosity": "low"}, "verbosity"),
+        (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ],
+)
+def test_a_field_that_the_template_would_ignore_is_refused_by_name(served, path, more, param):
+    error = post(served, path, asking(path, **more)).json()["error"]
+    assert param in (error.get("param") or error["message"])
+    assert "is no variable of this model's chat template" in error["message"]
+    nothing = {**more, **({"reasoning_effort": "none"} if path == CHAT else {})}
+    nothing.pop("verbosity", None)
+    if path == CHAT:
+        assert post(served, path, asking(path, **nothing)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": "hi"},
+        {"messages": ["hi"]},
+        {"messages": [{"role": "nobody", "content": "hi"}]},
+        {"max_tokens": "many"},
+        {"max_tokens": 1.5},
+        {"n": 0},
+        {"top_p": None, "stream": "yes"},
+        {"stop": 3},
+        {"logit_bias": []},
+        {"timeout": -1},
+        {"stream_options": {"include_usage": "yes"}},
+    ],
+)
+def test_a_client_is_told_in_our_words_what_is_wrong(served, body):
+    asked = {"messages": ASKED, **body} if body else body
+    message = told(post(served, CHAT, asked))
+    assert not re.search("[Ii]nput should|[Ff]ield required|[Vv]alue error|a valid|unable to|greater than", message)
 
 
 NEVER = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
@@ -223,7 +266,7 @@ NAMED: dict[str, tuple[str, dict[str, Any], str]] = {
     "two options": (
         OLLAMA,
         {"options": {"temperature": -1, "repeat_penalty": 0}},
-        "options.temperature=-1.0: input should be greater than or equal to 0; options.repeat_penalty=0.0: input ",
+        "options.temperature=-1.0: should be at least 0; options.repeat_penalty=0.0: ",
     ),
     "a least of a chat": (CHAT, {"min_tokens": 9}, "min_tokens (9) is above max_completion_tokens (4)"),
     "a least of a response": (RESPONSES, {"min_tokens": 9}, "min_tokens (9) is above max_output_tokens (4)"),
@@ -331,7 +374,7 @@ def test_a_compressed_body_is_refused_by_its_header(served, coding):
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
     assert told(answer).endswith(f"without the header Content-Encoding: {coding}")
     plain = {**headers, "Content-Encoding": "Identity"}
-    assert "messages: Field required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
+    assert "messages: is required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/pull"), ("GET", "/api/blobs"), ("DELETE", "/api/x")])

@@ -104,7 +104,8 @@ def batch(
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each of ServeSettings; `serving: JsonObject` receives the given ones."""
-    return with_flags(command, "serving", _server_flags(ServeSettings.model_fields))
+    flags = _server_flags(ServeSettings.model_fields)
+    return with_flags(command, "serving", flags, check=lambda given: ServeSettings(**given))
 
 
 def _server_flags(names: Iterable[str]) -> list[inspect.Parameter]:
@@ -121,7 +122,10 @@ ROUTE_SETTINGS = (
 
 
 def _route_options(command: Callable[..., None]) -> Callable[..., None]:
-    return with_flags(command, "serving", _server_flags(ROUTE_SETTINGS), reads_file=True)
+    def check(given: JsonObject) -> None:
+        ServeSettings(**{name: value for name, value in given.items() if name != "routing"})  # which is of its own here
+
+    return with_flags(command, "serving", _server_flags(ROUTE_SETTINGS), check=check, reads_file=True)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
