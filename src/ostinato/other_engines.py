@@ -411,6 +411,86 @@ def other_value(setting: str, word: str) -> tuple[str | None, str]:
     return here or None, why
 
 
+_TEXT = "outputs[0].text, .token_ids and .finish_reason: a prompt may have several outputs"
+_VECTORS = "embed, which returns a vector for each prompt"
+_NO_SCORES = "not served, as there are no classifiers and no rerankers; embed returns vectors, which can be compared"
+_ATTRIBUTES = {
+    "ostinato": {
+        "plan_model(MODEL, ...)": "plan make_plan",
+        "verify_model(MODEL, ...)": "verify",
+        "LLM(MODEL, ...)": "load Llama LLMEngine Engine pipeline AutoModelForCausalLM",
+        "AsyncLLM(MODEL, ...)": "AsyncLLMEngine AsyncEngine",
+        "EngineConfig(...), or the keywords of LLM": "EngineArgs AsyncEngineArgs ModelParams ServerArgs VllmConfig",
+        "LLM(MODEL).generate(PROMPTS) and .chat(MESSAGES)": "generate chat complete completion stream_generate",
+        "LLM(MODEL).embed(TEXTS)": "embed embeddings",
+        "SamplingParams(...)": "GenerationConfig SamplingParameters",
+        "Guide(...)": "StructuredOutputsParams GuidedDecodingParams LlamaGrammar",
+        "the keywords of LLM.embed": "PoolingParams",
+        "text, a list of token ids, or a dict as in vLLM": "TextPrompt TokensPrompt PromptType",
+    },
+    "LLM": {
+        "get_tokenizer().encode(TEXT) for token ids, and embed for vectors": "encode tokenize",
+        "get_tokenizer().decode(TOKEN_IDS)": "decode detokenize",
+        "get_tokenizer()": "tokenizer",
+        _VECTORS: "embeddings create_embedding",
+        _NO_SCORES: "score classify reward rerank",
+        "generate(PROMPTS)": "create_completion completion complete __call__ enqueue",
+        "chat(MESSAGES), or stream_chat": "create_chat_completion preprocess_chat chat_completion",
+        "stream, or stream_chat": "stream_generate generate_stream",
+        "there is no beam search; SamplingParams(n=8, logprobs=0) gives outputs to choose from": "beam_search",
+        "plan.settings, and plan": "model_config llm_config server_args get_server_info",
+        "engine": "llm_engine",
+        "stats()": "get_metrics metrics",
+        "close()": "sleep shutdown unload",
+        "LLM(MODEL, ...) again: a closed one stays closed": "wake_up",
+        "reset_prefix_cache()": "flush_cache reset_mm_cache reset",
+        "the command ostinato bench profile MODEL": "start_profile stop_profile",
+        "not served: no code runs in the engine": "collective_rpc apply_model",
+        "the setting tokenizer, as LLM(MODEL, tokenizer=PATH)": "set_tokenizer",
+        "reset_prefix_cache() and get_tokenizer(); states are saved by the setting cache_dir": "save_state load_state",
+    },
+    "AsyncLLM": {
+        "AsyncLLM(MODEL, ...), with the settings as keywords": "from_engine_args from_vllm_config",
+        "await generate(PROMPTS), or async for piece in stream(PROMPT)": "add_request __call__",
+        "leave a stream, or cancel the task that waits": "abort",
+        "await close()": "shutdown shutdown_background_loop sleep",
+        "await stats()": "do_log_stats get_metrics",
+        "plan.settings, and plan": "get_model_config model_config",
+        "get_tokenizer().encode(TEXT) for token ids, and embed for vectors": "encode tokenize",
+        "get_tokenizer()": "tokenizer",
+        _NO_SCORES: "score classify reward rerank",
+        "stats(), which fails once the engine has failed": "check_health errored is_running",
+    },
+    "RequestOutput": {
+        _TEXT: "text token_ids finish_reason stop_reason logprobs cumulative_logprob generated_text output_ids",
+        "times, in seconds: arrival, scheduled, first_token and last_token": "metrics timings",
+        "prompt_token_ids": "prompt_ids input_ids",
+        "len(prompt_token_ids), len(outputs[0].token_ids) and num_cached_tokens": "usage meta_info",
+        "embedding, of the vectors that LLM.embed returns": "data",
+    },
+    "CompletionOutput": {
+        "text": "generated_text content message",
+        "token_ids": "tokens output_ids output_token_ids",
+        "len(token_ids)": "num_tokens usage",
+        "the times of the RequestOutput around it": "metrics times",
+    },
+}
+"""Class -> what to use here -> names of it in vLLM, SGLang, llama-cpp-python and transformers."""
+
+
+def missing_attribute(owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that an object, or the module of a name, does not have, with the nearest."""
+    kind = owner if isinstance(owner, str) else type(owner).__name__
+    here = _each(_ATTRIBUTES.get(kind, {})).get(name)
+    said = f"module {kind!r} has no attribute {name!r}" if kind == "ostinato" else f"{kind} has no {name}"
+    if here is None and not name.startswith("_") and not isinstance(owner, str):
+        near = get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], 1)
+        here = f"did you mean {near[0]}?" if near else None
+    elif here is not None:
+        here = here if here.startswith(("not served", "there is no")) else f"here it is {here}"
+    return AttributeError(f"{said}: {here}" if here else said)
+
+
 REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
 """Flags that were once here -> what does the same."""
 

@@ -19,8 +19,8 @@ import pytest
 
 from ostinato import demo, os_support
 from ostinato.cli.main import main
-from ostinato.engine.process.engine_errors import EngineError
 from ostinato.engine.process.engine_process import process_death_error
+from ostinato.errors import EngineError
 from ostinato.observe.logs import CONFIGURED
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE

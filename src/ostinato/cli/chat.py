@@ -177,8 +177,8 @@ class ChatSession:
 
     def attach(self, source: str) -> None:
         """Attach an image to the next message. RequestError if it, or any image, cannot be taken."""
+        from ostinato.errors import MediaError
         from ostinato.media.load import load_image
-        from ostinato.media.message_media import MediaError
 
         part: JsonObject = {"type": "image", "image": source}
         media = self.llm.engine.media

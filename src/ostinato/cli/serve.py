@@ -51,8 +51,8 @@ def batch(
     import asyncio
 
     from ostinato.config import EngineConfig
-    from ostinato.engine.process.engine_errors import EngineFailed
     from ostinato.engine.progress import generation_progress, start_progress
+    from ostinato.errors import EngineFailed
     from ostinato.files import exists
     from ostinato.serve.batch.files import AnswerFile, read_lines
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch

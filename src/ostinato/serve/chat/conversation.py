@@ -13,10 +13,10 @@ from pydantic_core import from_json
 
 from ostinato.engine.text.chat_marks import ChatMark
 from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
-from ostinato.errors import RequestError
+from ostinato.errors import MediaError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.media_input import RenderedChat, render_chat
-from ostinato.media.message_media import MediaError, UnknownMember
+from ostinato.media.message_media import UnknownMember
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.config import EngineConfig
-from ostinato.engine.process.engine_errors import EngineError
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, EngineError, Remedy
 from ostinato.files import exists, home
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.replicated_engine import ReplicatedEngine
