@@ -279,6 +279,8 @@ class EngineConfig(BaseModel):
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", "record", mode="before")
     @classmethod
     def _accept_a_path(cls, value: object) -> object:
+        if isinstance(value, EngineConfig):
+            raise ValueError("should be a model; the settings of an EngineConfig are keywords, LLM(model, **settings)")
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("dtype", "ssm_state_dtype", "ssm_checkpoint_dtype", "kv_cache_dtype", "device", mode="before")

@@ -79,6 +79,7 @@ _SETTINGS = {
     "--log-format=json": "--json-output --log-jsonl",
     "--root-path": "--api-prefix --fastapi-root-path",
     "--guide-lark": "--grammar --grammar-file",
+    "--guide-json-schema, --guide-regex, --guide-choice or --guide-lark": "--guide",
     "--guide-json-schema": "-j --json-schema -jf --json-schema-file",
     "--chat-template": "--chat-template-file",
     "--chat-template-kwargs": "--default-chat-template-kwargs --chat-template-args --chat-template-config",
@@ -115,9 +116,12 @@ _PARAMETERS = {
 """Sampling parameter, with its names in the served APIs -> other names of it."""
 _FIELDS = {
     "instructions system messages": "system_prompt instruction",
-    "messages input prompt": "inputs query content",
+    "messages input prompt": "inputs query",
+    "prompt messages input": "content",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
-    "guided_regex guided_json": "regex grammar ebnf guided_grammar",
+    "guided_regex guided_json": "regex",
+    "guided_regex, or guided_json: grammars are read by the command line and in Python, guide_lark": "grammar ebnf"
+    " guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
@@ -490,6 +494,27 @@ def missing_attribute(owner: object, name: str) -> AttributeError:
         here = here if here.startswith(("not served", "there is no")) else f"here it is {here}"
     return AttributeError(f"{said}: {here}" if here else said)
 
+
+_KEY, _SAME = "`OSTINATO_API_KEY`", "the same"
+VARIABLES = {
+    "vllm": {
+        "`--cache-memory 40GiB`, of keys, values and states together (open: 4GiB on a CPU)": "VLLM_CPU_KVCACHE_SPACE",
+        "`taskset -c 0-15 ostinato ...` or `numactl` for which cores, `--threads N` for how many": ""
+        "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU OMP_NUM_THREADS",
+        "`--kernels`; the plan chooses them, and `ostinato kernels` shows them": "VLLM_ATTENTION_BACKEND"
+        " VLLM_CPU_SGL_KERNEL VLLM_CPU_MOE_PREPACK",
+        "`--log-level debug`": "VLLM_LOGGING_LEVEL",
+        _KEY: "VLLM_API_KEY",
+        _SAME: "HF_HOME HF_TOKEN HF_HUB_OFFLINE CUDA_VISIBLE_DEVICES",
+    },
+    "llama-cpp": {
+        "flags, or a file of settings: `--config FILE.yaml`": "LLAMA_ARG_...",
+        _KEY: "LLAMA_API_KEY",
+        "`HF_HOME`, or `--download-dir`": "LLAMA_CACHE",
+        _SAME: "HF_TOKEN CUDA_VISIBLE_DEVICES",
+    },
+}
+"""Program -> what takes the place of its environment variables here -> their names."""
 
 REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
 """Flags that were once here -> what does the same."""

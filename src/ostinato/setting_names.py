@@ -134,7 +134,8 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
     guess = nearest_value(name, given, found.get("type", ""), re.findall("'([^']+)'", str(about.get("expected", ""))))
-    text = f"{name}{equals}{given!r}: {said}" if name else said
+    shown = type(given).__name__ if isinstance(given, BaseModel) else repr(given)
+    text = f"{name}{equals}{shown}: {said}" if name else said
     if guess is not None and not nearest:
         why = other_value(name, str(given).lower())[1]
         text += f"; {why + ': ' if why else ''}did you mean {str(guess).lower() if isinstance(guess, bool) else guess}?"

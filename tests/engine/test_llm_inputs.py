@@ -382,21 +382,23 @@ def test_what_other_engines_names_are_answered_with_exists() -> None:
 
 
 def test_log_probabilities_have_texts_and_are_read_as_those_of_vllm(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=1)
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=1, ignore_eos=True)
     [output] = llm.generate("What is 17 plus 25?", params)
     [sample] = output.outputs
     assert sample.logprobs is not None
-    assert "".join(entry.text or "" for entry in sample.logprobs) == sample.text
+    decode = llm.get_tokenizer().decode_token
+    assert [entry.text for entry in sample.logprobs] == [decode(token, False) for token in sample.token_ids]
     for token_id, entry in zip(sample.token_ids, sample.logprobs, strict=True):
         assert next(iter(entry)) == token_id
         assert (entry[token_id].logprob, entry[token_id].rank) == (entry.logprob, entry.rank)
         assert {key: value.logprob for key, value in entry.items()} == dict(entry.top) | {token_id: entry.logprob}
-        texts = [llm.get_tokenizer().decode_token(key, False) for key in entry]
-        assert [value.decoded_token for value in entry.values()] == texts
+        assert [value.decoded_token for value in entry.values()] == [decode(key, False) for key in entry]
         with pytest.raises(KeyError, match="a larger logprobs"):
             entry[-1]
     assert output.prompt_logprobs is not None
-    assert [entry and entry.text for entry in output.prompt_logprobs][0] is None
+    first, *others = output.prompt_logprobs
+    assert first is None
+    assert [entry and entry.text for entry in others] == [decode(token, False) for token in output.prompt_token_ids[1:]]
     assert pickle.loads(pickle.dumps(output)).outputs[0].logprobs == sample.logprobs
 
 

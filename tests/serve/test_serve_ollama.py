@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
 
 import httpx2
 import ollama
 import pytest
 
+from ostinato.demo import checkpoint_dir
+from ostinato.engine.cache_files import checkpoint_digest
 from tests.serve.test_serve_images import drawn, url_of
 from tests.serve.test_serve_images import served as seeing  # noqa: F401 (a fixture)
 from tests.support.chat_templates import HERMES, TAGS, THINKING
@@ -211,6 +214,17 @@ def test_the_model_is_listed_and_described(served, client):
     assert httpx2.get(f"{served.url}/api/version", timeout=PATIENCE).json() == {
         "version": httpx2.get(f"{served.url}/version", timeout=PATIENCE).json()["version"]
     }
+
+
+def test_the_digest_is_of_the_checkpoint_wherever_it_is(served, client, tmp_path):
+    [listed], [loaded] = client.list().models, client.ps().models
+    shown = post(served, "show", model="demo").json()
+    assert re.fullmatch("[0-9a-f]{64}", listed.digest)
+    assert listed.digest == loaded.digest == shown["digest"] == checkpoint_digest(checkpoint_dir("demo"))
+    copy = shutil.copytree(checkpoint_dir("demo"), tmp_path / "copy")
+    assert checkpoint_digest(copy) == listed.digest
+    (copy / "config.json").write_text("{}")
+    assert checkpoint_digest(copy) != listed.digest
 
 
 def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client):

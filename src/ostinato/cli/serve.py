@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -112,6 +113,16 @@ def _server_flags(names: Iterable[str]) -> list[inspect.Parameter]:
     return [_flag(name, ServeSettings.model_fields[name]) for name in names]
 
 
+def _announce(settings: ServeSettings, url: str) -> None:
+    """Say where the server listens, and how other devices reach it."""
+    from ostinato.serve.http.listener import reach_text
+
+    note(f"listening on {url} (Ctrl-C ends it)")
+    reach = reach_text(url, settings)
+    if reach is not None:
+        note(f"({reach})")
+
+
 ROUTE_SETTINGS = (
     "host", "port", "uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "root_path", "api_key",
     "api_key_file", "insecure", "routing", "max_body", "request_timeout", "body_workers", "worker_seconds",
@@ -182,9 +193,7 @@ def serve(
         from ostinato.serve.server import serve as run
 
         with start_progress() as progress:
-            status = run(
-                config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"), early=early
-            )
+            status = run(config, chosen, progress, partial(_announce, chosen), early=early)
     raise typer.Exit(status)
 
 
@@ -246,6 +255,6 @@ def route(
     status = run_server(
         lambda: (lifecycle, make_route_app(lifecycle)),
         settings,
-        lambda url: note(f"listening on {url} (Ctrl-C ends it)"),
+        partial(_announce, settings),
     )
     raise typer.Exit(status)
