@@ -9,11 +9,7 @@ It prints (numbers depend on the machine):
     8 requests do not fit into a cache of 64KiB; try cache_memory=7854080
 """
 
-import json
-import subprocess
-import sys
-
-from ostinato import LLM, CapacityError
+from ostinato import LLM, CapacityError, plan_model
 
 OTHER = "h200-141gb"
 
@@ -25,9 +21,8 @@ def main() -> None:
     print(f"here: {plan.settings.max_num_seqs} requests at once, {plan.memory.num_slots} slots for states")
 
     # No weight is loaded for this: the plan follows from the model's shapes and the machine's figures.
-    command = [sys.executable, "-m", "ostinato", "plan", "demo", "--device", OTHER, "--json"]
-    other = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["settings"]
-    print(f"{OTHER}: {other['max_num_seqs']} requests at once, {other['max_num_batched_tokens']} batched tokens")
+    other = plan_model("demo", device=OTHER).settings
+    print(f"{OTHER}: {other.max_num_seqs} requests at once, {other.max_num_batched_tokens} batched tokens")
 
     try:
         LLM("demo", max_num_seqs=8, cache_memory="64KiB")

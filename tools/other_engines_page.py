@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, REFUSED
+from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, REFUSED, VARIABLES
 from ostinato.serve.api.chat_completions import ChatRequest
 from ostinato.serve.api.completions import CompletionRequest
 
@@ -42,6 +42,10 @@ another name (below), or [none](flags-of-{name}.md). [Side by side](coming-from-
 they are for.
 
 {renamed}
+## Environment variables
+
+{variables}
+
 ## Fields of requests
 
 {fields}
@@ -91,6 +95,8 @@ def pages() -> dict[str, str]:
         fields = _fields(PROGRAMS["llama.cpp" if name == "llama-cpp" else name]["fields"])
         words = {"title": title, "name": name, "programs": programs, "intro": intro, "pairs": asked, "fields": fields}
         words["renamed"] = _renamed(mine[name])
+        rows = [f"| `{' '.join(names.split())}` | {here} |" for here, names in VARIABLES[name].items()]
+        words["variables"] = "\n".join(["| theirs | here |", "|---|---|", *rows])
         made[f"coming-from-{name}.md"] = COMING.format(**words)
         made[f"flags-of-{name}.md"] = FLAGS.format(**words) + MADE + _none(mine[name])
     return made

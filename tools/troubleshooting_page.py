@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ostinato.media.message_media  # noqa: F401  its errors are listed, too
-from ostinato.engine.process import engine_errors
+from ostinato import errors
 from ostinato.engine.text import chat_template  # noqa: F401
 from ostinato.errors import ContextLengthError, OstinatoError
 from ostinato.serve.http.api_errors import as_api_error
@@ -61,11 +61,11 @@ ConfigError: max_model_len 1000000 is beyond what the model can do: 4096, max_po
   - --max-model-len 4096
 ```
 
-## Input should be; has no setting
+## Should be; has no setting
 
 ```console
 $ ostinato plan demo --kv-cache-dtype fp8
-ConfigError: kv_cache_dtype = 'fp8': input should be 'auto' or 'int8'; ...
+ConfigError: kv_cache_dtype = 'fp8': should be 'auto' or 'int8'; ...
   - --kv-cache-dtype int8
 $ echo 'max_num_seq: 3' > mistyped.yaml
 $ ostinato plan demo --config mistyped.yaml
@@ -127,7 +127,7 @@ ADVICE = {
     "StepFailed": "report it, with the traceback of the log",
 }
 """What to do about each class that users meet."""
-SERVER = (engine_errors.StepFailed, engine_errors.ReplicaLost, engine_errors.EngineStopped, engine_errors.EngineFailed)
+SERVER = (errors.StepFailed, errors.ReplicaLost, errors.EngineStopped, errors.EngineFailed)
 """Errors beside Ostinato's own that end requests."""
 
 

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
         CapacityError,
         ConfigError,
         ForkError,
+        MediaError,
         ModelError,
         OstinatoError,
         PromptsFailed,
         RequestError,
     )
-    from ostinato.media.message_media import MediaError
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
     from ostinato.serve.chat.tool_chat import ToolChat
+    from ostinato.verify.verify import verify_model
 
 _HOMES = {
     "LLM": "ostinato.engine.llm",
@@ -39,14 +40,21 @@ _HOMES = {
     "SamplingParams": "ostinato.sampling.params",
     "ToolChat": "ostinato.serve.chat.tool_chat",
     "EngineConfig": "ostinato.config",
+    "plan_model": "ostinato.engine.planning",
+    "verify_model": "ostinato.verify.verify",
+    "TokenLogprobs": "ostinato.scheduler.batch",
     "CapacityError": "ostinato.errors",
     "ConfigError": "ostinato.errors",
+    "ContextLengthError": "ostinato.errors",
+    "EngineFailed": "ostinato.errors",
+    "EngineStopped": "ostinato.errors",
     "ForkError": "ostinato.errors",
-    "MediaError": "ostinato.media.message_media",
+    "MediaError": "ostinato.errors",
     "ModelError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
     "PromptsFailed": "ostinato.errors",
     "RequestError": "ostinato.errors",
+    "StepFailed": "ostinato.errors",
 }
 
 __all__ = [
@@ -55,7 +63,10 @@ __all__ = [
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
+    "ContextLengthError",
     "EngineConfig",
+    "EngineFailed",
+    "EngineStopped",
     "ForkError",
     "Guide",
     "MediaError",
@@ -65,13 +76,19 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StepFailed",
+    "TokenLogprobs",
     "ToolChat",
+    "plan_model",
+    "verify_model",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+        from ostinato.other_engines import missing_attribute
+
+        raise missing_attribute("ostinato", name)
     # Imports leave no garbage, and looking for it would take a sixth of torch's import time.
     collects = gc.isenabled()
     gc.disable()

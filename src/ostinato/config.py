@@ -279,6 +279,8 @@ class EngineConfig(BaseModel):
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", "record", mode="before")
     @classmethod
     def _accept_a_path(cls, value: object) -> object:
+        if isinstance(value, EngineConfig):
+            raise ValueError("should be a model; the settings of an EngineConfig are keywords, LLM(model, **settings)")
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("dtype", "ssm_state_dtype", "ssm_checkpoint_dtype", "kv_cache_dtype", "device", mode="before")
@@ -317,7 +319,7 @@ class EngineConfig(BaseModel):
     def _leaves_a_part(cls, value: float) -> float:
         # The comparison is also false for NaN.
         if not value < 1:
-            raise PydanticCustomError("video_pruning_rate", "Input should be less than 1", {"nearest": 0.99})
+            raise PydanticCustomError("video_pruning_rate", "should be less than 1", {"nearest": 0.99})
         return value
 
     @field_validator("block_size")
@@ -325,7 +327,7 @@ class EngineConfig(BaseModel):
     def _is_a_block_size(cls, value: int) -> int:
         if value not in BLOCK_SIZES:
             nearest = min(BLOCK_SIZES, key=lambda size: abs(size - value))
-            message = "Input should be 16, 32, 64, 128 or 256"
+            message = "should be 16, 32, 64, 128 or 256"
             raise PydanticCustomError("block_size", message, {"nearest": nearest})
         return value
 

@@ -126,6 +126,17 @@ class ContextLengthError(RequestError):
     max_model_len: int
 
 
+class MediaError(RequestError):
+    """Error for an image of a conversation that cannot be taken. `setting` is the place of what is wrong."""
+
+    def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = (), path: str | None = None) -> None:
+        super().__init__(f"{where}: {reason}", remedies, path or where)
+        self.where, self.reason = where, reason
+
+    def __reduce__(self) -> tuple[type[MediaError], tuple[object, ...]]:
+        return type(self), (self.where, self.reason, self.remedies, self.setting)
+
+
 class MoveError(RequestError):
     """Error for a request that another engine has exported, and this one cannot import."""
 
@@ -178,6 +189,52 @@ class ForkError(OstinatoError):
     def __init__(self, message: str) -> None:
         remedy = "start processes with multiprocessing.get_context('spawn'), and make an LLM in each"
         super().__init__(f"{message}: the threads that compute stayed behind, and it would wait for ever; {remedy}")
+
+
+class EngineError(RuntimeError):
+    """Unexpected error in the engine's process. Its note holds the traceback."""
+
+
+class EngineFailed(RuntimeError):
+    """Error for an engine that cannot continue; its server should end. The cause is the error that ended the engine."""
+
+
+class EngineStopped(EngineFailed):
+    """Error for a request that had not ended when the engine was stopped."""
+
+
+class EngineDraining(EngineStopped):
+    """Error for a new request on an engine that migrates its requests."""
+
+
+class StepFailed(RuntimeError):
+    """Error for a request that an exception in a step, named in the message, has ended. The engine continues."""
+
+
+class ReplicaLost(RuntimeError):
+    """Error for a request whose engine ended while it computed it.
+
+    The other engines continue, and a new one is started.
+    """
+
+
+class Overloaded(RequestError):
+    """Error for a full queue, or a client whose share of it is used up.
+
+    `retry_after` is the number of seconds after which there is likely to be room.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(RequestError):
+    """Error for a request that was ended because its deadline passed."""
+
+
+class BacklogExceeded(RequestError):
+    """Error for a request that was ended because its client takes too little of its answers."""
 
 
 def os_error_text(error: Exception) -> str:

@@ -146,9 +146,14 @@ def raise_max_open_files(needed: int) -> int | None:
     return None
 
 
+def extra_command(extra: str) -> str:
+    """Return the command that installs an extra, also for those who have a checkout or a wheel."""
+    return f"pip install 'ostinato[{extra}]' (in a checkout '.[{extra}]', of a wheel 'FILE.whl[{extra}]')"
+
+
 def missing_torch(need: str) -> ConfigError:
     """Return the error for what needs PyTorch where it is not installed; `need` ends in a verb."""
-    return ConfigError(f"{need} PyTorch, which is not installed: pip install 'ostinato[torch]'")
+    return ConfigError(f"{need} PyTorch, which is not installed: {extra_command('torch')}")
 
 
 def usable_cores() -> int:

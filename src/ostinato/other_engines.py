@@ -79,6 +79,7 @@ _SETTINGS = {
     "--log-format=json": "--json-output --log-jsonl",
     "--root-path": "--api-prefix --fastapi-root-path",
     "--guide-lark": "--grammar --grammar-file",
+    "--guide-json-schema, --guide-regex, --guide-choice or --guide-lark": "--guide",
     "--guide-json-schema": "-j --json-schema -jf --json-schema-file",
     "--chat-template": "--chat-template-file",
     "--chat-template-kwargs": "--default-chat-template-kwargs --chat-template-args --chat-template-config",
@@ -115,9 +116,12 @@ _PARAMETERS = {
 """Sampling parameter, with its names in the served APIs -> other names of it."""
 _FIELDS = {
     "instructions system messages": "system_prompt instruction",
-    "messages input prompt": "inputs query content",
+    "messages input prompt": "inputs query",
+    "prompt messages input": "content",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
-    "guided_regex guided_json": "regex grammar ebnf guided_grammar",
+    "guided_regex guided_json": "regex",
+    "guided_regex, or guided_json: grammars are read by the command line and in Python, guide_lark": "grammar ebnf"
+    " guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
@@ -410,6 +414,107 @@ def other_value(setting: str, word: str) -> tuple[str | None, str]:
     here, _, why = _each(_VALUES.get(setting, {})).get(word, "").partition(": ")
     return here or None, why
 
+
+_TEXT = "outputs[0].text, .token_ids and .finish_reason: a prompt may have several outputs"
+_VECTORS = "embed, which returns a vector for each prompt"
+_NO_SCORES = "not served, as there are no classifiers and no rerankers; embed returns vectors, which can be compared"
+_ATTRIBUTES = {
+    "ostinato": {
+        "plan_model(MODEL, ...)": "plan make_plan",
+        "verify_model(MODEL, ...)": "verify",
+        "LLM(MODEL, ...)": "load Llama LLMEngine Engine pipeline AutoModelForCausalLM",
+        "AsyncLLM(MODEL, ...)": "AsyncLLMEngine AsyncEngine",
+        "EngineConfig(...), or the keywords of LLM": "EngineArgs AsyncEngineArgs ModelParams ServerArgs VllmConfig",
+        "LLM(MODEL).generate(PROMPTS) and .chat(MESSAGES)": "generate chat complete completion stream_generate",
+        "LLM(MODEL).embed(TEXTS)": "embed embeddings",
+        "SamplingParams(...)": "GenerationConfig SamplingParameters",
+        "Guide(...)": "StructuredOutputsParams GuidedDecodingParams LlamaGrammar",
+        "the keywords of LLM.embed": "PoolingParams",
+        "text, a list of token ids, or a dict as in vLLM": "TextPrompt TokensPrompt PromptType",
+    },
+    "LLM": {
+        "get_tokenizer().encode(TEXT) for token ids, and embed for vectors": "encode tokenize",
+        "get_tokenizer().decode(TOKEN_IDS)": "decode detokenize",
+        "get_tokenizer()": "tokenizer",
+        _VECTORS: "embeddings create_embedding",
+        _NO_SCORES: "score classify reward rerank",
+        "generate(PROMPTS)": "create_completion completion complete __call__ enqueue",
+        "chat(MESSAGES), or stream_chat": "create_chat_completion preprocess_chat chat_completion",
+        "stream, or stream_chat": "stream_generate generate_stream",
+        "there is no beam search; SamplingParams(n=8, logprobs=0) gives outputs to choose from": "beam_search",
+        "plan.settings, and plan": "model_config llm_config server_args get_server_info",
+        "engine": "llm_engine",
+        "stats()": "get_metrics metrics",
+        "close()": "sleep shutdown unload",
+        "LLM(MODEL, ...) again: a closed one stays closed": "wake_up",
+        "reset_prefix_cache()": "flush_cache reset_mm_cache reset",
+        "the command ostinato bench profile MODEL": "start_profile stop_profile",
+        "not served: no code runs in the engine": "collective_rpc apply_model",
+        "the setting tokenizer, as LLM(MODEL, tokenizer=PATH)": "set_tokenizer",
+        "reset_prefix_cache() and get_tokenizer(); states are saved by the setting cache_dir": "save_state load_state",
+    },
+    "AsyncLLM": {
+        "AsyncLLM(MODEL, ...), with the settings as keywords": "from_engine_args from_vllm_config",
+        "await generate(PROMPTS), or async for piece in stream(PROMPT)": "add_request __call__",
+        "leave a stream, or cancel the task that waits": "abort",
+        "await close()": "shutdown shutdown_background_loop sleep",
+        "await stats()": "do_log_stats get_metrics",
+        "plan.settings, and plan": "get_model_config model_config",
+        "get_tokenizer().encode(TEXT) for token ids, and embed for vectors": "encode tokenize",
+        "get_tokenizer()": "tokenizer",
+        _NO_SCORES: "score classify reward rerank",
+        "stats(), which fails once the engine has failed": "check_health errored is_running",
+    },
+    "RequestOutput": {
+        _TEXT: "text token_ids finish_reason stop_reason logprobs cumulative_logprob generated_text output_ids",
+        "times, in seconds: arrival, scheduled, first_token and last_token": "metrics timings",
+        "prompt_token_ids": "prompt_ids input_ids",
+        "len(prompt_token_ids), len(outputs[0].token_ids) and num_cached_tokens": "usage meta_info",
+        "embedding, of the vectors that LLM.embed returns": "data",
+    },
+    "CompletionOutput": {
+        "text": "generated_text content message",
+        "token_ids": "tokens output_ids output_token_ids",
+        "len(token_ids)": "num_tokens usage",
+        "the times of the RequestOutput around it": "metrics times",
+    },
+}
+"""Class -> what to use here -> names of it in vLLM, SGLang, llama-cpp-python and transformers."""
+
+
+def missing_attribute(owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that an object, or the module of a name, does not have, with the nearest."""
+    kind = owner if isinstance(owner, str) else type(owner).__name__
+    here = _each(_ATTRIBUTES.get(kind, {})).get(name)
+    said = f"module {kind!r} has no attribute {name!r}" if kind == "ostinato" else f"{kind} has no {name}"
+    if here is None and not name.startswith("_") and not isinstance(owner, str):
+        near = get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], 1)
+        here = f"did you mean {near[0]}?" if near else None
+    elif here is not None:
+        here = here if here.startswith(("not served", "there is no")) else f"here it is {here}"
+    return AttributeError(f"{said}: {here}" if here else said)
+
+
+_KEY, _SAME = "`OSTINATO_API_KEY`", "the same"
+VARIABLES = {
+    "vllm": {
+        "`--cache-memory 40GiB`, of keys, values and states together (open: 4GiB on a CPU)": "VLLM_CPU_KVCACHE_SPACE",
+        "`taskset -c 0-15 ostinato ...` or `numactl` for which cores, `--threads N` for how many": ""
+        "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU OMP_NUM_THREADS",
+        "`--kernels`; the plan chooses them, and `ostinato kernels` shows them": "VLLM_ATTENTION_BACKEND"
+        " VLLM_CPU_SGL_KERNEL VLLM_CPU_MOE_PREPACK",
+        "`--log-level debug`": "VLLM_LOGGING_LEVEL",
+        _KEY: "VLLM_API_KEY",
+        _SAME: "HF_HOME HF_TOKEN HF_HUB_OFFLINE CUDA_VISIBLE_DEVICES",
+    },
+    "llama-cpp": {
+        "flags, or a file of settings: `--config FILE.yaml`": "LLAMA_ARG_...",
+        _KEY: "LLAMA_API_KEY",
+        "`HF_HOME`, or `--download-dir`": "LLAMA_CACHE",
+        _SAME: "HF_TOKEN CUDA_VISIBLE_DEVICES",
+    },
+}
+"""Program -> what takes the place of its environment variables here -> their names."""
 
 REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
 """Flags that were once here -> what does the same."""

@@ -97,17 +97,45 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
     return int(number) if number == int(number) else None
 
 
+_PYDANTIC_WORDS = {
+    r"^(Value error|Assertion failed), ": "",
+    r"^(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": "should ",
+    r", (unable to|got a number with|but was|not) .*$| after validation.*$": "",
+    r"greater than or equal to": "at least",
+    r"less than or equal to": "at most",
+    r"greater than": "more than",
+    r"a valid (dictionary|mapping)( or .*| object.*)?$|an object or instance of .*$|an instance of .*$": "an object",
+    r"a valid integer": "a whole number",
+    r"a valid (number|list|tuple|set|URL|decimal|date)": r"a \1",
+    r"a valid string": "text",
+    r"a valid boolean": "true or false",
+    r"a finite number": "a number that is finite",
+    r"^Field required": "is required",
+    r"^Extra inputs are not permitted": "is not known",
+}
+"""Pattern in pydantic's messages -> our words."""
+
+
+def plain_words(message: object) -> str:
+    """Return pydantic's message about a value in plain words, without what the value was; others as they are."""
+    text = str(message)
+    for pattern, words in _PYDANTIC_WORDS.items():
+        text = re.sub(pattern, words, text)
+    return text
+
+
 def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
     # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
     loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
-    name, said = ".".join(map(str, loc)), str(found["msg"]).removeprefix("Value error, ").partition(", unable")[0]
+    name, said = ".".join(map(str, loc)), plain_words(found["msg"])
     about, given = found.get("ctx", {}), found.get("input")  # a secret is hidden
     nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
     guess = nearest_value(name, given, found.get("type", ""), re.findall("'([^']+)'", str(about.get("expected", ""))))
-    text = f"{name}{equals}{given!r}: {said[:1].lower()}{said[1:]}" if name else said
+    shown = type(given).__name__ if isinstance(given, BaseModel) else repr(given)
+    text = f"{name}{equals}{shown}: {said}" if name else said
     if guess is not None and not nearest:
         why = other_value(name, str(given).lower())[1]
         text += f"; {why + ': ' if why else ''}did you mean {str(guess).lower() if isinstance(guess, bool) else guess}?"

@@ -115,6 +115,12 @@ def test_the_model_may_stand_before_the_prompt(ask: Callable[..., Outcome], llm:
     assert ask("generate", "demo", APPLES) == Outcome(0, answer(llm, APPLES).lstrip() + "\n", "")
 
 
+def test_a_model_behind_its_prompt_is_answered_with_the_order(ask: Callable[..., Outcome]) -> None:
+    told = ask("generate", "Hm?", "demo", "--max-tokens", "1").err
+    assert "'demo' is taken as a prompt: a model goes first, ostinato generate demo PROMPT" in told
+    assert "taken as a prompt" not in ask("generate", "Hm?", "What?", "--max-tokens", "1").err
+
+
 def test_several_prompts_are_printed_each_with_its_answer(ask: Callable[..., Outcome], llm: LLM) -> None:
     lines = ask("generate", APPLES, STAMPS).out.splitlines()
     expected = [f"> {APPLES}", answer(llm, APPLES).strip(), "", f"> {STAMPS}", answer(llm, STAMPS).strip()]

@@ -270,6 +270,58 @@ def test_a_number_beyond_all_plans_is_refused_before_anything_is_planned(
 
 
 @pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (
+            "serve demo --max-num-seq 4 -ngl 99 --port abc --dtype foo --max-body 3 --block-size 7",
+            ["--max-num-seq", "-ngl", "'--port'", "dtype", "max_body", "block_size", "did you mean 3GiB"],
+        ),
+        ("serve demo --port 99999 --dtype foo", ["port = 99999", "dtype = 'foo'"]),
+        ("generate demo hi --temperature -1 --dtype foo --top-p 3", ["--temperature", "--top-p", "dtype"]),
+        ("plan demo --foo --bar=3 --baz 4 demo", ["--foo", "--bar", "--baz"]),
+        ("serve demo --config {file} --foo", ["--foo", "'max_num_seq'", "'prot'"]),
+        ("serve demo --config {values} --dtype foo", ["max_waiting", "--port", "dtype"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_command_line_is_named_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, named: list[str]
+) -> None:
+    file, values = tmp_path / "names.yaml", tmp_path / "values.yaml"
+    file.write_text("max_num_seq: 4\nprot: 3\n")
+    values.write_text("max_waiting: -1\nport: many\n")
+    status, _, err = run(capsys, *line.format(file=file, values=values).split())
+    assert status == 2
+    assert not [name for name in named if name not in err], err
+    assert "Traceback" not in err
+
+
+HEAVY = ("numpy", "torch", "tokenizers", "jinja2", "fastapi", "uvicorn", "ostinato.kv_cache.manager")
+PLANNER = ("ostinato.plan.plan", "ostinato.models.checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("line", "unwanted"),
+    [
+        ("--help", (*HEAVY, *PLANNER, "pydantic")),
+        ("plan --help", (*HEAVY, *PLANNER, "ostinato.serve.settings", "ostinato.sampling.params")),
+        ("serve --help", (*HEAVY, *PLANNER)),
+        ("generate demo hi --dtype foo", (*HEAVY, *PLANNER)),
+        ("serve demo --max-num-seq 4", (*HEAVY, *PLANNER)),
+        ("serve dmeo", HEAVY),
+        ("plan demo", HEAVY),
+    ],
+)
+def test_a_quick_answer_imports_only_what_it_needs(line: str, unwanted: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom ostinato.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print('IMPORTED', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True)
+    imported = done.stdout.rpartition("IMPORTED")[2].split()
+    assert not [name for name in unwanted if name in imported]
+
+
+@pytest.mark.parametrize(
     ("typed", "message"),
     [
         (["--port", "1", "--port", "2"], "(--port is given 2 times: the last one counts)"),
@@ -411,8 +463,8 @@ def test_every_remedy_that_is_printed_works(capsys: pytest.CaptureFixture[str], 
         (["cache", "list"], "No such command 'list'; did you mean ls?\n"),
         (["xyzzy"], "No such command 'xyzzy'; there are generate, chat, serve"),
         (["fetch"], "Missing argument 'MODEL'; for example: ostinato fetch smollm2\n"),
-        (["plan", "--max-num-seqs", "many"], "Input should be a valid integer, such as 8\n"),
-        (["generate", "hi", "--temperature", "hot"], "Input should be a valid number, such as 0.5\n"),
+        (["plan", "--max-num-seqs", "many"], "should be a whole number, such as 8\n"),
+        (["generate", "hi", "--temperature", "hot"], "should be a number, such as 0.5\n"),
         (["plan", ""], "there is no directory '': it names nothing"),
         (["plan", "llama3.2:1b"], "names of Ollama's library are not known here: give a hub id"),
         (["plan", "ollama.com/library/llama3"], "names of Ollama's library are not known here"),
@@ -476,7 +528,7 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
         ("- 4", "should have a line `name: value` for each setting"),
         ("port: 8000\na: b: c", "is not YAML: mapping values are not allowed here, in line 2\n"),
         ("a: \x00", "is not YAML: unacceptable character"),
-        ("max_num_seqs: many", "--max-num-seqs': Input should be a valid integer"),
+        ("max_num_seqs: many", "--max-num-seqs': should be a whole number"),
         ("enforce_eager: true", "serve has no setting 'enforce_eager'; here it is graph_mode"),
         ("config: other.yaml", "serve has no setting 'config'"),
         ("config_file: other.yaml", "serve has no setting 'config_file'\n"),

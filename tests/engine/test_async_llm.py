@@ -14,9 +14,9 @@ from ostinato import LLM, AsyncLLM, ConfigError, RequestError, SamplingParams
 from ostinato.engine.async_llm import _whole
 from ostinato.engine.input_processor import PromptInput
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
-from ostinato.engine.process.engine_errors import EngineStopped, StepFailed
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.request_streams import RequestStream
+from ostinato.errors import EngineStopped, StepFailed
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 PROMPTS = [f"task {i} of many: " for i in range(6)]

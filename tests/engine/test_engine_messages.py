@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.process.engine_errors import EngineError, StepFailed, picklable_error, step_error
+from ostinato.engine.process.engine_errors import picklable_error, step_error
 from ostinato.engine.process.engine_messages import AbortRequest, Channel, DeltasHandled, MessageDecoder, encode_message
-from ostinato.errors import CaptureError, ModelError, Remedy, RequestError
+from ostinato.errors import CaptureError, EngineError, ModelError, Remedy, RequestError, StepFailed
 
 
 @given(st.lists(st.text(max_size=300)), st.lists(st.integers(1, 40), min_size=1))

@@ -15,7 +15,19 @@ import torch
 from pydantic import BaseModel, TypeAdapter
 
 import ostinato
-from ostinato import LLM, AsyncLLM, ConfigError, EngineConfig, Guide, ModelError, RequestError, SamplingParams
+from ostinato import (
+    LLM,
+    AsyncLLM,
+    ConfigError,
+    EngineConfig,
+    Guide,
+    ModelError,
+    RequestError,
+    SamplingParams,
+    errors,
+    other_engines,
+)
+from ostinato.errors import OstinatoError
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 IDS = [5, 9, 7]
@@ -331,3 +343,90 @@ def test_a_dtype_may_be_that_of_torch(setting: str) -> None:
 def test_what_is_listed_of_the_package_is_what_it_exports_each_once() -> None:
     assert dir(ostinato) == sorted([*ostinato.__all__, "__version__"])
     assert all(getattr(ostinato, name) is not None for name in dir(ostinato))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("encode", r"get_tokenizer\(\)\.encode"),
+        ("score", "no rerankers"),
+        ("llm_engine", "here it is engine"),
+        ("create_chat_completion", r"chat\(MESSAGES\)"),
+        ("genrate", "did you mean generate"),
+    ],
+)
+def test_a_method_of_another_engine_is_answered_with_what_there_is(llm: LLM, name: str, advice: str) -> None:
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError, match=advice):
+        getattr(llm, name)
+
+
+def test_attributes_of_other_engines_outputs_are_answered_with_what_there_is(llm: LLM) -> None:
+    [output] = llm.generate("ab", SamplingParams(max_tokens=1))
+    for owner, name, advice in (
+        (output, "metrics", "times"),
+        (output, "text", r"outputs\[0\]\.text"),
+        (output.outputs[0], "tokens", "token_ids"),
+        (ostinato, "AsyncLLMEngine", "AsyncLLM"),
+        (ostinato, "EngineArgs", "EngineConfig"),
+    ):
+        with pytest.raises(AttributeError, match=f"{name}.*here it is {advice}"):
+            getattr(owner, name)
+    assert llm.get_default_sampling_params() == llm.engine.default_params()
+
+
+def test_what_other_engines_names_are_answered_with_exists() -> None:
+    for owner in (LLM, ostinato.AsyncLLM, ostinato.RequestOutput, ostinato.CompletionOutput):
+        for name in other_engines._each(other_engines._ATTRIBUTES[owner.__name__]):
+            assert name.startswith("__") or not hasattr(owner, name), "the name is ours"
+
+
+def test_log_probabilities_have_texts_and_are_read_as_those_of_vllm(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+    [output] = llm.generate("What is 17 plus 25?", params)
+    [sample] = output.outputs
+    assert sample.logprobs is not None
+    decode = llm.get_tokenizer().decode_token
+    assert [entry.text for entry in sample.logprobs] == [decode(token, False) for token in sample.token_ids]
+    for token_id, entry in zip(sample.token_ids, sample.logprobs, strict=True):
+        assert next(iter(entry)) == token_id
+        assert (entry[token_id].logprob, entry[token_id].rank) == (entry.logprob, entry.rank)
+        assert {key: value.logprob for key, value in entry.items()} == dict(entry.top) | {token_id: entry.logprob}
+        assert [value.decoded_token for value in entry.values()] == [decode(key, False) for key in entry]
+        with pytest.raises(KeyError, match="a larger logprobs"):
+            entry[-1]
+    assert output.prompt_logprobs is not None
+    first, *others = output.prompt_logprobs
+    assert first is None
+    assert [entry and entry.text for entry in others] == [decode(token, False) for token in output.prompt_token_ids[1:]]
+    assert pickle.loads(pickle.dumps(output)).outputs[0].logprobs == sample.logprobs
+
+
+def test_plans_for_any_device_come_from_python() -> None:
+    plan = ostinato.plan_model("demo", device="l4-24gb", max_num_seqs=64)
+    assert (plan.device.name, plan.settings.max_num_seqs) == ("l4-24gb", 64)
+    with pytest.raises(ostinato.CapacityError) as caught:
+        ostinato.plan_model("demo", device="l4-24gb", device_memory="1MiB")
+    [least] = [remedy.value for remedy in caught.value.remedies if remedy.setting == "device_memory"]
+    assert ostinato.plan_model("demo", device="l4-24gb", device_memory=least).memory.num_slots
+    with pytest.raises(ConfigError, match="device_memory 'lots' is not a size"):
+        ostinato.plan_model("demo", device_memory="lots")
+
+
+@pytest.mark.slow
+def test_a_model_is_verified_from_python() -> None:
+    one_way = {"state_cache_mode": "align", "speculative": None, "graph_mode": "none", "overlap": "off"}
+    report = ostinato.verify_model("demo", extent="quick", num_prompts=0, max_tokens=2, **one_way)
+    assert report["passed"], report["summary"]
+    assert report["summary"]["cells"] == len(report["cells"]) > 0
+    with pytest.raises(ConfigError, match="should be quick, pairs, full"):
+        ostinato.verify_model("demo", extent="all")
+
+
+def test_all_errors_that_a_program_may_catch_are_in_one_module_and_the_main_ones_in_the_package() -> None:
+    main = [getattr(ostinato, name) for name in ostinato.__all__ if name.endswith(("Error", "Failed", "Stopped"))]
+    assert len(main) > 8
+    assert all(getattr(errors, kind.__name__) is kind for kind in main)
+    raised = [kind for base in (OstinatoError, RequestError) for kind in base.__subclasses__()]
+    inner = {"FitError", "TemplateTooExpensive", "UnknownMember"}
+    assert {kind.__name__ for kind in raised if kind.__module__ != "ostinato.errors"} <= inner

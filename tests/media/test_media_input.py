@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from ostinato.engine.text.chat_template import ChatTemplate
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import MediaError, Remedy, RequestError
 from ostinato.media.load import MediaSources
 from ostinato.media.media_input import MediaInput, render_chat
 from ostinato.media.media_prompt import Placeholders
-from ostinato.media.message_media import MediaError, split_media
+from ostinato.media.message_media import split_media
 from ostinato.media.processor_config import MediaSettings
 from tests.support.media_cases import (
     END,

@@ -14,12 +14,12 @@ from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.models.checkpoint import (
-    looks_like_model,
     model_spec,
     read_config,
     resolve_model_dir,
 )
 from ostinato.models.config_json import checkpoint_dtype
+from ostinato.models.named_models import looks_like_model
 from ostinato.models.registry import MODELS
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec

@@ -186,7 +186,7 @@ def test_the_config_refuses_what_is_no_size_with_the_nearest_that_is(settings: d
         ({"encoder_graph_mode": None}, "'auto', 'always' or 'none'"),
         ({"video_pruning_rate": "half"}, "number"),
         ({"video_pruning_rate": True}, "number"),
-        ({"video_pruning_rate": float("nan")}, "greater than or equal to 0"),
+        ({"video_pruning_rate": float("nan")}, "at least 0"),
         ({"allow_remote_images": 1}, "boolean"),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.engine.process.engine_errors import ReplicaLost
 from ostinato.engine.process.engine_messages import (
     AbortRequest,
     CompileGuide,
@@ -20,7 +19,7 @@ from ostinato.engine.process.engine_messages import (
     Query,
     RequestFailed,
 )
-from ostinato.errors import RequestError
+from ostinato.errors import ReplicaLost, RequestError
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.index_sync import IndexChanges
 from ostinato.replicas.placement import hash_prompt

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.process.engine_errors import ReplicaLost
 from ostinato.engine.process.engine_messages import AbortRequest, OutputDeltas, RequestFailed, StatsSnapshot
+from ostinato.errors import ReplicaLost
 from ostinato.observe.counts import EngineHistograms
 from ostinato.replicas import request_mover
 from ostinato.replicas.front import ReplicaSet

@@ -16,8 +16,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import ReplicaLost
 from ostinato.engine.process.request_streams import RequestStream
+from ostinato.errors import ReplicaLost
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.host import FRONT_PATIENCE, ReplicaHost
 from ostinato.replicas.replicated_engine import ReplicatedEngine

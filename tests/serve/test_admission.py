@@ -1,8 +1,7 @@
 import pytest
 
-from ostinato.engine.process.engine_errors import Overloaded
 from ostinato.engine.process.queue_limit import MAX_RETRY_SECONDS, RATE_WINDOW_SECONDS, QueueLimit
-from ostinato.errors import RequestError
+from ostinato.errors import Overloaded, RequestError
 
 
 @pytest.fixture

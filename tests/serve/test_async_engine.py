@@ -9,9 +9,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineFailed, EngineStopped, StepFailed
 from ostinato.engine.process.output_deltas import MAX_DELAY_SECONDS, MAX_SERVER_SHARE, DeltaPacer
-from ostinato.errors import RequestError
+from ostinato.errors import DeadlineExceeded, EngineFailed, EngineStopped, RequestError, StepFailed
 from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import SECRET, Probe, without_native_kernels
 from tests.support.patience import PATIENCE

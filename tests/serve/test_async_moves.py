@@ -11,9 +11,8 @@ import pytest
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import DeadlineExceeded, EngineDraining
 from ostinato.engine.process.request_streams import RequestStream
-from ostinato.errors import DamagedExport, ForeignExport
+from ostinato.errors import DamagedExport, DeadlineExceeded, EngineDraining, ForeignExport
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import Probe, without_native_kernels

@@ -10,11 +10,11 @@ import pytest
 
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
 from ostinato.engine.process.child import EngineLoop
-from ostinato.engine.process.engine_errors import BacklogExceeded
 from ostinato.engine.process.engine_messages import DeltasHandled
 from ostinato.engine.process.output_deltas import DeltaBuffer, OutputDelta, PackedLogprobs, SampleDelta, join_deltas
 from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
+from ostinato.errors import BacklogExceeded
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.api.completions import _AwaitingPromptLogprobs

@@ -106,7 +106,7 @@ def test_a_large_request_is_read_by_a_worker(served, llm):
         ({"input": [131]}, "input", "131"),
         ({"input": ["a"] * 65}, "input", "65 inputs are given, and a request may have 64"),
         ({"input": [[5] * 97]}, "input", "maximum context length is 96 tokens. However, your input resulted in 97"),
-        ({"dimensions": 0}, "dimensions", "greater than or equal to 1"),
+        ({"dimensions": 0}, "dimensions", "at least 1"),
         ({"dimensions": 65}, "dimensions", "should be from 1 to 64"),
         ({"pooling": "cls"}, "pooling", "'last' or 'mean'"),
         ({"encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),

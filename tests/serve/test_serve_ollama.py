@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
 
 import httpx2
 import ollama
 import pytest
 
+from ostinato.demo import checkpoint_dir
+from ostinato.engine.cache_files import checkpoint_digest
 from tests.serve.test_serve_images import drawn, url_of
 from tests.serve.test_serve_images import served as seeing  # noqa: F401 (a fixture)
 from tests.support.chat_templates import HERMES, TAGS, THINKING
@@ -213,6 +216,17 @@ def test_the_model_is_listed_and_described(served, client):
     }
 
 
+def test_the_digest_is_of_the_checkpoint_wherever_it_is(served, client, tmp_path):
+    [listed], [loaded] = client.list().models, client.ps().models
+    shown = post(served, "show", model="demo").json()
+    assert re.fullmatch("[0-9a-f]{64}", listed.digest)
+    assert listed.digest == loaded.digest == shown["digest"] == checkpoint_digest(checkpoint_dir("demo"))
+    copy = shutil.copytree(checkpoint_dir("demo"), tmp_path / "copy")
+    assert checkpoint_digest(copy) == listed.digest
+    (copy / "config.json").write_text("{}")
+    assert checkpoint_digest(copy) != listed.digest
+
+
 def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client):
     for answer in (client.generate("demo"), client.chat("demo", []), client.generate("demo", keep_alive=0)):
         assert (answer.done, answer.done_reason) == (True, "load")
@@ -236,8 +250,8 @@ def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client):
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "args": 1}}]}]},
             "unknown parameter: messages[0].tool_calls[0].function.args; known are index, name, arguments",
         ),
-        ("chat", {"messages": USER, "options": {"repeat_penalty": 0}}, "options.repeat_penalty=0.0: input should be"),
-        ("chat", {"messages": USER, "temperature": -1}, "temperature=-1.0: input should be"),
+        ("chat", {"messages": USER, "options": {"repeat_penalty": 0}}, "options.repeat_penalty=0.0: should be"),
+        ("chat", {"messages": USER, "temperature": -1}, "temperature=-1.0: should be"),
         ("chat", {"messages": USER, "max_tokens": 3}, "unknown parameter: max_tokens; here it is options.num_predict"),
         ("chat", {"messages": USER, "options": {"max_tokens": 3}}, "options.max_tokens; here it is num_predict"),
         ("embed", {"input": "x", "options": {"num_ctx": 10**9}}, "options.num_ctx is 1000000000, and this server"),

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import json
 import logging
 import os
@@ -19,9 +20,11 @@ import pytest
 
 from ostinato import demo, os_support
 from ostinato.cli.main import main
-from ostinato.engine.process.engine_errors import EngineError
 from ostinato.engine.process.engine_process import process_death_error
+from ostinato.errors import EngineError
 from ostinato.observe.logs import CONFIGURED
+from ostinato.serve.http import listener
+from ostinato.serve.settings import ServeSettings
 from tests.support.engine_probe import Probe, without_native_kernels
 from tests.support.patience import PATIENCE
 from tests.support.server_process import ENGINE, RUN, Process
@@ -48,6 +51,29 @@ def is_alive(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "said"),
+    [
+        ("http://0.0.0.0:8000", {"host": "0.0.0.0", "insecure": True}, "open http://10.1.2.3:8000"),
+        ("https://0.0.0.0:8000", {"host": "0.0.0.0", "api_key": ("k",)}, "open https://10.1.2.3:8000"),
+        ("http://0.0.0.0:80", {"host": "0.0.0.0", "insecure": True, "root_path": "/llm"}, "http://10.1.2.3:80/llm"),
+        ("http://127.0.0.1:8000", {}, "--host 0.0.0.0, with a key (OSTINATO_API_KEY) or --insecure"),
+        ("http://127.0.0.1:8000", {"api_key": ("k",)}, "--host 0.0.0.0 lets"),
+        ("http://192.168.0.7:8000", {"host": "192.168.0.7", "insecure": True}, None),
+        ("unix:/run/ostinato.sock", {"uds": "/run/ostinato.sock"}, None),
+    ],
+)
+def test_what_a_phone_on_the_network_opens_is_said(monkeypatch, url, settings, said):
+    monkeypatch.setattr(listener, "_network_address", lambda: "10.1.2.3")
+    text = listener.reach_text(url, ServeSettings(**settings))
+    assert text is None if said is None else said in text
+
+
+def test_the_address_on_the_network_is_one_that_others_can_use():
+    address = listener._network_address()
+    assert address is None or not ipaddress.ip_address(address).is_loopback
 
 
 @pytest.fixture

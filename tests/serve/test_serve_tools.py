@@ -233,7 +233,8 @@ def test_fields_that_ask_for_nothing_are_taken_and_variables_cannot_be_arguments
         hermes.completions.create(model="tiny", prompt="Hm", max_tokens=1, best_of=2)
     with pytest.raises(openai.BadRequestError, match="not served"):
         hermes.completions.create(model="tiny", prompt="Hm", max_tokens=1, suffix="x")
-    hermes.chat.completions.create(**{**ASKED, "max_tokens": 1, "extra_body": {"verbosity": "low"}})
+    with pytest.raises(openai.BadRequestError, match="verbosity is no variable of this model's chat template"):
+        hermes.chat.completions.create(**{**ASKED, "max_tokens": 1, "extra_body": {"verbosity": "low"}})
     for name in ("self", "messages", "tools", "template_name", "continue_final_message"):
         with pytest.raises(openai.BadRequestError, match=f"chat_template_kwargs.{name} cannot be set there"):
             hermes.chat.completions.create(**ASKED, extra_body={"chat_template_kwargs": {name: 1}})

@@ -126,11 +126,11 @@ def test_what_is_wrong_is_told_in_words_of_the_api_and_the_same_after_other_requ
     ("name", "param", "words"),
     [
         ("a bias for no token", "logit_bias", "between 0 and 767"),
-        ("a bias for what is no token id", "logit_bias", "logit_bias='word': input should be a valid integer"),
+        ("a bias for what is no token id", "logit_bias", "logit_bias='word': should be a whole number"),
         ("a seed that is too large", "seed", "less than 18446744073709551616"),
         ("a least above the most", "min_tokens", "min_tokens (5) is above max_tokens (2)"),
         ("what is stored", "store", "store: not served; nothing is stored"),
-        ("a form as text", "response_format", "response_format: Input should be an object"),
+        ("a form as text", "response_format", "response_format: should be an object"),
         ("a variable that the template does not know", "chat_template_kwargs.bogus", "bogus is no variable of this"),
         ("a variable of no template of responses", "chat_template_kwargs.max_tokens", "give max_tokens beside"),
     ],
@@ -139,6 +139,49 @@ def test_the_field_that_is_wrong_is_named_beside_the_message(served, name, param
     error = post(served, *WRONG[name]).json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"verbosity": "low"}, "verbosity"),
+        (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ],
+)
+def test_a_field_that_the_template_would_ignore_is_refused_by_name(served, path, more, param):
+    error = post(served, path, asking(path, **more)).json()["error"]
+    assert param in (error.get("param") or error["message"])
+    assert "is no variable of this model's chat template" in error["message"]
+    nothing = {**more, **({"reasoning_effort": "none"} if path == CHAT else {})}
+    nothing.pop("verbosity", None)
+    if path == CHAT:
+        assert post(served, path, asking(path, **nothing)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": "hi"},
+        {"messages": ["hi"]},
+        {"messages": [{"role": "nobody", "content": "hi"}]},
+        {"max_tokens": "many"},
+        {"max_tokens": 1.5},
+        {"n": 0},
+        {"top_p": None, "stream": "yes"},
+        {"stop": 3},
+        {"logit_bias": []},
+        {"timeout": -1},
+        {"stream_options": {"include_usage": "yes"}},
+    ],
+)
+def test_a_client_is_told_in_our_words_what_is_wrong(served, body):
+    asked = {"messages": ASKED, **body} if body else body
+    message = told(post(served, CHAT, asked))
+    assert not re.search("[Ii]nput should|[Ff]ield required|[Vv]alue error|a valid|unable to|greater than", message)
 
 
 NEVER = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
@@ -223,7 +266,7 @@ NAMED: dict[str, tuple[str, dict[str, Any], str]] = {
     "two options": (
         OLLAMA,
         {"options": {"temperature": -1, "repeat_penalty": 0}},
-        "options.temperature=-1.0: input should be greater than or equal to 0; options.repeat_penalty=0.0: input ",
+        "options.temperature=-1.0: should be at least 0; options.repeat_penalty=0.0: ",
     ),
     "a least of a chat": (CHAT, {"min_tokens": 9}, "min_tokens (9) is above max_completion_tokens (4)"),
     "a least of a response": (RESPONSES, {"min_tokens": 9}, "min_tokens (9) is above max_output_tokens (4)"),
@@ -289,22 +332,22 @@ def test_an_answer_that_the_context_ends_before_max_tokens_says_so_in_each_api(s
 def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant):
     answer = post(served, path, {})
     assert answer.status_code == 404
-    assert f"there is no {path} here; requests go to {CHAT}, {COMPLETIONS}, " in told(answer)
-    assert "/openapi.json describes all" in told(answer)
-    assert told(answer).endswith("describes all" if meant is None else f"; did you mean {meant}?")
+    nearest = "r" if meant is None else f"did you mean {meant}? R"
+    assert told(answer).startswith(f"there is no {path} here; {nearest}equests go to {CHAT}, {COMPLETIONS}, ")
+    assert told(answer).endswith("/openapi.json describes all")
 
 
 @pytest.mark.parametrize("path", ["/v1", "/doc", "/v1/", "/model"])
 def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 404
-    assert f"there is no {path} here; GET is for /, /docs, /health, " in told(answer)
+    assert re.match(rf"there is no {path} here; (did you mean \S+\? )?GET is for /, /docs, /health, ", told(answer))
     assert ", /v1/models, /v1/models/{name}, " in told(answer)
     assert f"requests go to {CHAT}, " in told(answer)
 
 
 def test_a_page_that_is_an_endpoint_but_for_its_beginning_is_named(served):
-    assert told(httpx2.get(f"{served.url}/chat/completions", timeout=PATIENCE)).endswith(f"; did you mean {CHAT}?")
+    assert f" here; did you mean {CHAT}?" in told(httpx2.get(f"{served.url}/chat/completions", timeout=PATIENCE))
 
 
 NULLS = {"priority": None, "timeout": None, "cache_salt": None}
@@ -331,7 +374,7 @@ def test_a_compressed_body_is_refused_by_its_header(served, coding):
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
     assert told(answer).endswith(f"without the header Content-Encoding: {coding}")
     plain = {**headers, "Content-Encoding": "Identity"}
-    assert "messages: Field required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
+    assert "messages: is required" in told(httpx2.post(answer.url, content=b"{}", headers=plain, timeout=PATIENCE))
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/pull"), ("GET", "/api/blobs"), ("DELETE", "/api/x")])
@@ -379,7 +422,7 @@ def test_a_path_with_a_slash_too_many_is_told_the_right_one(served, path):
     answer = httpx2.request("GET" if path != CHAT else "POST", f"{served.url}{path}/", json={}, timeout=PATIENCE)
     assert answer.status_code == 404
     assert f"there is no {path}/ here" in told(answer)
-    assert told(answer).endswith(f"did you mean {path}?")
+    assert f"here; did you mean {path}?" in told(answer)
 
 
 def test_a_preflight_without_cors_is_told_which_setting_allows_it(served):
@@ -447,6 +490,8 @@ UNKNOWN = {
     "options": "here that is another API, such as Ollama",
     "keep_alive": "here that is not needed",
     "enable_thinking": "here that is chat_template_kwargs",
+    "content": "here it is messages",
+    "grammar": "here it is guided_regex, or guided_json: grammars are read by",
     "prompt": "here it is messages",
     "add_special_tokens": "here that is not served",
     "truncate_prompt_tokens": "here that is not served",

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._version import __version__
 from ostinato.json_io import JsonMapping, JsonObject, to_json_data
-from ostinato.plan.device.detect import detect
-from ostinato.plan.device.linux import cpu_model
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
@@ -164,6 +162,10 @@ def machine_facts(plan: Plan | None = None) -> JsonObject:
 
     With the plan of an engine in this process also its device, the threads that it uses and torch's version.
     """
+    # Imported here: a table of figures needs no device.
+    from ostinato.plan.device.detect import detect
+    from ostinato.plan.device.linux import cpu_model
+
     machine = {"cpu": cpu_model(), "cores": detect("cpu").cores, "ostinato": __version__}
     machine["python"] = platform.python_version()
     if plan is None:

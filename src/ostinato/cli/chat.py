@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli.flags import (
-    PANEL,
     Model,
     TemplateVariables,
     as_message,
@@ -23,6 +22,7 @@ from ostinato.cli.flags import (
     sampling_options,
     template_variables,
 )
+from ostinato.cli.help import SAMPLING
 from ostinato.cli.output import note, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
@@ -56,7 +56,9 @@ def chat(
     chat_template_kwargs: TemplateVariables = None,
     max_tokens: Annotated[
         int,
-        typer.Option(min=1, help="Most tokens of an answer, as on the page; /continue goes on.", rich_help_panel=PANEL),
+        typer.Option(
+            min=1, help="Most tokens of an answer, as on the page; /continue goes on.", rich_help_panel=SAMPLING
+        ),
     ] = 1024,
     tools: Annotated[
         list[Path] | None,
@@ -175,8 +177,8 @@ class ChatSession:
 
     def attach(self, source: str) -> None:
         """Attach an image to the next message. RequestError if it, or any image, cannot be taken."""
+        from ostinato.errors import MediaError
         from ostinato.media.load import load_image
-        from ostinato.media.message_media import MediaError
 
         part: JsonObject = {"type": "image", "image": source}
         media = self.llm.engine.media

@@ -20,7 +20,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ostinato.cli.help import groups, show_all
+from ostinato.cli.help import SAMPLING, groups, show_all
 from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
@@ -63,6 +63,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     }
     given: JsonObject = {}
     others: list[str] = []
+    problems: list[str] = []
     for key, value in (read or {}).items():
         name = str(key).removeprefix("--").replace("-", "_")
         if name not in options and name in groups():
@@ -73,11 +74,13 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
             also = (
                 f"; {SETTING_ADVICE[name]}" if name in SETTING_ADVICE else f"; did you mean {near[0]}?" if near else ""
             )
-            raise ConfigError(f"{path}: {ctx.info_name} has no setting {key!r}{also}")
-        if name in given:
-            raise ConfigError(f"{path}: {name} is given twice")
-        if value is not None:
+            problems.append(f"{path}: {ctx.info_name} has no setting {key!r}{also}")
+        elif name in given:
+            problems.append(f"{path}: {name} is given twice")
+        elif value is not None:
             given[name] = _as_argument(value, is_list=getattr(options[name], "multiple", False))
+    if problems:
+        raise ConfigError("\n".join(problems))
     if others:
         note(f"{path}: {ctx.info_name} passes over what is another command's: {', '.join(others)}")
     ctx.default_map = {**(ctx.default_map or {}), **given}
@@ -165,7 +168,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         @engine_options
         def generate(settings: JsonObject, prompt: str) -> None: ...
     """
-    return with_flags(command, "settings", _flags(), reads_file=True)
+    return with_flags(command, "settings", _flags(), check=lambda given: EngineConfig(**given), reads_file=True)
 
 
 def with_flags(
@@ -174,12 +177,14 @@ def with_flags(
     flags: Iterable[inspect.Parameter],
     read: Callable[[JsonObject], JsonObject] = dict,
     *,
+    check: Callable[[JsonObject], object] | None = None,
     reads_file: bool = False,
 ) -> Callable[..., None]:
     """Return `command` with more flags; its parameter `collector` receives `read` of the given ones.
 
     Flags default to None, which means not given. If the command has a parameter with a flag's name, that parameter is
-    kept. With `reads_file` the command also has `--config`, for flags of any kind, and `--help-all`.
+    kept. With `reads_file` the command also has `--config`, for flags of any kind, and `--help-all`. `check` (`read`)
+    raises the errors of the given ones: it runs again if there are several, to name them all (`HelpCommand`).
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     own = [parameter for parameter in parameters.values() if parameter.name != collector]
@@ -198,6 +203,8 @@ def with_flags(
     every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in of_all]
     with_collected.__name__, with_collected.__doc__ = command.__name__, command.__doc__
     with_collected.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    checks = [*getattr(command, "checks", ()), ([flag.name for flag in added], check or read)]
+    with_collected.checks = checks  # type: ignore[attr-defined]
     with_collected.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return with_collected
 
@@ -219,18 +226,18 @@ def check_model(settings: JsonObject, *, plans: bool = True) -> tuple[EngineConf
 
     So do those of a separate chat template, and, with `plans`, those of a plan for this machine.
     """
-    # Imported here, since short help needs none of these.
-    from ostinato.models.checkpoint import load_spec
-    from ostinato.plan.device.detect import detect
-    from ostinato.plan.plan import make_plan
-
     config = EngineConfig(**settings)
+    from ostinato.models.checkpoint import load_spec
+
     spec = load_spec(config)
     if config.chat_template is not None:
         from ostinato.engine.text.chat_template import read_chat_template
 
         read_chat_template(expand(config.chat_template))
     if plans:
+        from ostinato.plan.device.detect import detect
+        from ostinato.plan.plan import make_plan
+
         make_plan(config, spec, detect(config.device))
     return config, spec
 
@@ -299,7 +306,6 @@ def as_typed(value: Any, metavar: str | None) -> str:
 
 _GUIDE = "guide_"
 _TEXTS_IN_FILES = ("guide_json_schema", "guide_lark")
-PANEL = "Sampling (left open: as generation_config.json says, else greedy)"
 
 TemplateVariables = Annotated[
     str | None,
@@ -377,7 +383,7 @@ def _request_flags(leave_out: Collection[str]) -> Iterator[inspect.Parameter]:
             # generation_config.json has the defaults of the others.
             described(field) if name == "max_tokens" else str(field.description),
             "FILE|TEXT" if name in _TEXTS_IN_FILES else None,
-            rich_help_panel=PANEL,
+            rich_help_panel=SAMPLING,
         )
 
 

@@ -24,10 +24,10 @@ from ostinato.cli.flags import (
     sampling_options,
     template_variables,
 )
-from ostinato.cli.output import check_room, note_cut, print_pieces, print_stats
+from ostinato.cli.output import check_room, note, note_cut, print_pieces, print_stats
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
-from ostinato.models.checkpoint import looks_like_model
+from ostinato.models.named_models import looks_like_model
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
@@ -76,6 +76,8 @@ def generate(
             raise RequestError(
                 f"{settings['model']!r} is taken as the model, and there is no prompt; after --model, all are prompts"
             )
+    elif prompts and len(prompts) > 1 and "model" not in settings and looks_like_model(prompts[-1]):
+        note(f"({prompts[-1]!r} is taken as a prompt: a model goes first, ostinato generate {prompts[-1]} PROMPT)")
     asked = [*_read_arguments(prompts or []), *(read_prompts(file) if file else ())]
     if not asked:
         raise RequestError('there is no prompt: give one, as in ostinato generate "...", or --file')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, takewhile
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ostinato.errors import ConfigError, OstinatoError, RequestError
 from ostinato.other_engines import advice, advice_on_command
 
 COMMON_FLAGS = ("model", "max_tokens", "temperature", "host", "port", "max_model_len")
@@ -41,25 +43,32 @@ ENGINE_GROUPS = {
         "video_pruning_rate", "allow_remote_images",
     ),
 }  # fmt: skip
-OWN = "this command"
+SAMPLING, SERVER, OWN = "sampling", "server", "this command"
+"""Subjects of other flags."""
 
 
 @cache
 def groups() -> dict[str, str]:
-    """Return each setting's subject, in the order of help. Settings without one are a command's own."""
-    # Imported here: a command's short help needs none of these.
-    from ostinato.config import EngineConfig
+    """Return the subject of each setting of any command."""
+    # Imported here, since help needs none of these: flags bring their subject along.
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
     from ostinato.serve.settings import ServeSettings
+
+    found = engine_groups()
+    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), SAMPLING)
+    found |= {f"guide_{name}": SAMPLING for name in Guide.model_fields}
+    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), SERVER)
+
+
+def engine_groups() -> dict[str, str]:
+    """Return the subject of each setting of the engine, also by its other names."""
+    from ostinato.config import EngineConfig
     from ostinato.setting_names import ALIASES
 
     found = {name: title for title, names in ENGINE_GROUPS.items() for name in names}
     assert found.keys() == EngineConfig.model_fields.keys(), "every setting of the engine has its place in help"
-    found |= {alias: found[name] for alias, name in ALIASES.items()}
-    found |= dict.fromkeys(SamplingParams.model_fields.keys() - found.keys(), "sampling")
-    found |= {f"guide_{name}": "sampling" for name in Guide.model_fields}
-    return found | dict.fromkeys(ServeSettings.model_fields.keys() - found.keys(), "server")
+    return found | {alias: found[name] for alias, name in ALIASES.items()}
 
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -98,23 +107,84 @@ class HelpCommand(TyperCommand):
             self._check_switches(args)
             return super().parse_args(ctx, args)
         except UsageError as error:
-            flag = getattr(error, "option_name", None)
-            if flag is None:
-                for said, (kind, example) in _NUMBERS.items():
-                    meant = said in error.message and _meant_number(ctx, getattr(error, "param", None), given, kind)
-                    error.message = error.message.replace(said, f"; did you mean {meant}?" if meant else example)
-                if error.message.startswith(("Missing", "Got unexpected extra")) or not error.message:
-                    hint = "generate takes prompts, chat asks for them; " if ctx.info_name == "chat" else ""
-                    raise UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx) from None
+            first = self._explained(ctx, error, given)
+            if getattr(first, "is_alone", False):
+                raise first from None
+            raise _as_one([first, *self._further_problems(ctx, given, first)], ctx) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, RequestError) as error:
+            found = list(self._wrong_settings(ctx))
+            if len(found) < 2 or error.message not in {each.message for each in found}:
                 raise
-            if any(flag in param.opts for param in self.params):
-                raise UsageError(f"{flag} needs a value behind it", ctx) from None
-            typed = _with_advice(given, flag)
-            others = "" if typed else " and ".join(_commands_with(flag, ctx))
-            if not typed and not others:
-                raise
-            known = f"it is a flag of {others}" if others else advice(typed[0])
-            raise UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx) from None
+            raise _as_one(found, ctx) from None
+
+    def _explained(self, ctx: Any, error: Any, given: list[str]) -> Any:
+        """Return a usage error with what to type instead. It `is_alone` if nothing else can be said of the line."""
+        flag = getattr(error, "option_name", None)
+        if flag is None:
+            about = next((about for said, about in _NUMBERS.items() if error.message.endswith(said)), None)
+            if getattr(error, "param", None) is not None:
+                error.message = _in_plain_words(error.message)
+            if about is not None:
+                meant = _meant_number(ctx, getattr(error, "param", None), given, about[0])
+                error.message += f"; did you mean {meant}?" if meant else about[1]
+            if error.message.startswith(("Missing", "Got unexpected extra")) or not error.message:
+                hint = "generate takes prompts, chat asks for them; " if ctx.info_name == "chat" else ""
+                error = UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx)
+            error.is_alone = getattr(error, "param", None) is None
+            return error
+        if any(flag in param.opts for param in self.params):
+            found = UsageError(f"{flag} needs a value behind it", ctx)
+            found.is_alone = True
+            return found
+        typed = _with_advice(given, flag)
+        others = "" if typed else " and ".join(_commands_with(flag, ctx))
+        if not typed and not others:
+            return error
+        known = f"it is a flag of {others}" if others else advice(typed[0])
+        found = UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx)
+        found.option_name = flag
+        return found
+
+    def _further_problems(self, ctx: Any, args: list[str], first: Any) -> Iterator[Any]:
+        """Yield what else is wrong with a command line: unknown flags, and values of flags and settings."""
+        flag = getattr(first, "option_name", None)
+        while flag is not None:
+            rest = _without_flag(args, flag)
+            if rest == args:
+                return
+            args, flag = rest, None
+            try:
+                opts, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            except UsageError as error:
+                found = self._explained(ctx, error, args)
+                flag = getattr(found, "option_name", None)
+                yield found
+                if flag is None:
+                    return
+        opts, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        wrong = getattr(first, "param", None)
+        for param in sorted(self.get_params(ctx), key=lambda each: not each.is_eager):
+            if param is wrong or param.param_type_name == "argument" or param.name in ("help", "help_all"):
+                continue
+            try:
+                param.handle_parse_result(ctx, opts, [])
+            except UsageError as error:
+                yield self._explained(ctx, error, args)
+            except OstinatoError as error:  # of a file of settings
+                yield error
+        yield from self._wrong_settings(ctx)
+
+    def _wrong_settings(self, ctx: Any) -> Iterator[OstinatoError]:
+        """Yield the errors of the command's settings, each kind of settings checked by itself."""
+        for names, check in getattr(self.callback, "checks", ()):
+            try:
+                check({name: value for name in names if (value := ctx.params.get(name)) not in (None, (), [])})
+            except OstinatoError as error:
+                yield error
 
     def _tell_repeated(self, ctx: Any, args: list[str]) -> None:
         """Say on stderr that an option of one value is given several: as in other commands, the last one counts."""
@@ -177,16 +247,15 @@ class HelpCommand(TyperCommand):
         formatter.buffer[:] = [part.replace(_HYPHEN, "-") for part in formatter.buffer]
 
     def _format_groups(self, ctx: Any, formatter: Any, records: list[tuple[Any, tuple[str, str]]]) -> None:
-        # Imported here, since a command that runs does not need these modules.
-
         arguments = [record for param, record in records if param.param_type_name == "argument"]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        by_group: dict[str, list[tuple[Any, Any]]] = {title: [] for title in (*groups().values(), OWN)}
+        by_name = engine_groups()
+        by_group: dict[str, list[tuple[Any, Any]]] = {title: [] for title in (*ENGINE_GROUPS, SAMPLING, SERVER, OWN)}
         for param, record in records:
             if param.param_type_name != "argument":
-                by_group[groups().get(param.name, OWN)].append((param, record))
+                by_group[by_name.get(param.name) or param.rich_help_panel or OWN].append((param, record))
         shows_all = ctx.meta.get(_SHOWS_ALL, False)
         own, every = by_group[OWN], [each for group in by_group.values() for each in group]
         wanted = {param.name: (param, record) for param, record in every if param.name in COMMON_FLAGS}
@@ -240,7 +309,7 @@ class HelpGroup(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError:
-            from ostinato.models.checkpoint import looks_like_model  # imported here: help needs none of it
+            from ostinato.models.named_models import looks_like_model  # imported here: help needs none of it
 
             name, ours = args[0], list(self.commands)
             meant = advice_on_command(name, ours)
@@ -249,6 +318,28 @@ class HelpGroup(TyperGroup):
             elif meant.startswith("there are") and "chat" in ours and looks_like_model(name):
                 meant = f"for a model it is {ctx.command_path} chat {name}, or serve or generate in place of chat"
             raise UsageError(f"No such command {name!r}; {meant}", ctx) from None
+
+
+def _as_one(problems: list[Any], ctx: Any) -> Any:
+    """Return one error for all problems of a command line, a line for each."""
+    if len(problems) == 1:
+        return problems[0]
+    lines = [each.message if isinstance(each, OstinatoError) else each.format_message() for each in problems]
+    remedies = [remedy for each in problems for remedy in getattr(each, "remedies", ())]
+    if any(isinstance(each, OstinatoError) for each in problems):
+        return ConfigError("\n".join(lines), remedies)
+    return UsageError("\n".join(lines), ctx)
+
+
+def _without_flag(args: list[str], flag: str) -> list[str]:
+    """Return the arguments without a flag that is unknown, and without what is probably its value."""
+    for place, word in enumerate(args):
+        is_cluster = not word.startswith("--") and len(flag) == 2 and word.startswith("-") and flag[1] in word
+        if word.partition("=")[0] == flag or is_cluster:
+            following = args[place + 1 : place + 2]
+            has_value = "=" not in word and following and not following[0].startswith("-")
+            return args[:place] + args[place + 1 + bool(has_value) :]
+    return args
 
 
 def _with_advice(args: list[str], flag: str) -> list[str]:
@@ -275,6 +366,12 @@ def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | N
         flag, _, value = word.partition("=")
         values += [value or following] if flag in param.opts else []
     return nearest_value(str(param.name), values[-1], kind) if values else None
+
+
+def _in_plain_words(message: str) -> str:
+    from ostinato.setting_names import plain_words  # imported here: help needs none of it
+
+    return plain_words(message)
 
 
 def _first_sentence(record: tuple[str, str]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,20 +12,13 @@ import typer
 from rich.console import Console
 
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
-from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError, ConfigError, Remedy
+from ostinato.errors import ConfigError
 from ostinato.files import why_unwritable
 from ostinato.json_io import JsonObject, to_json_data
-from ostinato.plan.device.detect import find_device
-from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
-from ostinato.plan.device.measured_rates import cache_directory, save_rates
-from ostinato.plan.model import ModelSpec
-from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.remedies import min_memory
-from ostinato.plan.render.tables import print_plan, render_launches
-from ostinato.units import exact_bytes, format_bytes, parse_bytes
+from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES
 
 if TYPE_CHECKING:
+    from ostinato.plan.plan import Plan
     from ostinato.plan.traffic import Traffic
 
 
@@ -102,12 +94,16 @@ def plan(
     _check_offered(counted, traffic, {"--replicas": replicas, "--rate": rate, "--deadline": deadline})
     name_model(settings, target)
     config, spec = check_model(settings, plans=False)
-    found = _device(device, device_memory)
-    made = _plan(config, spec, found, device_memory)
+    # Imported here: help, and the errors above, need no planner.
+    from ostinato.engine.planning import device_of, plan_on
+    from ostinato.plan.render.tables import print_plan, render_launches
+
+    found = device_of(device, device_memory, "--device-memory")
+    made = plan_on(config, spec, found, device_memory is not None)
     if measure:
         _measure(made)
-        found = _device(device, device_memory)
-        made = _plan(config, spec, found, device_memory)
+        found = device_of(device, device_memory, "--device-memory")
+        made = plan_on(config, spec, found, device_memory is not None)
     if output is not None:
         try:
             made.save(output)
@@ -149,22 +145,6 @@ def plan(
         print(f"what engines carry of the requests is not estimated: {made.prediction.reason}", file=sys.stderr)
 
 
-def _plan(config: EngineConfig, spec: ModelSpec, device: DeviceSpec, given_memory: str | None) -> Plan:
-    try:
-        return make_plan(config, spec, device)
-    except CapacityError as error:
-        raise error if given_memory is None else _of_given_memory(error, config, spec, device) from None
-
-
-def _of_given_memory(error: CapacityError, config: EngineConfig, spec: ModelSpec, device: DeviceSpec) -> CapacityError:
-    """Return `error` with one more remedy: the device memory that would be needed in place of the given one."""
-    least = min_memory(config, spec, device)
-    if least is None:
-        return error
-    also = f", or raise device_memory to at least {exact_bytes(least)}" if error.remedies else ""
-    return CapacityError(error.message + also, [*error.remedies, Remedy("device_memory", least)])
-
-
 def _check_offered(counted: Traffic | None, path: Path | None, flags: Mapping[str, object]) -> None:
     """Raise ConfigError if one of `flags` is given without the requests that it applies to."""
     given = [name for name, value in flags.items() if value is not None]
@@ -192,6 +172,7 @@ def _counts(text: str | None) -> tuple[int, ...]:
 def _measure(plan: Plan) -> None:
     """Measure the rates that the plan asks for, and save them."""
     from ostinato.bench.measure_rates import measure_rates
+    from ostinato.plan.device.measured_rates import cache_directory, save_rates
 
     rates, directory = measure_rates(plan), cache_directory()
     try:
@@ -199,15 +180,3 @@ def _measure(plan: Plan) -> None:
     except OSError as error:
         raise ConfigError(f"rates cannot be kept in {directory}: {error.strerror}; set XDG_CACHE_HOME") from None
     print(f"measured, and kept in {path}", file=sys.stderr)
-
-
-def _device(name: str, memory: str | None) -> DeviceSpec:
-    device = find_device(name)
-    if memory is None:
-        return device
-    try:
-        size = parse_bytes(memory)
-    except ConfigError as error:
-        raise ConfigError(f"--device-memory {error.message}") from None
-    source = f"{device.source}; memory as given, in place of {format_bytes(device.memory_bytes)}"
-    return replace(device, memory_bytes=size, source=source)

@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.help import SERVER
 from ostinato.cli.output import note
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
@@ -50,8 +52,8 @@ def batch(
     import asyncio
 
     from ostinato.config import EngineConfig
-    from ostinato.engine.process.engine_errors import EngineFailed
     from ostinato.engine.progress import generation_progress, start_progress
+    from ostinato.errors import EngineFailed
     from ostinato.files import exists
     from ostinato.serve.batch.files import AnswerFile, read_lines
     from ostinato.serve.batch.run import URLS, batch_settings, run_batch
@@ -101,16 +103,24 @@ def batch(
     raise typer.Exit(1 if refused else 0)
 
 
-PANEL = "Server"
-
-
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for each of ServeSettings; `serving: JsonObject` receives the given ones."""
-    return with_flags(command, "serving", _server_flags(ServeSettings.model_fields))
+    flags = _server_flags(ServeSettings.model_fields)
+    return with_flags(command, "serving", flags, check=lambda given: ServeSettings(**given))
 
 
 def _server_flags(names: Iterable[str]) -> list[inspect.Parameter]:
     return [_flag(name, ServeSettings.model_fields[name]) for name in names]
+
+
+def _announce(settings: ServeSettings, url: str) -> None:
+    """Say where the server listens, and how other devices reach it."""
+    from ostinato.serve.http.listener import reach_text
+
+    note(f"listening on {url} (Ctrl-C ends it)")
+    reach = reach_text(url, settings)
+    if reach is not None:
+        note(f"({reach})")
 
 
 ROUTE_SETTINGS = (
@@ -123,7 +133,10 @@ ROUTE_SETTINGS = (
 
 
 def _route_options(command: Callable[..., None]) -> Callable[..., None]:
-    return with_flags(command, "serving", _server_flags(ROUTE_SETTINGS), reads_file=True)
+    def check(given: JsonObject) -> None:
+        ServeSettings(**{name: value for name, value in given.items() if name != "routing"})  # which is of its own here
+
+    return with_flags(command, "serving", _server_flags(ROUTE_SETTINGS), check=check, reads_file=True)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -135,7 +148,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         metavar,
         envvar=SECRET_VARIABLES.get(name),
         show_envvar=True,
-        rich_help_panel=PANEL,
+        rich_help_panel=SERVER,
     )
 
 
@@ -180,9 +193,7 @@ def serve(
         from ostinato.serve.server import serve as run
 
         with start_progress() as progress:
-            status = run(
-                config, chosen, progress, lambda url: note(f"listening on {url} (Ctrl-C ends it)"), early=early
-            )
+            status = run(config, chosen, progress, partial(_announce, chosen), early=early)
     raise typer.Exit(status)
 
 
@@ -244,6 +255,6 @@ def route(
     status = run_server(
         lambda: (lifecycle, make_route_app(lifecycle)),
         settings,
-        lambda url: note(f"listening on {url} (Ctrl-C ends it)"),
+        partial(_announce, settings),
     )
     raise typer.Exit(status)

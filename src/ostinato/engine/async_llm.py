@@ -28,7 +28,7 @@ from ostinato.engine.input_processor import (
     params_per_prompt,
     single_params,
 )
-from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
+from ostinato.engine.outputs import RequestOutput, decode_logprobs, note_failures, vectors_of
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.engine.progress import start_progress
@@ -39,6 +39,7 @@ from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.media.media_input import render_chat
 from ostinato.models.pooling import PoolingKind
+from ostinato.other_engines import missing_attribute
 from ostinato.plan.plan import Plan
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
@@ -108,6 +109,11 @@ class AsyncLLM:
     def get_tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer, with `encode`, `decode` and `eos_token_ids`."""
         return self._started().tokenizer
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
 
     async def generate(
         self,
@@ -265,6 +271,8 @@ class AsyncLLM:
                     stream = await self._submit(prompt, own_params, cache_salt, pooling)
                 streams.append(await stack.enter_async_context(stream))
             outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+        for output in outputs:
+            decode_logprobs(output, self.get_tokenizer())
         note_failures(outputs)
         return outputs
 
@@ -289,7 +297,4 @@ async def _whole(stream: RequestStream, prompt: PromptInput) -> RequestOutput:
             raise
     assert output is not None, "a stream ends with its output, or with an error"
     output.prompt = prompt.prompt if isinstance(prompt.prompt, str) else None
-    for sample in output.outputs:
-        sample.logprobs = None if sample.logprobs is None else list(sample.logprobs)
-    output.prompt_logprobs = None if output.prompt_logprobs is None else list(output.prompt_logprobs)
     return output

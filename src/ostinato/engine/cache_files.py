@@ -65,6 +65,15 @@ def weights_identity(path: Path) -> list[list[object]]:
     return [[file.name, file.stat().st_mtime_ns, *file_fingerprint(file)] for file in checkpoint_files(path)]
 
 
+def checkpoint_digest(path: Path) -> str:
+    """Return 64 hex digits that identify a checkpoint's files, wherever they lie and whenever they were written.
+
+    Like `weights_identity`, they cover parts of each file. Without files they are those of the empty text.
+    """
+    about = [[file.name, *file_fingerprint(file)] for file in checkpoint_files(path)]
+    return hashlib.sha256(json.dumps(about).encode() if about else b"").hexdigest()
+
+
 def checkpoint_files(path: Path) -> list[Path]:
     """Return the files that decide what a checkpoint, a directory or a file, computes."""
     if not is_directory(path):

@@ -140,11 +140,18 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
 
 def check_keywords(call: Callable[..., object], others: Mapping[str, object]) -> None:
     """Raise RequestError for keywords that a call does not have."""
+    known = list(inspect.signature(call).parameters)[:-1]
+    advised, unknown = [], []
     for name in others:
-        known = list(inspect.signature(call).parameters)[:-1]
         advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else LEFT_OUT.get(name))
-        advice = advice or f"its keywords are {', '.join(known)}"
-        raise RequestError(f"{call.__name__} has no keyword {name}: {advice}", setting=name)
+        if advice is None:
+            unknown.append(name)
+        else:
+            advised.append(f"{call.__name__} has no keyword {name}: {advice}")
+    if unknown:
+        advised.append(f"{call.__name__} has no keyword {', '.join(unknown)}: its keywords are {', '.join(known)}")
+    if advised:
+        raise RequestError("\n".join(advised), setting=next(iter(others)))
 
 
 def check_template_kwargs(chat_template_kwargs: Mapping[str, object], template: ChatTemplate) -> None:
@@ -152,11 +159,11 @@ def check_template_kwargs(chat_template_kwargs: Mapping[str, object], template: 
     try:
         template.check_arguments(chat_template_kwargs)
     except RequestError as error:
-        name = error.setting or ""
-        advice = _OTHER_KEYWORDS.get(name) or sampling_advice(name)
-        if advice is None:
+        known = {name: _OTHER_KEYWORDS.get(name) or sampling_advice(name) for name in chat_template_kwargs}
+        advised = [f"{name} is no variable of a chat template: {text}" for name, text in known.items() if text]
+        if error.setting is None or known.get(error.setting) is None:
             raise
-        raise RequestError(f"{name} is no variable of a chat template: {advice}", setting=name) from None
+        raise RequestError("\n".join(advised), setting=error.setting) from None
 
 
 def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | None]:

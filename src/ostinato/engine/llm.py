@@ -28,7 +28,7 @@ from ostinato.engine.input_processor import (
     params_per_prompt,
     single_params,
 )
-from ostinato.engine.outputs import RequestOutput, note_failures, vectors_of
+from ostinato.engine.outputs import RequestOutput, decode_logprobs, note_failures, vectors_of
 from ostinato.engine.progress import generation_progress, start_progress
 from ostinato.engine.shared_engine import BlockingCall, SharedEngine
 from ostinato.engine.text.chat_marks import TemplateChat
@@ -40,6 +40,7 @@ from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.models.pooling import PoolingKind
 from ostinato.observe.logs import set_log_levels
+from ostinato.other_engines import missing_attribute
 from ostinato.plan.plan import Plan
 from ostinato.plan.render.html import folded
 from ostinato.sampling.params import SamplingParams
@@ -108,6 +109,15 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer, with `encode`, `decode` and `eos_token_ids`. Any thread may use it."""
         return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that brings none: those of generation_config.json, else greedy."""
+        return self.engine.default_params()
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
 
     def generate(
         self,
@@ -294,6 +304,8 @@ class LLM:
         finally:
             self._shared.abandon(call)
         outputs = [call.finished[request_id] for request_id in request_ids]
+        for output in outputs:
+            decode_logprobs(output, self.get_tokenizer())
         note_failures(outputs)
         return outputs
 
@@ -332,6 +344,7 @@ class LLM:
                     output = call.finished[request_id]
                     if output.error is not None:
                         raise output.error
+                    decode_logprobs(output, self.get_tokenizer())
                     return output
                 else:
                     self._shared.wait_for_update(call)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Never, Protocol
 
 import numpy as np
 
 from ostinato.errors import PromptsFailed
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.prefix_index import CacheReport
+from ostinato.other_engines import missing_attribute
 from ostinato.plan.render.html import table
 from ostinato.sampling.pooler import EmbeddingOptions
-from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.scheduler.batch import DecodedLogprobs, TokenLogprobs
 
 log = logging.getLogger("ostinato.engine")
 
@@ -34,7 +35,7 @@ class CompletionOutput:
     """Text so far. Empty without a tokenizer. It never ends inside a character or a possible stop string."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities, one entry per token, if `logprobs` was asked for."""
+    """Log-probabilities, one entry per token, if `logprobs` was asked for; each has its `text`."""
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities, if `logprobs` was asked for."""
     finish_reason: str | None = None
@@ -48,6 +49,11 @@ class CompletionOutput:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
 
     def to_dict(self, tokenizer: TokenTexts | None = None) -> JsonObject:
         """Return the output as plain data, ready for JSON. With a tokenizer, log-probabilities have their texts."""
@@ -137,6 +143,11 @@ class RequestOutput:
     def finished(self) -> bool:
         return not any(output.finish_reason is None for output in self.outputs)
 
+    if not TYPE_CHECKING:  # a type checker knows the names that there are
+
+        def __getattr__(self, name: str) -> Never:
+            raise missing_attribute(self, name)
+
 
 def _logprobs(scored: TokenLogprobs, tokenizer: TokenTexts | None) -> JsonObject:
     """Return the log-probabilities of one position as plain data."""
@@ -147,6 +158,25 @@ def _logprobs(scored: TokenLogprobs, tokenizer: TokenTexts | None) -> JsonObject
 
     top = [entry(token_id, logprob) for token_id, logprob in scored.top]
     return {**entry(scored.token_id, scored.logprob), "rank": scored.rank, "top": top}
+
+
+def decode_logprobs(output: RequestOutput, tokenizer: TokenTexts) -> None:
+    """Give the log-probabilities of a finished output their texts."""
+
+    def decoded(scored: Iterable[TokenLogprobs | None]) -> Iterable[DecodedLogprobs | None]:
+        for each in scored:
+            if each is None:
+                yield None
+                continue
+            ids = [each.token_id, *(token_id for token_id, _ in each.top)]
+            texts = tuple(tokenizer.decode_token(token_id, False) for token_id in ids)
+            yield DecodedLogprobs(each.token_id, each.logprob, each.rank, each.top, texts)
+
+    for sample in output.outputs:
+        if sample.logprobs is not None:
+            sample.logprobs = [each for each in decoded(sample.logprobs) if each is not None]
+    if output.prompt_logprobs is not None:
+        output.prompt_logprobs = list(decoded(output.prompt_logprobs))
 
 
 def note_failures(outputs: Sequence[RequestOutput]) -> None:

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 from PIL import Image
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import MediaError, Remedy, RequestError
 from ostinato.media.load import MediaSources, load_image
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import AnyMedia, Encode, MediaPrompt, Placeholders, media_prompt, placeholders
-from ostinato.media.message_media import MediaError, MediaPart, Message, split_media, texts
+from ostinato.media.message_media import MediaPart, Message, split_media, texts
 from ostinato.media.preprocess import TiledImage, Video, process_crops, process_tiles, process_video
 from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings, load_media_settings
 from ostinato.media.resize import image_size, tile_grid, video_size

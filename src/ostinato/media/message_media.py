@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import MediaError
 from ostinato.json_io import JsonMapping
 from ostinato.media.processor_config import PixelSettings
 
@@ -24,17 +24,6 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 
 Message = JsonMapping
-
-
-class MediaError(RequestError):
-    """Error for an image of a conversation that cannot be taken. `setting` is the place of what is wrong."""
-
-    def __init__(self, where: str, reason: str, remedies: Iterable[Remedy] = (), path: str | None = None) -> None:
-        super().__init__(f"{where}: {reason}", remedies, path or where)
-        self.where, self.reason = where, reason
-
-    def __reduce__(self) -> tuple[type[MediaError], tuple[object, ...]]:
-        return type(self), (self.where, self.reason, self.remedies, self.setting)
 
 
 class UnknownMember(MediaError):

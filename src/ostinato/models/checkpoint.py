@@ -24,7 +24,7 @@ from ostinato.formats.gguf.tensor_names import GATE, UP
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.json_io import JsonObject, read_json
 from ostinato.models.config_json import MAX_SIZE
-from ostinato.models.hub import fetch_from_hub, gguf_files
+from ostinato.models.hub import HUB_ID, fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
 from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
@@ -75,8 +75,6 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 """Files of a tokenizer and its chat templates."""
 PLAN_FILES = ("config.json", "processor_config.json", "preprocessor_config.json", "adapter_config.json")
 """Files of a checkpoint that a plan reads."""
-_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
-"""Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
 
 
 def resolve_model_dir(
@@ -109,7 +107,7 @@ def resolve_model_dir(
             "its config.json"
         )
     # A single word is more likely a leftover argument of a command line.
-    match = _HUB_ID.fullmatch(model)
+    match = HUB_ID.fullmatch(model)
     if match is None or (match["file"] is None and directory.suffix == ".gguf" and is_directory(directory.parent)):
         raise ModelError(_no_such_model(model, directory))
     if match["file"] is None:
@@ -128,20 +126,6 @@ def resolve_model_dir(
         also = f"; it holds {', '.join(held)}" if held else ""
         raise ModelError(f"{match['name']} on the hub holds no file {match['file']!r}{also}")
     return file
-
-
-def looks_like_model(text: str) -> bool:
-    """Return whether text names a model, perhaps with a slip, or is a hub id or a path: it is one word."""
-    if len(text.split()) != 1 or text != text.strip():
-        return False
-    is_path = text.startswith(("./", "../", "/", "~/", "hf.co/")) or text.endswith(".gguf") or "://" in text
-    names = (*CHECKPOINTS, *NAMED)
-    return (
-        is_path
-        or _HUB_ID.fullmatch(text) is not None
-        or bool(get_close_matches(text.lower().partition(":")[0], names, 1, cutoff=0.8))
-        or is_file(Path(text) / "config.json")
-    )
 
 
 _HUB_ADDRESS = re.compile(
@@ -173,7 +157,7 @@ def _no_such_model(model: str, path: Path) -> str:
     near = near or [beside[name] for name in get_close_matches(path.name, beside, 1)]
     if _OF_OLLAMA.fullmatch(model):
         message += "; names of Ollama's library are not known here: give a hub id, or OWNER/NAME:FILE.gguf"
-    elif _HUB_ID.fullmatch(model.partition(":")[0]) and ":" in model:
+    elif HUB_ID.fullmatch(model.partition(":")[0]) and ":" in model:
         message += f"; a GGUF file of a hub id is {model.partition(':')[0]}:FILE.gguf"
     elif "/" not in model and what == "directory":
         embedded = " and ".join(f"`{name}`" for name in CHECKPOINTS)

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,10 @@ from urllib.parse import urlsplit
 
 from ostinato.errors import ConfigError, ModelError, Remedy, os_error_text
 from ostinato.files import exists, expand
+from ostinato.os_support import extra_command
 
+HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
+"""Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
 LARGE = 2**23
 """Smallest size of a large file in bytes; smaller ones are fetched anew in a moment."""
 
@@ -152,7 +156,7 @@ def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], dow
     except ImportError:
         raise ModelError(
             f"there is no directory {model!r}; if it is a hub id, fetching it needs huggingface_hub, which is missing "
-            "here: pip install 'ostinato[hub]'"
+            f"here: {extra_command('hub')}"
         ) from None
 
     class Bar(tqdm):  # type: ignore[misc]

@@ -14,12 +14,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 
+from ostinato.demo import CHECKPOINTS
 from ostinato.errors import ModelError
 from ostinato.files import is_file, matches
+from ostinato.models.hub import HUB_ID
 from ostinato.plan.device.measured_rates import cache_directory
 
 
@@ -175,3 +178,17 @@ def _opened(part: PackagedPart, name: str) -> Iterator[IO[bytes]]:
 
 def _kept() -> Path:
     return cache_directory() / "models"
+
+
+def looks_like_model(text: str) -> bool:
+    """Return whether text names a model, perhaps with a slip, or is a hub id or a path: it is one word."""
+    if len(text.split()) != 1 or text != text.strip():
+        return False
+    is_path = text.startswith(("./", "../", "/", "~/", "hf.co/")) or text.endswith(".gguf") or "://" in text
+    names = (*CHECKPOINTS, *NAMED)
+    return (
+        is_path
+        or HUB_ID.fullmatch(text) is not None
+        or bool(get_close_matches(text.lower().partition(":")[0], names, 1, cutoff=0.8))
+        or is_file(Path(text) / "config.json")
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord
+from ostinato.os_support import extra_command
 
 
 class Tracing:
@@ -96,4 +97,4 @@ def _attributes(record: RequestRecord, figures: Mapping[str, object], model_name
 
 
 def _not_installed() -> ConfigError:
-    return ConfigError("otlp_endpoint needs OpenTelemetry: pip install 'ostinato[trace]', or leave otlp_endpoint out")
+    return ConfigError(f"otlp_endpoint needs OpenTelemetry: {extra_command('trace')}, or leave otlp_endpoint out")

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ostinato.engine.process.engine_errors import ReplicaLost
 from ostinato.engine.process.engine_messages import (
     AbortRequest,
     CompileGuide,
@@ -27,7 +26,7 @@ from ostinato.engine.process.engine_messages import (
     SubmitRequest,
 )
 from ostinato.engine.process.output_deltas import OutputDelta
-from ostinato.errors import RequestError
+from ostinato.errors import ReplicaLost, RequestError
 from ostinato.replicas.placement import ReplicaPlacement
 from ostinato.replicas.replica_messages import (
     DrainAcknowledged,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.engine_errors import EngineFailed
 from ostinato.engine.process.engine_messages import (
     AbortRequest,
     CompileGuide,
@@ -24,6 +23,7 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.engine.process.engine_process import EngineProcess, make_engine
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.pending_calls import Heartbeat, PendingCalls
+from ostinato.errors import EngineFailed
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.replicas.host_migration import HostMigration
 from ostinato.replicas.replica_messages import (

@@ -29,7 +29,7 @@ from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject, parse_json
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
-from ostinato.setting_names import describe_fields
+from ostinato.setting_names import describe_fields, plain_words
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -270,7 +270,7 @@ def _problems(error: ValidationError, known: list[str], given: list[str]) -> Ite
         elif detail["type"] in ("string_type", "tuple_type") and len(detail["loc"]) == 1:
             yield f"guide.{setting}", f"it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
         else:
-            yield f"guide{'.' if setting else ''}{setting}", detail["msg"].removeprefix("Value error, ")
+            yield f"guide{'.' if setting else ''}{setting}", plain_words(detail["msg"])
 
 
 def lark_grammar(guide: Guide) -> str:

@@ -5,7 +5,7 @@ A type with one instance for every row of every step is a named tuple, made in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -102,14 +102,67 @@ class Batch:
         return sum([len(row.token_ids) for row in self.rows]) + self.num_decode_rows * self.num_drafts
 
 
+class Logprob(NamedTuple):
+    """Log-probability of one token at a position, its rank there (1 is best), and its text, if it was decoded."""
+
+    logprob: float
+    rank: int
+    text: str | None = None
+
+    @property
+    def decoded_token(self) -> str | None:
+        """The text, by vLLM's name."""
+        return self.text
+
+
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position: of the token there, its rank (1 is best), and of the best tokens."""
+class TokenLogprobs(Mapping[int, Logprob]):
+    """Log-probabilities at one position: of the token there, its rank (1 is best), and of the best tokens.
+
+    It is also a mapping of token ids to `Logprob`, as in vLLM: first the token there, then the best ones.
+    """
 
     token_id: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def text(self) -> str | None:
+        """Text of the token, which the outputs of LLM and AsyncLLM have."""
+        return self[self.token_id].text
+
+    @property
+    def texts(self) -> Sequence[str | None]:
+        """Text of the token, then of each in `top`."""
+        return [None] * (1 + len(self.top))
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        texts = self.texts
+        if token_id == self.token_id:
+            return Logprob(self.logprob, self.rank, texts[0])
+        for place, (best, logprob) in enumerate(self.top, 1):
+            if best == token_id:
+                return Logprob(logprob, place, texts[place])
+        raise KeyError(f"{token_id} is not among {', '.join(map(str, self))}; a larger logprobs gives more tokens")
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.token_id
+        yield from (token_id for token_id, _ in self.top if token_id != self.token_id)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLogprobs(TokenLogprobs):
+    """Log-probabilities with the texts of their tokens."""
+
+    decoded: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return self.decoded
 
 
 class RowResult(NamedTuple):

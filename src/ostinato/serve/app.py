@@ -177,6 +177,7 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
     if request.state.dialect == "ollama":
         url = f"{request.url.scheme}://{request.url.netloc}{settings.root_path}/v1"
         theirs = [each for method in ("POST", "GET") for each in served[method] if each.startswith(f"{OLLAMA}/")]
+        theirs = list(dict.fromkeys([*get_close_matches(path, theirs, 1, 0.75), *theirs]))
         return (
             f"{path} is not served; of Ollama's API there are {', '.join(theirs)}: one model is served, and neither "
             f"pulled nor made here. For clients of OpenAI's the base_url is {url}"
@@ -184,9 +185,9 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
     reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
     paths = [*served["POST"], *(served["GET"] if reports else ())]
     near = get_close_matches(path, paths, 1, 0.75)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = f"did you mean {near[0]}? " if near else ""
     there_are = f"{reports}requests go to {', '.join(served['POST'])}, and {_OPENAPI} describes all"
-    return f"there is no {path} here; {there_are}{meant}"
+    return f"there is no {path} here; {meant}{there_are[0].upper() if near else there_are[0]}{there_are[1:]}"
 
 
 def _paths(*routers: ApiRouter, method: str | None = None) -> Iterator[str]:

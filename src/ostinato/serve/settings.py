@@ -175,8 +175,7 @@ class ServeSettings(BaseModel):
     replicas: int | None = Field(None, ge=1)
     """Engines of the model behind this server, on Ray Serve.
 
-    On one machine they share its cores and memory, or have tensor_parallel_size GPUs each. Needs `pip install
-    'ostinato[ray]'`.
+    On one machine they share its cores and memory, or have tensor_parallel_size GPUs each. Needs the extra `ray`.
     """
     max_replicas: int | None = Field(None, ge=1)
     """Largest number of replicas that Ray Serve may start when they are busy (open: no more than replicas)."""

@@ -6,8 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.limits import min_batched_tokens
@@ -20,6 +22,9 @@ from ostinato.verify.matrix import MatrixSize, can_draft, make_matrix, named, sm
 from ostinato.verify.reference_run import PlainPath, ReferenceCase
 from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 SAMPLED: JsonObject = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Sampling parameters of the sampled requests.
@@ -104,6 +109,34 @@ def verify(settings: JsonObject, trial: Trial, progress: Callable[[str, int, int
             "seconds": round(time.perf_counter() - begin, 1),
         },
     }
+
+
+def verify_model(
+    model: str | PathLike[str] = "demo",
+    *,
+    extent: MatrixSize = "pairs",
+    prompts: Sequence[str] = (),
+    num_prompts: int = 3,
+    max_tokens: int = 24,
+    draft: str | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Any,
+) -> JsonObject:
+    """Compare every fast path of a model with the plain one, as `ostinato verify`, and return its report.
+
+        report = verify_model("demo", extent="quick")
+        assert report["passed"], report["summary"]
+
+    `extent` is quick, pairs or full. `prompts` take the place of `num_prompts` made-up ones; `draft` is the checkpoint
+    of a draft model. The settings are those of `LLM`; one that is an axis of the comparison fixes it. `progress` is
+    called with a stage, and with how many of how many cells are done. Raises OstinatoError if nothing can be compared.
+    """
+    if extent not in get_args(MatrixSize):
+        raise ConfigError(f"extent = {extent!r}: should be {', '.join(get_args(MatrixSize))}")
+    trial = Trial(extent, num_prompts, max_tokens, seed, tuple(prompts), draft)
+    report = verify({**settings, "model": model, "seed": seed}, trial, progress or (lambda *_: None))
+    return {**report, "passed": has_passed(report)}
 
 
 def has_passed(report: JsonObject) -> bool:

@@ -26,6 +26,7 @@ from ostinato.media.processor_config import PixelSettings
 from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.batch import TokenLogprobs
+from ostinato.setting_names import plain_words
 
 MAGIC = b"OSTMOVE"
 VERSION = b"3"
@@ -202,7 +203,7 @@ def _shown(value: object, other: object) -> str:
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

@@ -13,7 +13,6 @@ from ostinato.engine.input_processor import check_length
 from ostinato.engine.migration.drain import DrainResult, drain
 from ostinato.engine.migration.wire_format import params_of, unpack_snapshot
 from ostinato.engine.process.cache_event_hub import CacheEventHub
-from ostinato.engine.process.engine_errors import EngineDraining, EngineFailed, EngineStopped
 from ostinato.engine.process.engine_messages import (
     CacheEvents,
     CompileGuide,
@@ -36,6 +35,7 @@ from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.engine.process.request_streams import RequestStream, StreamRegistry
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
+from ostinato.errors import EngineDraining, EngineFailed, EngineStopped
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE

@@ -20,7 +20,6 @@ from ostinato.child_process import SECRET_VARIABLES as SECRET_VARIABLES
 from ostinato.child_process import child_environment as child_environment
 from ostinato.child_process import start_bound_process
 from ostinato.config import EngineConfig
-from ostinato.engine.process.engine_errors import EngineError
 from ostinato.engine.process.engine_messages import (
     EngineCrashed,
     EngineStart,
@@ -30,7 +29,7 @@ from ostinato.engine.process.engine_messages import (
     ProgressReport,
     encode_message,
 )
-from ostinato.errors import CapacityError, ModelError
+from ostinato.errors import CapacityError, EngineError, ModelError
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.os_support import address_space_hint

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from ostinato.engine.process.engine_errors import EngineFailed
 from ostinato.engine.process.engine_messages import (
     CompileGuide,
     ExportRequest,
@@ -20,6 +19,7 @@ from ostinato.engine.process.engine_messages import (
     StatsSnapshot,
     SubmitRequest,
 )
+from ostinato.errors import EngineFailed
 
 
 class PendingCalls:

@@ -7,8 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from ostinato.engine.process.engine_errors import Overloaded
-from ostinato.errors import RequestError
+from ostinato.errors import Overloaded, RequestError
 from ostinato.scheduler.request_queues import weighted_share
 
 RATE_WINDOW_SECONDS = 60.0

@@ -132,17 +132,19 @@ class ChatTemplate:
         if names and name not in self._variables:
             _render_safely(lambda: self._find_variables(name), DEFAULT_TEMPLATE_BUDGET)
         used = self._variables.get(name, frozenset())
-        for unknown in (each for each in names if each not in used):
-            if unknown in ("tools", "documents"):
-                instead = ", or let ToolChat call them (tool_call_parser)" * (unknown == "tools")
-                message = f"this model's chat template takes no {unknown}; leave them out{instead}"
-                raise RequestError(message, setting=unknown)
-            known = sorted(used - self._special_tokens.keys() - {*_ARGUMENTS})
-            close = get_close_matches(unknown, known, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            has = f"which knows {', '.join(known)}" if known else "which knows none beside the conversation"
-            message = f"{unknown} is no variable of this model's chat template{meant}, {has}"
-            raise RequestError(message, setting=unknown)
+        unknown = [each for each in names if each not in used]
+        if not unknown:
+            return
+        if unknown[0] in ("tools", "documents"):
+            instead = ", or let ToolChat call them (tool_call_parser)" * (unknown[0] == "tools")
+            message = f"this model's chat template takes no {unknown[0]}; leave them out{instead}"
+            raise RequestError(message, setting=unknown[0])
+        known = sorted(used - self._special_tokens.keys() - {*_ARGUMENTS})
+        close = get_close_matches(unknown[0], known, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        has = f"which knows {', '.join(known)}" if known else "which knows none beside the conversation"
+        are = f"{', '.join(unknown)} are no variables" if unknown[1:] else f"{unknown[0]} is no variable"
+        raise RequestError(f"{are} of this model's chat template{meant}, {has}", setting=unknown[0])
 
     def check_arguments(self, arguments: JsonMapping) -> None:
         """Raise RequestError, as `check_variables`, for arguments of `render` that would be ignored."""

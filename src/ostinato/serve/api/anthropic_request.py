@@ -337,7 +337,14 @@ class MessagesInput(Body):
         conversation = Conversation(
             _template_messages(turns, text),
             described(tools.offered_tools),
-            template_kwargs(text, self.chat_template_kwargs, effort, thinks=thinks, tools=tools.offered_tools),
+            template_kwargs(
+                text,
+                self.chat_template_kwargs,
+                effort,
+                thinks=thinks,
+                tools=tools.offered_tools,
+                effort_field="output_config.effort",
+            ),
             not continues,
             continues,
             [_MADE.format(place) for place in range(len(turns))],

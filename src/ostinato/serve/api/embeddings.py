@@ -14,9 +14,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import DeadlineExceeded, Overloaded
 from ostinato.engine.process.request_streams import RequestStream
-from ostinato.errors import ModelError
+from ostinato.errors import DeadlineExceeded, ModelError, Overloaded
 from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
 from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids

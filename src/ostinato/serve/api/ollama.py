@@ -5,14 +5,17 @@ An answer is a JSON object, or one object for each of its parts, in lines. Times
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from itertools import chain
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato._version import __version__
+from ostinato.engine.cache_files import checkpoint_digest
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.json_io import JsonObject
@@ -101,7 +104,8 @@ def ollama_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel])
     @router.post("/show", response_model=None)
     async def show(body: ShowRequest, request: Request) -> Response:  # noqa: ARG001
         """Describe the model."""
-        return Response(compact(_shown(served_model(), lifecycle)), media_type="application/json")
+        shown = _shown(served_model(), lifecycle) | {"digest": await _digest(lifecycle)}
+        return Response(compact(shown), media_type="application/json")
 
     return router
 
@@ -112,7 +116,8 @@ def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
     @router.get("/tags")
     async def tags() -> JsonObject:
         """Return the models that may be asked for: the names of the one that is served."""
-        return {"models": [_listed(lifecycle, name) for name in _names(lifecycle)]}
+        digest = await _digest(lifecycle)
+        return {"models": [_listed(lifecycle, name, digest) for name in _names(lifecycle)]}
 
     @router.get("/ps")
     async def loaded() -> JsonObject:
@@ -120,7 +125,8 @@ def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
         plan = lifecycle.engine.plan
         vram = plan.memory.weights if plan.device.kind != "cpu" else 0
         more = {"expires_at": _NEVER, "size_vram": vram, "context_length": plan.settings.max_model_len}
-        return {"models": [_listed(lifecycle, name) | more for name in _names(lifecycle)]}
+        digest = await _digest(lifecycle)
+        return {"models": [_listed(lifecycle, name, digest) | more for name in _names(lifecycle)]}
 
     @router.get("/version")
     async def version() -> dict[str, str]:
@@ -246,14 +252,21 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _listed(lifecycle: Lifecycle, name: str) -> JsonObject:
-    """Return a model of a list. It has no digest, as it is no file of a library of Ollama's."""
+_digest_of = cache(checkpoint_digest)
+
+
+async def _digest(lifecycle: Lifecycle) -> str:
+    """Return what identifies the checkpoint; its files are read once."""
+    return await asyncio.to_thread(_digest_of, lifecycle.engine.started.directory)
+
+
+def _listed(lifecycle: Lifecycle, name: str, digest: str) -> JsonObject:
     return {
         "name": name,
         "model": name,
         "modified_at": _time(datetime.fromtimestamp(lifecycle.created, UTC)),
         "size": lifecycle.engine.plan.memory.weights,
-        "digest": "",
+        "digest": digest,
         "details": _details(lifecycle),
     }
 

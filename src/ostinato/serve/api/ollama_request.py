@@ -281,7 +281,15 @@ class OllamaChatRequest(OllamaBody):
         conversation = Conversation(
             for_template(messages, text.knows_developer),
             described(checked.offered_tools),
-            template_kwargs(text, None, effort, thinks=thinks, tools=checked.offered_tools),
+            template_kwargs(
+                text,
+                None,
+                effort,
+                thinks=thinks,
+                tools=checked.offered_tools,
+                effort_field="think",
+                think_field="think",
+            ),
             True,
             False,
         )

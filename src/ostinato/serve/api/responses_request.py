@@ -153,7 +153,13 @@ class ResponsesRequest(GenerationBody):
         conversation = Conversation(
             messages,
             described(tools.offered_tools),
-            template_kwargs(context.text, self.chat_template_kwargs, effort, tools=tools.offered_tools),
+            template_kwargs(
+                context.text,
+                self.chat_template_kwargs,
+                effort,
+                tools=tools.offered_tools,
+                effort_field="reasoning.effort",
+            ),
             add_generation_prompt=True,
             continue_final_message=False,
             places=places,

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostinato.config import EngineConfig
-from ostinato.engine.process.engine_errors import EngineFailed
+from ostinato.errors import EngineFailed
 from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.serve.app import make_api

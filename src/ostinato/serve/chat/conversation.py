@@ -13,10 +13,10 @@ from pydantic_core import from_json
 
 from ostinato.engine.text.chat_marks import ChatMark
 from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
-from ostinato.errors import RequestError
+from ostinato.errors import MediaError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.media_input import RenderedChat, render_chat
-from ostinato.media.message_media import MediaError, UnknownMember
+from ostinato.media.message_media import UnknownMember
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
@@ -232,8 +232,14 @@ def template_kwargs(
     *,
     thinks: bool | None = None,
     tools: Sequence[Tool],
+    effort_field: str = "reasoning_effort",
+    think_field: str = "thinking",
 ) -> JsonObject:
-    """Return the variables of the template. ApiError for one that has a separate field, or that it does not use."""
+    """Return the variables of the template. ApiError for one that has a separate field, or that it does not use.
+
+    `effort_field` and `think_field` are the API's names for reasoning effort and thinking. Effort `none` and no
+    thinking are what a model without thinking does.
+    """
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
         path = f"chat_template_kwargs.{name}"
@@ -245,15 +251,27 @@ def template_kwargs(
         beside = f"; give {error.setting} beside chat_template_kwargs" * (error.setting in SamplingParams.model_fields)
         param = f"chat_template_kwargs.{error.setting}" if error.setting else "chat_template_kwargs"
         raise ApiError(400, f"{error.message}{beside}", param=param, code=UNKNOWN) from None
-    if thinks is not None:
-        kwargs.setdefault("enable_thinking", thinks)
-    if verbosity is not None:
-        kwargs.setdefault("verbosity", verbosity)
-    if reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", reasoning_effort)
-        if reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
-    return kwargs
+    variables = {"verbosity": ("verbosity", verbosity)}
+    if reasoning_effort != "none":
+        variables["reasoning_effort"] = effort_field, reasoning_effort
+    if thinks and text.formats.reasoning is None:
+        variables["enable_thinking"] = think_field, thinks
+    for name, (field, value) in variables.items():
+        if value is not None:
+            _check_variable(text, name, field, tools)
+    more = {"enable_thinking": thinks, "verbosity": verbosity, "reasoning_effort": reasoning_effort}
+    if reasoning_effort == "none":
+        more["enable_thinking"] = False if thinks is None else thinks
+    return {**{name: value for name, value in more.items() if value is not None}, **kwargs}
+
+
+def _check_variable(text: ModelText, name: str, field: str, tools: Sequence[Tool]) -> None:
+    """Raise ApiError if a field sets a variable that the template does not use."""
+    try:
+        text.chat_template.check_variables([name], tools)
+    except RequestError as error:
+        message = error.message if name == field else f"{field} sets {name}, and {error.message}"
+        raise ApiError(400, f"{message}; leave it out", param=field, code=UNKNOWN) from None
 
 
 def check_counts(

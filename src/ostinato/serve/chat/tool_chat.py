@@ -43,6 +43,7 @@ from ostinato.serve.chat.guides import answer_guide
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.settings import ServeSettings
+from ostinato.setting_names import plain_words
 
 MAX_TOOL_ROUNDS = 8
 """Most times that one answer may call functions, each with the results of the time before."""
@@ -75,7 +76,7 @@ class FunctionTool:
             result = self._adapter.validate_python(ArgsKwargs((), arguments))
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {plain_words(one['msg'])}" for one in error.errors())
             return f"error: {wrong}"
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"

@@ -10,15 +10,17 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.process.engine_errors import (
+from ostinato.errors import (
     BacklogExceeded,
+    ContextLengthError,
     DeadlineExceeded,
     EngineFailed,
     EngineStopped,
+    OstinatoError,
     Overloaded,
     ReplicaLost,
+    RequestError,
 )
-from ostinato.errors import ContextLengthError, OstinatoError, RequestError
 from ostinato.json_io import JsonObject
 from ostinato.observe.request_record import RequestRecord
 

@@ -25,6 +25,7 @@ from ostinato.json_io import JsonMapping, JsonObject, parse_json
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
+from ostinato.setting_names import plain_words
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound="Body")
@@ -218,14 +219,15 @@ def _refusal(errors: Sequence[JsonMapping], body: JsonObject, kind: type[Body]) 
     paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
     path = max(paths, key=len)
     found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
+    words = list(dict.fromkeys(plain_words(detail["msg"]) for detail in found))
     if not path:
         of_name = found[0]["type"] == "string_unicode"
-        message = "the name of a field is not valid Unicode" if of_name else f"the body: {_message(found[0])}"
+        message = "the name of a field is not valid Unicode" if of_name else f"the body: {words[0]}"
         return ApiError(400, message)
     param = path_text(path)
     if found[0]["type"] == "extra_forbidden":
         return unknown_field(path_text(path[:-1]), str(path[-1]), _known_fields(kind, path[:-1]))
-    return ApiError(400, f"{param}: {', or: '.join(dict.fromkeys(map(_message, found)))}", param=param)
+    return ApiError(400, f"{param}: {', or: '.join(words)}", param=param)
 
 
 def _known_fields(kind: type[Body], path: Sequence[str | int]) -> list[str]:
@@ -251,12 +253,6 @@ def _bodies_in(annotation: object) -> list[type[Body]]:
     if isinstance(annotation, type) and issubclass(annotation, Body):
         return [annotation]
     return [body for each in get_args(annotation) for body in _bodies_in(each)]
-
-
-def _message(detail: Mapping[str, object]) -> str:
-    if detail["type"] in ("model_type", "dict_type"):
-        return "Input should be an object"
-    return str(detail["msg"]).removeprefix("Value error, ")
 
 
 def path_text(path: Sequence[str | int]) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
-from ostinato.engine.process.engine_errors import EngineFailed
 from ostinato.engine.process.engine_process import make_engine
+from ostinato.errors import EngineFailed
 from ostinato.observe.counts import Histogram
 from ostinato.serve.body_workers.context import WorkerContext
 from ostinato.serve.body_workers.pool import BodyWorkerPool

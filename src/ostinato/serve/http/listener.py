@@ -12,8 +12,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.serve.http.addresses import is_loopback
 from ostinato.serve.settings import ServeSettings
 
 BACKLOG = 2048
@@ -105,6 +108,32 @@ def url_of(listener: socket.socket, is_tls: bool) -> str:
         return f"unix:{address}"
     host, port = address[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def reach_text(url: str, settings: ServeSettings) -> str | None:
+    """Return how other devices of the network, such as a phone, reach the server; None if nothing is to be said."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return None
+    if is_loopback(parts.hostname):
+        key = "" if settings.keys else f", with a key ({SECRET_VARIABLES['api_key']}) or --insecure,"
+        return f"for this machine alone; --host 0.0.0.0{key} lets other devices of the network in, such as a phone"
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return None
+    address = _network_address()
+    if address is None:
+        return "on all addresses of this machine; it has none on a network now"
+    return f"other devices of the network, such as a phone, open {parts.scheme}://{address}:{parts.port}{settings.root_path}"
+
+
+def _network_address() -> str | None:
+    """Return this machine's address on its network, as its routes have it. Nothing is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address for documentation, which only a default route leads to
+        address = str(probe.getsockname()[0])
+        if not is_loopback(address) and address != "0.0.0.0":
+            return address
+    return None
 
 
 def _on_port(host: str, port: int) -> socket.socket:

@@ -16,8 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostinato.engine.process.engine_errors import EngineFailed, ReplicaLost, StepFailed
-from ostinato.errors import OstinatoError
+from ostinato.errors import EngineFailed, OstinatoError, ReplicaLost, StepFailed
 from ostinato.observe.request_record import RequestRecord
 from ostinato.serve.http.api_errors import Dialect, as_api_error
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.config import EngineConfig
-from ostinato.engine.process.engine_errors import EngineError
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, EngineError, Remedy
 from ostinato.files import exists, home
+from ostinato.os_support import extra_command
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.http.addresses import split_host_port
@@ -51,7 +51,7 @@ Ray, and a process that is asked to end (SIGTERM) prints no stack of C++, as if 
 def check_installed() -> None:
     """Raise ConfigError if ray is not installed."""
     if find_spec("ray") is None:
-        message = "replicas run on Ray Serve, which is not installed: pip install 'ostinato[ray]'"
+        message = f"replicas run on Ray Serve, which is not installed: {extra_command('ray')}"
         raise ConfigError(message, [Remedy("replicas", None), Remedy("ray_address", None)])
 
 
