@@ -17,7 +17,17 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.child_process import SECRET_VARIABLES
-from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.flags import (
+    AS_TEXT,
+    SIZE,
+    Model,
+    check_model,
+    described,
+    engine_options,
+    name_model,
+    setting_flag,
+    with_flags,
+)
 from ostinato.cli.output import note
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
@@ -127,7 +137,7 @@ def _route_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    metavar = SIZE if name in BYTE_SETTINGS else None
+    metavar = SIZE if name in BYTE_SETTINGS else AS_TEXT.get(name)
     return setting_flag(
         name,
         field,

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
-from ostinato.json_io import JsonObject
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.chat.tool_calls.formats import PARSERS
@@ -41,11 +41,47 @@ UnknownFields = Literal["error", "warn", "ignore"]
 FORMS = {
     "uds_mode": ("three digits from 0 to 7, as chmod has them", "660"),
     "root_path": ("a path that begins with / and does not end with one, such as /llm", "/llm"),
+    "endpoint": ("tcp://HOST:PORT or ipc://PATH", "tcp://*:5557"),
+    "replay_endpoint": ("tcp://HOST:PORT or ipc://PATH", "tcp://*:5558"),
     "metrics_prefix": ("letters, digits, _ and :, with no digit at the beginning", "ostinato:"),
 }
 """Setting with a pattern -> description of the pattern in words, and an example."""
+ZMQ_ENDPOINT = r"^(tcp://[^ /]+:[0-9*]+|ipc://.+)$"
 BYTE_SETTINGS = ("client_backlog", "max_body", "worker_memory")
 """Settings that are bytes, and can be given as 16MiB."""
+
+
+class KvEventsConfig(BaseModel):
+    """Where cache events are published over ZeroMQ, under vLLM's names. `checkpoints` has no counterpart there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = Field("tcp://*:5557", pattern=ZMQ_ENDPOINT)
+    replay_endpoint: str | None = Field(None, pattern=ZMQ_ENDPOINT)
+    buffer_steps: int = Field(10_000, ge=1)
+    hwm: int = Field(100_000, ge=1)
+    topic: str = ""
+    checkpoints: bool = True
+    """Publish checkpoints too, which decoders that take vLLM's kinds alone refuse."""
+
+    @property
+    def publishes(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    @property
+    def binds(self) -> bool:
+        """True if the server opens the endpoint, by vLLM's rule; else it connects to a router's."""
+        return "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith("ipc://")
+
+    @property
+    def open_endpoint(self) -> str | None:
+        """An endpoint that the server opens and other machines reach, if there is one."""
+        opened = [self.endpoint] if self.binds else []
+        opened += [] if self.replay_endpoint is None else [self.replay_endpoint]
+        local = ("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+        return next((each for each in opened if not each.startswith(local)), None)
 
 
 class ServeSettings(BaseModel):
@@ -145,6 +181,11 @@ class ServeSettings(BaseModel):
     """Serve `POST /reset_prefix_cache`, which drops all prefixes that no running request uses, of all clients."""
     kv_events: Literal["off", "hashes", "tokens"] = "off"
     """Serve `GET /kv_events`, changes of the prefix cache for routers; tokens are the text of all clients."""
+    kv_events_config: KvEventsConfig | None = None
+    """Publish these events over ZeroMQ too: a JSON object as vLLM's --kv-events-config takes it.
+
+    Needs kv_events, and `pip install 'ostinato[zmq]'`.
+    """
     unknown_fields: UnknownFields = "error"
     """Unknown fields of a request: an error, ignored with a log line and the header x-ignored-fields, or ignored."""
     request_timeout: float = Field(600.0, gt=0)
@@ -241,6 +282,17 @@ class ServeSettings(BaseModel):
     def _accept_a_size(cls, value: object) -> object:
         return read_size(value)
 
+    @field_validator("kv_events_config", mode="before")
+    @classmethod
+    def _accept_json(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_json(value)
+        except ValueError:
+            message = 'it should be a JSON object, such as {"endpoint": "tcp://*:5557"}'
+            raise _wrong("kv_events_config", message, []) from None
+
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _are_names(cls, value: Any) -> Any:
@@ -306,6 +358,7 @@ class ServeSettings(BaseModel):
         if self.ssl_certfile is None and given & {"ssl_keyfile", "ssl_keyfile_password"}:
             raise ValueError("ssl_keyfile and ssl_keyfile_password need an ssl_certfile")
         self._check_replicas()
+        self._check_events()
         if not (self._keys or self.insecure or self.is_local):
             message = (
                 f"host {self.host} can be reached from other machines, and there is no api_key: give one "
@@ -335,6 +388,26 @@ class ServeSettings(BaseModel):
                 "there with auto"
             )
             raise _wrong("ray_address", message, [Remedy("ray_address", "auto")])
+
+    def _check_events(self) -> None:
+        if not self.publishes_events:
+            return
+        assert self.kv_events_config is not None, "it publishes"
+        if self.kv_events == "off":
+            message = "kv_events_config says where, and kv_events what: hashes, or tokens, which are clients' text"
+            raise _wrong("kv_events", message, [Remedy("kv_events", "hashes")])
+        endpoint = self.kv_events_config.open_endpoint
+        if endpoint is not None and not self.insecure:
+            message = (
+                f"kv_events_config opens {endpoint}, which other machines reach, and ZeroMQ has no keys: open "
+                "ipc://PATH or tcp://[::1]:PORT, connect to a router's tcp://HOST:PORT, or set insecure"
+            )
+            raise _wrong("kv_events_config", message, [Remedy("insecure", True)])
+
+    @property
+    def publishes_events(self) -> bool:
+        """True if cache events are published over ZeroMQ."""
+        return self.kv_events_config is not None and self.kv_events_config.publishes
 
     def name_of(self, model: str) -> str:
         """Return the clients' name of `model`: the given name, else the checkpoint's without its directory."""
