@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgpack
@@ -33,8 +34,8 @@ class Subscriber:
 
     def __init__(self, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
         self.contents = CacheContents()
-        self.kinds: set[str] = set()
-        self.num_lost = self.num_restarts = self.num_replayed = 0
+        self.kinds = Counter[str]()
+        self.num_gaps = self.num_replayed = 0
         self.last = -1
         self._context = Context()
         self._sub = self._context.socket(zmq.SUB)
@@ -48,12 +49,10 @@ class Subscriber:
         if loses:
             return
         seq = int.from_bytes(number, "big")
-        if seq <= self.last:  # the publisher was started anew
-            self.num_restarts += 1
-            self.last = -1
-            self.contents = CacheContents()
+        if seq <= self.last:  # the publisher was started anew, on a clock that was set back
+            self.last, self.contents = -1, CacheContents()
         if seq > self.last + 1:
-            self.num_lost += seq - self.last - 1
+            self.num_gaps += 1
             await self.replay()
         if seq == self.last + 1:
             self._apply(seq, data)
@@ -78,6 +77,6 @@ class Subscriber:
     def _apply(self, seq: int, data: bytes) -> None:
         _, events, _ = msgpack.unpackb(data)
         for fields in events:
-            self.kinds.add(fields["type"])
+            self.kinds[fields["type"]] += 1
             self.contents.apply(event_of(fields))
         self.last = seq

@@ -127,7 +127,8 @@ ROUTE_SETTINGS = (
     "host", "port", "uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "root_path", "api_key",
     "api_key_file", "insecure", "routing", "max_body", "request_timeout", "body_workers", "worker_seconds",
     "worker_memory", "client_seconds", "client_pixels", "header_timeout", "keep_alive_timeout", "max_connections",
-    "max_connections_per_address", "drain_timeout", "log_level", "log_format", "access_log", "trusted_proxy",
+    "max_connections_per_address", "drain_timeout", "metrics_prefix", "log_level", "log_format", "access_log",
+    "trusted_proxy",
 )  # fmt: skip
 """Settings of the server that a router has too."""
 

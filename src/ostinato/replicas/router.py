@@ -223,6 +223,10 @@ class ReplicaRouter:
         """Apply a replica's report of its index. Returns False if it must report everything anew."""
         return self._replicas[name].published.apply(changes)
 
+    def num_known(self, name: str) -> int:
+        """Return at how many places a prompt may hit a replica, as far as it has told; 0 if it is not here."""
+        return len(self._replicas[name].published) if name in self._replicas else 0
+
     def route(
         self,
         request_id: str,

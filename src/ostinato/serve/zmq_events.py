@@ -52,7 +52,8 @@ class ZmqPublisher:
         from zmq.asyncio import Context
 
         self._config = config
-        self._number = -1
+        # Numbers grow over restarts: there is at most a message in 20 ms. A subscriber sees a gap then, and asks.
+        self._number = int(time.time() * 1000)
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._block_size, self._medium = 0, ""
