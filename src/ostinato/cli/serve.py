@@ -236,6 +236,12 @@ def route(
             envvar=SECRET_VARIABLES["backend_key"], help="A key for the servers, in place of the clients' own."
         ),
     ] = None,
+    ext_proc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve Envoy's external processing there too, as an endpoint picker of llm-d."
+        ),
+    ] = None,
 ) -> None:
     """Pass requests on to the one of several servers that has most of the prompt cached, within its share of the work.
 
@@ -250,7 +256,7 @@ def route(
     policy = serving.pop("routing", "prefix")
     settings = ServeSettings(**serving)
     urls = tuple(url.strip() for url in backends.split(",") if url.strip())
-    chosen = RouteSettings(urls, target, backend_key, policy)
+    chosen = RouteSettings(urls, target, backend_key, policy, ext_proc)
     lifecycle = RouteLifecycle(settings, chosen)
     status = run_server(
         lambda: (lifecycle, make_route_app(lifecycle)),

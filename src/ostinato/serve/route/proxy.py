@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,14 +24,16 @@ from ostinato.observe.metrics import CONTENT_TYPE_LATEST, render_metrics
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.server_metrics import answers, connections, loop_delay, refusals
 from ostinato.plan.plan import Plan
-from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
+from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import ServerLifecycle
 from ostinato.serve.http.middleware import ApiRouter, PathRules, RequestMiddleware
 from ostinato.serve.http.streaming import EVENTS, JSON_LINES, ChunkedJson, EventStream, cancel_on_disconnect
 from ostinato.serve.route.backend_metrics import backend_metrics
-from ostinato.serve.route.backends import Backend, BackendPool
+from ostinato.serve.route.backends import BackendPool
+from ostinato.serve.route.exchange import Exchange
+from ostinato.serve.route.ext_proc import ExtProcServer, check_ext_proc
 from ostinato.serve.route.prompts import BODIES, PromptReader
 from ostinato.serve.route.upstream import (
     HOP_BY_HOP,
@@ -58,9 +59,6 @@ MAX_BROKEN = 2
 """Backends that may break off before their answer begins; a request that ends servers does not end all of them."""
 SLACK = 30.0
 """Seconds beyond `request_timeout` for which the router waits for an answer to begin."""
-USAGE = 4096
-"""Bytes at the end of an answer in which its usage stands."""
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})\b')
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
@@ -75,6 +73,8 @@ class RouteSettings:
     backend_key: str | None = None
     """Key for the backends, in place of the clients' own."""
     routing: RoutingPolicy = "prefix"
+    ext_proc: str | None = None
+    """Address on which Envoy's external processing is served."""
 
 
 class RouteLifecycle(ServerLifecycle):
@@ -91,19 +91,32 @@ class RouteLifecycle(ServerLifecycle):
         self.route, self._addresses = route, [BackendAddress.read(url) for url in dict.fromkeys(route.backends)]
         self.reader: PromptReader | None = None
         """Reader of prompts; None until a backend is ready."""
+        self._ext_proc: ExtProcServer | None = None
+        if route.ext_proc is not None:
+            check_ext_proc(route.ext_proc, self._addresses, settings.insecure)
 
     def start(self) -> None:
         """Look for backends on the running loop."""
         self.pool = BackendPool(self._addresses, self.route.routing, self.route.backend_key)
-        self.pool.on_first, self.pool.on_failure = self._make_reader, self._fail
+        self.pool.on_first, self.pool.on_failure = self._make_reader, self.fail
         self.loop_delay.start()
         self.pool.start()
         self.on_ready()
+        if self.route.ext_proc is not None:
+            self._ext_proc = ExtProcServer(self.route.ext_proc, self.pool, self)
+            self._ext_proc.start()
 
     def _make_reader(self, plan: Plan, names: tuple[str, ...]) -> None:
         self.reader = PromptReader(plan, self.route.model or plan.settings.model, names, self.settings)
 
-    def _fail(self, error: ConfigError) -> None:
+    async def read_prompt(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None:
+        """Return the prompt of a request, if it has one that the choice of a backend depends on."""
+        if self.reader is None or self.route.routing != "prefix":
+            return None
+        return await self.reader.read(path, sent, client, request_id)
+
+    def fail(self, error: ConfigError) -> None:
+        """End the router with an error."""
         self.error = error
         self.on_end()
 
@@ -129,6 +142,8 @@ class RouteLifecycle(ServerLifecycle):
     async def stop(self) -> None:
         """Stop watching backends, and the processes that read bodies."""
         await self.loop_delay.stop()
+        if self._ext_proc is not None:
+            await self._ext_proc.stop()
         await self.pool.stop()
         if self.reader is not None:
             await self.reader.stop()
@@ -299,10 +314,7 @@ class RouterProxy:
             raise ApiError(504, message, code="backend_timeout") from None
 
     async def _prompt(self, request: Request, path: str, sent: bytes) -> SubmitRequest | None:
-        reader = self._lifecycle.reader
-        if reader is None or self._lifecycle.route.routing != "prefix":
-            return None
-        reading = reader.read(path, sent, request.state.client, request.state.request_id)
+        reading = self._lifecycle.read_prompt(path, sent, request.state.client, request.state.request_id)
         return await cancel_on_disconnect(request, reading)
 
     def _headers(self, request: Request) -> HeaderList:
@@ -316,56 +328,6 @@ class RouterProxy:
         client = request.scope.get("client")
         forwarded = [(b"x-forwarded-for", str(client[0]).encode())] if client else []
         return [*headers, *pool.key_headers, *forwarded]
-
-
-class Exchange:
-    """A request at a backend, counted from its choice to its end."""
-
-    def __init__(
-        self,
-        pool: BackendPool,
-        backend: Backend,
-        request_id: str,
-        choice: ReplicaChoice,
-        prompt: SubmitRequest | None,
-    ) -> None:
-        self._pool, self._request_id = pool, request_id
-        self.backend, self.choice = backend, choice
-        self._reply: UpstreamReply | None = None
-        self._is_open = True
-        backend.num_running += 1
-        backend.counts.num_sent += 1
-        backend.counts.prompt_tokens += 0 if prompt is None else len(prompt.prompt_token_ids)
-
-    def note_connection(self, reply: UpstreamReply) -> None:
-        """Note the reply that is to come, so that a backend that is lost ends it."""
-        self._reply = reply
-        self.backend.replies.add(reply)
-
-    def note_first_byte(self) -> None:
-        self._pool.note_first_byte(self._request_id)
-
-    def note_answer(self, num_tokens: int) -> None:
-        if self._pool.placement is not None:
-            self._pool.placement.answers.note(num_tokens)
-
-    def note_hit(self, end_of_answer: bytes) -> None:
-        """Count the cached tokens that an answer's usage says, beside those that were expected."""
-        reported = _CACHED.findall(end_of_answer)
-        if reported:
-            self.backend.counts.expected_hit_tokens += self.choice.hit
-            self.backend.counts.reported_hit_tokens += int(reported[-1])
-
-    def note_failure(self) -> None:
-        self.backend.counts.num_failed += 1
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.backend.num_running -= 1
-            if self._reply is not None:
-                self.backend.replies.discard(self._reply)
-            self._pool.note_end(self._request_id)
 
 
 def _answer(reply: UpstreamReply, exchange: Exchange, seconds: float) -> Response:
@@ -388,7 +350,7 @@ def _answer(reply: UpstreamReply, exchange: Exchange, seconds: float) -> Respons
 
 
 async def _pieces(reply: UpstreamReply, exchange: Exchange, is_stream: bool, seconds: float) -> AsyncGenerator[bytes]:
-    num_events, has_begun, end = 0, False, b""
+    num_events = 0
     pieces = reply.pieces()
     try:
         while True:
@@ -396,11 +358,8 @@ async def _pieces(reply: UpstreamReply, exchange: Exchange, is_stream: bool, sec
                 piece = await anext(pieces, None)
             if piece is None:
                 break
-            if not has_begun:
-                has_begun = True
-                exchange.note_first_byte()
             num_events += piece.count(b"\n\n")
-            end = (end + piece[-USAGE:])[-USAGE:]
+            exchange.note_piece(piece)
             yield piece
     except (UpstreamError, TimeoutError) as error:
         exchange.note_failure()
@@ -408,7 +367,7 @@ async def _pieces(reply: UpstreamReply, exchange: Exchange, is_stream: bool, sec
         raise _broken() from None  # in a stream of events, its last event; any other answer stays incomplete
     if is_stream:
         exchange.note_answer(num_events)
-    exchange.note_hit(end)
+    exchange.note_hit()
 
 
 def _no_backend(pool: BackendPool) -> ApiError:
