@@ -16,6 +16,7 @@ import msgpack
 import pytest
 import zmq
 
+from ostinato.engine.process import cache_event_hub
 from ostinato.engine.process.cache_event_hub import CacheEventHub
 from ostinato.errors import ConfigError
 from ostinato.kv_cache.cache_events import BlockStored, CacheContents
@@ -187,18 +188,19 @@ def test_too_much_at_once_for_the_publisher_is_told_anew_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_events, "PAUSE", 0.0)
+    monkeypatch.setattr(cache_event_hub, "MAX_WAITING", 256)
 
     async def work() -> None:
         engine = Engine()
         async with publishing(engine, tmp_path), subscribing(tmp_path) as subscriber:
             await joined(engine, subscriber)
-            many = list(range(256))
-            for start in range(0, 2**16 + 512, 256):  # without a pause for the publisher
-                engine.hub.publish([BlockStored([start + each for each in many], None, [0] * 256)])
-            while len(subscriber.contents.blocks) < 2**16:
+            cleared = subscriber.kinds["AllBlocksCleared"]
+            for start in range(0, 400, 100):  # without a pause for the publisher
+                engine.hub.publish([BlockStored(list(range(start, start + 100)), None, [0] * 100)])
+            while subscriber.contents.blocks != engine.hub._contents.blocks:
                 await subscriber.receive()
-            assert subscriber.contents.blocks == engine.hub._contents.blocks
             assert subscriber.contents.checkpoints == engine.hub._contents.checkpoints
+            assert subscriber.kinds["AllBlocksCleared"] == cleared + 1
 
     run(work)
 

@@ -16,7 +16,7 @@ from ostinato.bench.scale import ScaleBench, scale
 from ostinato.bench.speculative import SpeculativeBench, speculative
 from ostinato.bench.throughput import latency, record_cost, startup, throughput
 from ostinato.cli.bench_common import BatchSizes, Measure, add_command, names, sizes
-from ostinato.cli.bench_serve import overhead_command, serve_command
+from ostinato.cli.bench_serve import overhead_command, route_command, serve_command
 from ostinato.cli.bench_steps import encoder_command, graphs_command, profile_command
 from ostinato.cli.help import HelpGroup
 from ostinato.config import EngineConfig
@@ -27,7 +27,7 @@ app = typer.Typer(
     cls=HelpGroup,
     help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation, "
     "the speed beside busy processes, the cost of records or the growth of costs, on a checkpoint or on random "
-    "weights; or a server.\n\n"
+    "weights; or a server, or several behind a router.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,
@@ -294,6 +294,7 @@ add_command(app, "record", record_command)
 add_command(app, "scale", scale_command)
 add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)
+add_command(app, "route", route_command)
 
 
 def _method(text: str) -> str:

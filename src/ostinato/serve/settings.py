@@ -227,7 +227,7 @@ class ServeSettings(BaseModel):
     Open: a Ray of this server, on this machine, that ends with it.
     """
     routing: RoutingPolicy = "prefix"
-    """Choice of the replica for a request: by cached prefix, or between two random ones."""
+    """Choice of the replica for a request: by cached prefix; or between two random ones, or in turns, to compare."""
     header_timeout: float = Field(15.0, gt=0)
     """Seconds that the headers of a request may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)

@@ -78,7 +78,7 @@ class UpstreamReply:
         self._reader, self._writer = reader, writer
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._has_head = self._is_complete = False
+        self._has_head = self._is_complete = self._is_closed = False
 
     async def read_head(self) -> None:
         """Read up to the end of the head. UpstreamError if that fails."""
@@ -118,7 +118,8 @@ class UpstreamReply:
         return next((value for each, value in self.headers if each == name), b"")
 
     def close(self) -> None:
-        """End the connection, and so the request, if it is not over."""
+        """End the connection, and so the request, if it is not over. What reads the reply gets an UpstreamError."""
+        self._is_closed = True
         self._writer.transport.abort()
 
     async def _feed(self) -> int:
@@ -126,6 +127,8 @@ class UpstreamReply:
             data = await self._reader.read(PIECE)
         except OSError as error:
             raise UpstreamError(f"the connection broke: {error}") from None
+        if self._is_closed:
+            raise UpstreamError("it was given up")
         if data:
             try:
                 self._parser.feed_data(data)
