@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from ostinato.errors import ConfigError
+from ostinato.serve.route import envoy_messages as messages
 from ostinato.serve.route import ext_proc
 from ostinato.serve.route.ext_proc import DESTINATION, SERVICE, SUBSET
 from ostinato.serve.route.proxy import RouteLifecycle, RouteSettings
@@ -19,11 +20,6 @@ from tests.support.patience import PATIENCE
 from tests.support.serving import Routed, Served, routing, serving
 
 grpc = pytest.importorskip("grpc")
-messages: Any = pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2")
-services: Any = pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2_grpc")
-modes: Any = pytest.importorskip("envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2")
-
-MODES = modes.ProcessingMode.BodySendMode
 PATH = "/v1/completions"
 
 
@@ -53,7 +49,7 @@ def prompt_of(seed: int, length: int = 100) -> list[int]:
 
 
 def headers(
-    mode: int | None = MODES.FULL_DUPLEX_STREAMED, *, ends: bool = False, subset: Any = None, path: str = PATH
+    mode: int | None = messages.FULL_DUPLEX_STREAMED, *, ends: bool = False, subset: Any = None, path: str = PATH
 ) -> Any:
     request = messages.ProcessingRequest()
     for key, value in ((":method", "POST"), (":path", path), ("content-type", "application/json")):
@@ -68,11 +64,16 @@ def headers(
 
 
 def body(data: bytes, *, ends: bool = True, of: str = "request_body") -> Any:
-    return messages.ProcessingRequest(**{of: messages.HttpBody(body=data, end_of_stream=ends)})
+    return messages.ProcessingRequest(**{of: {"body": data, "end_of_stream": ends}})
 
 
 def ask(channel: Any, *requests: Any) -> list[Any]:
-    return list(services.ExternalProcessorStub(channel).Process(iter(requests), timeout=PATIENCE))
+    process = channel.stream_stream(
+        f"/{SERVICE}/Process",
+        request_serializer=messages.ProcessingRequest.SerializeToString,
+        response_deserializer=messages.ProcessingResponse.FromString,
+    )
+    return list(process(iter(requests), timeout=PATIENCE))
 
 
 def destination(response: Any, kind: str = "request_headers") -> str:
@@ -119,7 +120,7 @@ def test_a_body_in_full_duplex_names_the_server_with_the_prefix_and_comes_back_w
 
 def test_a_buffered_body_is_answered_after_its_headers(routed: Routed, servers: list[Served], channel: Any) -> None:
     sent = json.dumps({"prompt": warmed(routed, servers[1], 20)}).encode()
-    first, second = ask(channel, headers(MODES.BUFFERED), body(sent))
+    first, second = ask(channel, headers(messages.BUFFERED), body(sent))
     assert first.WhichOneof("response") == "request_headers"
     assert not first.request_headers.response.header_mutation.set_headers
     assert destination(second, "request_body") == endpoint(servers[1])
@@ -130,8 +131,8 @@ def test_answers_pass_through_and_their_usage_is_counted(routed: Routed, servers
     usage = b'{"usage": {"prompt_tokens_details": {"cached_tokens": 64}}}'
     counts = routed.lifecycle.pool.backends[servers[0].url].counts
     before = counts.reported_hit_tokens
-    answers = messages.ProcessingRequest(response_headers=messages.HttpHeaders())
-    trailers = messages.ProcessingRequest(response_trailers=messages.HttpTrailers())
+    answers = messages.ProcessingRequest(response_headers={})
+    trailers = messages.ProcessingRequest(response_trailers={})
     found = ask(
         channel, headers(), body(sent), answers, body(usage[:20], ends=False, of="response_body"),
         body(usage[20:], of="response_body"), trailers,
@@ -154,13 +155,13 @@ def test_only_servers_of_a_subset_are_named_and_none_of_an_empty_one(
         assert refused.immediate_response.status.code == 503
 
 
-@pytest.mark.parametrize("mode", [None, MODES.NONE, MODES.STREAMED, MODES.FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize("mode", [None, messages.NONE, messages.STREAMED, messages.FULL_DUPLEX_STREAMED])
 def test_a_request_whose_body_is_not_shown_gets_a_server_by_its_headers(
     servers: list[Served], channel: Any, mode: int | None
 ) -> None:
     [found] = ask(channel, headers(mode, ends=True))
     assert destination(found) in {endpoint(served) for served in servers}
-    if mode == MODES.STREAMED:
+    if mode == messages.STREAMED:
         first, second = ask(channel, headers(mode), body(b"{}"))
         assert destination(first) in {endpoint(served) for served in servers}
         assert second.WhichOneof("response") == "request_body"
@@ -172,7 +173,7 @@ def test_a_body_that_is_wrong_or_ends_with_trailers_gets_a_server_and_one_too_la
     named = {endpoint(served) for served in servers}
     assert destination(ask(channel, headers(), body(b"{"))[0]) in named
     assert destination(ask(channel, headers(path="/elsewhere?x=1"), body(b""))[0]) in named
-    trailers = messages.ProcessingRequest(request_trailers=messages.HttpTrailers())
+    trailers = messages.ProcessingRequest(request_trailers={})
     first, echoed, last = ask(channel, headers(), body(b'{"prompt": "a"}', ends=False), trailers)
     assert destination(first) in named
     assert not echoed.request_body.response.body_mutation.streamed_response.end_of_stream
@@ -213,5 +214,56 @@ def test_what_cannot_be_served_is_refused(address: str, urls: list[str], message
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ext_proc, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs grpcio and xds-protos: pip install 'ostinato\[ext-proc\]'"):
+    with pytest.raises(ConfigError, match=r"needs grpcio and protobuf: pip install 'ostinato\[ext-proc\]'"):
         RouteLifecycle(ServeSettings(), RouteSettings(("http://127.0.0.1:1",), ext_proc="127.0.0.1:0"))
+
+
+ENVOYS = (
+    "12260a220a180a053a706174681a0f2f76312f636f6d706c6574696f6e730a060a0161120162180142560a540a14656e766f792e6c622e73756273"
+    "65745f68696e74123c0a3a0a25782d676174657761792d64657374696e6174696f6e2d656e64706f696e742d7375627365741211320f0a0d1a0b31"
+    "302e302e302e313a38305a0408041002",
+    "22070a0378797a1001",
+    "2a070a0378797a1001",
+    "1a00",
+    "3200",
+    "3a00",
+)
+"""Requests as the messages of xds-protos 1.85, which are generated from Envoy's, serialise them."""
+OURS = (
+    "0a390a3712330a310a2d0a1e782d676174657761792d64657374696e6174696f6e2d656e64706f696e741a0b31302e302e302e313a383018022801"
+    "42410a3f0a08656e766f792e6c6212332a310a2f0a1e782d676174657761792d64657374696e6174696f6e2d656e64706f696e74120d1a0b31302e"
+    "302e302e313a3830",
+    "1a0d0a0b1a091a070a0378797a1001",
+    "220d0a0b1a091a070a0378797a1001",
+    "1200",
+    "2a00",
+    "3200",
+    "3a090a0308f7031a026e6f",
+)
+"""Responses, as those."""
+
+
+def test_messages_are_those_of_envoys_own_definitions() -> None:
+    begins = headers(ends=True, subset=["10.0.0.1:80"])
+    begins.request_headers.headers.ClearField("headers")
+    begins.request_headers.headers.headers.add(key=":path", raw_value=PATH.encode())
+    begins.request_headers.headers.headers.add(key="a", value="b")
+    begins.protocol_config.response_body_mode = messages.BUFFERED
+    requests = [begins, body(b"xyz"), body(b"xyz", of="response_body")]
+    requests += [
+        messages.ProcessingRequest(**{kind: {}})
+        for kind in ("response_headers", "request_trailers", "response_trailers")
+    ]
+    assert [each.SerializeToString(deterministic=True).hex() for each in requests] == list(ENVOYS)
+    named = messages.ProcessingResponse.FromString(bytes.fromhex(OURS[0]))
+    assert destination(named) == "10.0.0.1:80"
+    [option] = named.request_headers.response.header_mutation.set_headers
+    assert option.append_action == messages.OVERWRITE_IF_EXISTS_OR_ADD
+    streamed = {"response": {"body_mutation": {"streamed_response": {"body": b"xyz", "end_of_stream": True}}}}
+    responses = [messages.ProcessingResponse(**{kind: streamed}) for kind in ("request_body", "response_body")]
+    responses += [
+        messages.ProcessingResponse(**{kind: {}})
+        for kind in ("response_headers", "request_trailers", "response_trailers")
+    ]
+    responses.append(messages.ProcessingResponse(immediate_response={"status": {"code": 503}, "body": b"no"}))
+    assert [each.SerializeToString(deterministic=True).hex() for each in responses] == list(OURS[1:])

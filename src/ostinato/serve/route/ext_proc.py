@@ -52,9 +52,17 @@ class Picker(Protocol):
     async def read_prompt(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None: ...
 
 
+def is_there(module: str) -> bool:
+    """Return whether a module is installed."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is its package
+        return False
+
+
 def check_ext_proc(address: str, backends: Sequence[BackendAddress], is_insecure: bool) -> None:
     """Raise ConfigError unless external processing can be served at `address` for these backends."""
-    missing = [name for name, module in (("grpcio", "grpc"), ("xds-protos", "envoy")) if find_spec(module) is None]
+    missing = [name for name, module in (("grpcio", "grpc"), ("protobuf", "google.protobuf")) if not is_there(module)]
     if missing:
         message = f"ext_proc needs {' and '.join(missing)}: pip install 'ostinato[ext-proc]', or leave ext_proc out"
         raise ConfigError(message, [Remedy("ext_proc", None)])
@@ -93,7 +101,8 @@ class ExtProcServer:
 
     async def _start(self) -> None:
         import grpc
-        from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
+
+        from ostinato.serve.route import envoy_messages as messages
 
         process = grpc.stream_stream_rpc_method_handler(
             self._process,
@@ -154,7 +163,7 @@ class _Stream:
 
     async def handle(self, request: Any) -> AsyncIterator[Any]:
         """Yield the responses to one message of Envoy's."""
-        from envoy.service.ext_proc.v3 import external_processor_pb2 as messages
+        from ostinato.serve.route import envoy_messages as messages
 
         match request.WhichOneof("request"):
             case "request_headers":
@@ -205,19 +214,19 @@ class _Stream:
             self._exchange.close()
 
     def _begin(self, request: Any) -> None:
-        from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+        from ostinato.serve.route import envoy_messages as modes
 
         headers, config = request.request_headers, request.protocol_config
         self._headers = {
             each.key.lower(): (each.raw_value.decode("latin-1") or each.value) for each in headers.headers.headers
         }
-        hint = request.metadata_context.filter_metadata.get("envoy.lb.subset_hint")
+        metadata = request.metadata_context.filter_metadata
+        hint = metadata.get("envoy.lb.subset_hint")
         if hint is not None and SUBSET in hint.fields:
             value = hint.fields[SUBSET]
             listed = [each.string_value for each in value.list_value.values] or value.string_value.split(",")
             self._subset = frozenset(each.strip() for each in listed)
         # An Envoy that does not say its modes is one whose bodies the protocol wants in full duplex.
-        modes = ProcessingMode.BodySendMode
         mode = config.request_body_mode if request.HasField("protocol_config") else modes.FULL_DUPLEX_STREAMED
         self._is_duplex = mode == modes.FULL_DUPLEX_STREAMED
         self._waits_for_body = not headers.end_of_stream and (
@@ -246,7 +255,7 @@ class _Stream:
         common.clear_route_cache = True
         option = common.header_mutation.set_headers.add()
         option.header.key, option.header.raw_value = DESTINATION, endpoints[choice.name].encode()
-        option.append_action = option.OVERWRITE_IF_EXISTS_OR_ADD
+        option.append_action = messages.OVERWRITE_IF_EXISTS_OR_ADD
         response.dynamic_metadata.update({"envoy.lb": {DESTINATION: endpoints[choice.name]}})
         return response
 
