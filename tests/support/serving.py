@@ -16,6 +16,7 @@ import openai
 import uvicorn
 
 from ostinato.config import EngineConfig
+from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
@@ -121,10 +122,11 @@ def routing(
     num_ready: int | None = None,
     key: str | None = None,
     ext_proc: str | None = None,
+    policy: RoutingPolicy = "prefix",
     **serve: Any,
 ) -> Iterator[Routed]:
     """A router in front of servers; waits until `num_ready` (open: all) are ready and have told what they cached."""
-    route = RouteSettings(tuple(urls), backend_key=key, ext_proc=ext_proc)
+    route = RouteSettings(tuple(urls), None, key, policy, ext_proc)
     lifecycle = RouteLifecycle(ServeSettings(**{"port": 0, **UNHURRIED, **serve}), route)
     with in_thread(make_route_app(lifecycle), lifecycle) as (url, _, server):
         routed = Routed(url, lifecycle, server)
