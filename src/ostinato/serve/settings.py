@@ -99,7 +99,7 @@ class ServeSettings(BaseModel):
     A file that an earlier server left there is replaced.
     """
     uds_mode: str = Field("660", pattern=r"^0?[0-7]{3}$")
-    """Permissions of the Unix socket's file, in chmod's digits: by default for the server's user and group."""
+    """Permissions of the Unix socket's file, in chmod's digits: by default for user and group."""
     ssl_certfile: Path | None = None
     """The server's certificate in PEM, followed by those that lead to its authority.
 
@@ -147,7 +147,7 @@ class ServeSettings(BaseModel):
     client_backlog: int = Field(64 * 2**20, ge=2**16)
     """Bytes of answers that one client may leave unread, whole answers until they are sent.
 
-    Beyond it, the answer that holds most ends with an error, `client_backlog`.
+    Beyond it, the largest ends with the error `client_backlog`.
     """
     max_body: int = Field(16 * 2**20, ge=1024)
     """Bytes of a request's body, its images included."""
@@ -178,27 +178,24 @@ class ServeSettings(BaseModel):
     max_inputs: int = Field(1024, ge=1)
     """Inputs of a request for embeddings."""
     allow_cache_reset: bool = False
-    """Serve `POST /reset_prefix_cache`, which drops all prefixes that no running request uses, of all clients."""
+    """Serve `POST /reset_prefix_cache`, which drops all clients' prefixes that no request uses."""
     kv_events: Literal["off", "hashes", "tokens"] = "off"
-    """Serve `GET /kv_events`, changes of the prefix cache for routers; tokens are the text of all clients."""
+    """Serve `GET /kv_events`, changes of the prefix cache, to routers; tokens are all clients' text."""
     kv_events_config: KvEventsConfig | None = None
-    """Publish these events over ZeroMQ too: a JSON object as vLLM's --kv-events-config takes it.
-
-    Needs kv_events, and `pip install 'ostinato[zmq]'`.
-    """
+    """Publish them over ZeroMQ too: JSON as for vLLM's flag. Needs `ostinato[zmq]`."""
     unknown_fields: UnknownFields = "error"
     """Unknown fields of a request: an error, ignored with a log line and the header x-ignored-fields, or ignored."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     body_workers: int = Field(2, ge=1)
-    """Processes that read large bodies and images, and try guides, each for one request at a time.
+    """Processes that read large bodies and images, and try guides, one request each at a time.
 
     They start with the first one.
     """
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that such a process may take to read one request."""
     worker_memory: int = Field(2**30, ge=2**26)
-    """Bytes of memory that such a process may take to read one request."""
+    """Bytes that such a process may take to read one request."""
     client_seconds: float = Field(60.0, gt=0)
     """Seconds that such processes may work for one client per minute; then it gets status 429."""
     client_pixels: int = Field(2**30, ge=1)
@@ -206,7 +203,7 @@ class ServeSettings(BaseModel):
     engine_timeout: float = Field(120.0, gt=0)
     """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503.
 
-    The engine gives one between two steps, so the time must be longer than the longest step.
+    It gives one between steps, so this is more than the longest step.
     """
     verify_rate: float = Field(0.0, ge=0, le=1)
     """Share of requests to compute again, when the engine is idle, on the plain path, and compare."""
@@ -227,9 +224,9 @@ class ServeSettings(BaseModel):
     Open: a Ray of this server, on this machine, that ends with it.
     """
     routing: RoutingPolicy = "prefix"
-    """Choice of the replica for a request: by cached prefix; or between two random ones, or in turns, to compare."""
+    """Choice of the replica: by cached prefix; or between two random ones, or in turns."""
     header_timeout: float = Field(15.0, gt=0)
-    """Seconds that the headers of a request may take to arrive."""
+    """Seconds that a request's headers may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)
     """Seconds that a connection may wait for its next request."""
     max_connections: int = Field(0, ge=0)
@@ -247,7 +244,7 @@ class ServeSettings(BaseModel):
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     """Prefix of the names of metrics; with vllm: dashboards made for vLLM show the common ones.
 
-    http_requests_total alone has no prefix, as everywhere.
+    http_requests_total has none, as everywhere.
     """
 
     log_level: LogLevel = "info"
@@ -257,7 +254,7 @@ class ServeSettings(BaseModel):
     trusted_proxy: tuple[str, ...] = ()
     """An address or a network (10.0.0.0/8) of trusted proxies, or unix for those on the Unix socket.
 
-    Their X-Forwarded-For gives the client's address, for the log and for its share of the server; several may be given.
+    Their X-Forwarded-For gives the client's address, for logs and shares; several may be given.
     """
     access_log: AccessLog | None = None
     """Format of the requests' lines: for people, as JSON, or none at all (as log_format)."""
