@@ -214,7 +214,7 @@ def test_what_cannot_be_served_is_refused(address: str, urls: list[str], message
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ext_proc, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs grpcio and protobuf: pip install 'ostinato\[ext-proc\]'"):
+    with pytest.raises(ConfigError, match=r"needs grpcio and protobuf: pip install 'ostinato\[extproc\]'"):
         RouteLifecycle(ServeSettings(), RouteSettings(("http://127.0.0.1:1",), ext_proc="127.0.0.1:0"))
 
 

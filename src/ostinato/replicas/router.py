@@ -35,7 +35,7 @@ class ChoiceReason(StrEnum):
     TWO_CHOICES = "two_choices"
     """The replica had fewer requests than another one, both drawn at random."""
     ROUND_ROBIN = "round_robin"
-    """It was the replica's turn."""
+    """The replica was next in turn."""
 
 
 RoutingPolicy = Literal["prefix", "two_choices", "round_robin"]

@@ -52,7 +52,7 @@ BYTE_SETTINGS = ("client_backlog", "max_body", "worker_memory")
 
 
 class KvEventsConfig(BaseModel):
-    """Where cache events are published over ZeroMQ, under vLLM's names. `checkpoints` has no counterpart there."""
+    """Publication of cache events over ZeroMQ, under vLLM's names. `checkpoints` has no counterpart there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

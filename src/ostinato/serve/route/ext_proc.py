@@ -40,7 +40,7 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class Picker(Protocol):
-    """What the picker needs of the router's lifecycle."""
+    """Parts of the router's lifecycle that the picker needs."""
 
     settings: ServeSettings
 
@@ -64,7 +64,7 @@ def check_ext_proc(address: str, backends: Sequence[BackendAddress], is_insecure
     """Raise ConfigError unless external processing can be served at `address` for these backends."""
     missing = [name for name, module in (("grpcio", "grpc"), ("protobuf", "google.protobuf")) if not is_there(module)]
     if missing:
-        message = f"ext_proc needs {' and '.join(missing)}: pip install 'ostinato[ext-proc]', or leave ext_proc out"
+        message = f"ext_proc needs {' and '.join(missing)}: pip install 'ostinato[extproc]', or leave ext_proc out"
         raise ConfigError(message, [Remedy("ext_proc", None)])
     host, port = split_host_port(address)
     if not address.startswith("unix:") and not (host and port.isdecimal()):
