@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 from pydantic import ValidationError
@@ -246,13 +247,15 @@ class BackendPool:
             await asyncio.sleep(PERIOD if backend.state != "foreign" else 10 * PERIOD)
 
     async def _poll(self, backend: Backend) -> None:
-        while True:
+        for number in count(1):
             await asyncio.sleep(PERIOD)
             if backend.state == "down":  # a request has found out
                 raise UpstreamError(backend.reason)
             await self._check_health(backend)
-            if not backend.has_events and await self._models(backend) != backend.started:
-                raise UpstreamError("it was started anew")  # else the end of its events shows it
+            # The end of its events shows it too, if there are any.
+            is_due = number % 10 == 0 and not backend.has_events
+            if is_due and await self._models(backend) != backend.started:
+                raise UpstreamError("it was started anew")
 
     async def _check_health(self, backend: Backend) -> None:
         """Note a backend that drains. UpstreamError if it is not ready."""
@@ -314,7 +317,7 @@ class BackendPool:
 
         After events that are lost, wrong or too many they begin anew: meanwhile only what the router sends is known.
         """
-        router, said = self._ready_placement.router, ""
+        router, said, pause = self._ready_placement.router, "", PERIOD
         while True:
             try:
                 await self._read_events(backend)
@@ -325,10 +328,11 @@ class BackendPool:
                     "backend %s: %s; they begin anew", backend.name, error,
                 )  # fmt: skip
                 said = str(error)
+            pause = PERIOD if backend.has_events else min(2 * pause, 30 * PERIOD)
             backend.has_events = False
             if backend.state in ("ready", "draining"):
                 router.apply(backend.name, IndexChanges(0, is_whole=True))
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(pause)
 
     async def _read_events(self, backend: Backend) -> None:
         placement = self._ready_placement

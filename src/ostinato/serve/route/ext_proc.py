@@ -6,6 +6,7 @@ servers; the router sees their headers and bodies, and answers with the address 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -91,12 +92,10 @@ class ExtProcServer:
         self._server: grpc.aio.Server | None = None
         self.port = 0
         """Port that it listens on."""
-        self._starting: Any = None
+        self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start on the running loop. The router ends if it cannot listen."""
-        import asyncio
-
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
@@ -127,7 +126,9 @@ class ExtProcServer:
         log.info("external processing at %s", self._address)
 
     async def stop(self) -> None:
-        await self._starting
+        """End all streams within a moment."""
+        if self._starting is not None:
+            await self._starting
         if self._server is not None:
             await self._server.stop(GRACE)
 
