@@ -242,7 +242,7 @@ _NOT_HERE = {
     " allow_deprecated_quantization kv_cache_dtype_skip_layers enable_mamba_cache_stochastic_rounding"
     " mamba_cache_philox_rounds",
     "the prefix cache needs no such choice": "prefix_caching_hash_algo prefix_cache_retention_interval"
-    " kv_events_config disable_hybrid_kv_cache_manager enable_mamba_shared_prefix_checkpoint watermark"
+    " disable_hybrid_kv_cache_manager enable_mamba_shared_prefix_checkpoint watermark"
     " --cache-reuse -sps --slot-prompt-similarity -dt --defrag-thold fingerprint_mode fingerprint_value"
     " prefix_match_unit --swa-full",
     "the scheduler needs no such choice": "scheduler_cls scheduler_reserve_full_isl long_prefill_token_threshold"

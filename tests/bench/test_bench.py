@@ -23,6 +23,7 @@ from ostinato.bench.throughput import (
     startup,
     throughput,
     throughput_figures,
+    verify_cost,
 )
 from ostinato.cli.main import main
 from ostinato.models.checkpoint import model_spec, read_config
@@ -203,6 +204,16 @@ def test_the_cost_of_records_is_the_speed_with_one_over_that_without_on_the_same
         record_cost({**TINY, "model": str(checkpoint("llama")), "record": "there"}, workload, quiet)
 
 
+def test_the_cost_of_online_checks_is_that_of_checking_every_request_times_the_rate() -> None:
+    workload = Workload(prompt_len=12, output_len=3, batch_sizes=(1, 2), rounds=2)
+    report = verify_cost({**TINY, "model": str(checkpoint("llama"))}, workload, 0.25, quiet).data
+    assert [result["rate"] for result in report["results"]] == ["total", "decode", "processor"] * 2
+    assert [check["batch_size"] for check in report["check"]] == [1, 2]
+    for check in report["check"]:
+        assert check["cost"] > 0
+        assert check["share"] == 0.25 * check["cost"]
+
+
 def test_busy_processes_end_with_what_they_were_started_for() -> None:
     def running() -> int:
         children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
@@ -254,7 +265,7 @@ def test_a_peer_that_is_unknown_or_not_installed_is_refused(monkeypatch: pytest.
         check_peer("transformers")
 
 
-@pytest.mark.parametrize("command", ["throughput", "latency", "contention", "record"])
+@pytest.mark.parametrize("command", ["throughput", "latency", "contention", "record", "verify-rate"])
 def test_the_command_prints_tables_or_json(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +282,8 @@ def test_the_command_prints_tables_or_json(
         printed.append(capsys.readouterr().out)
     tables, report = printed
     assert any(each in tables for each in ("tokens/s", "first token p50", "fair share:"))
-    sizes = {"contention": [None] * 9, "record": [1] * 3 + [2] * 3}.get(command, [1, 2])
+    paired = dict.fromkeys(("record", "verify-rate"), [1] * 3 + [2] * 3)
+    sizes = {"contention": [None] * 9, **paired}.get(command, [1, 2])
     assert [result.get("batch_size") for result in json.loads(report)["results"]] == sizes
 
 

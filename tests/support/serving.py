@@ -16,6 +16,7 @@ import openai
 import uvicorn
 
 from ostinato.config import EngineConfig
+from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.app import make_app
 from ostinato.serve.http.connection import HttpConnection
 from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
@@ -116,12 +117,17 @@ class Routed:
 
 @contextmanager
 def routing(
-    urls: Sequence[str], *, num_ready: int | None = None, key: str | None = None, **serve: Any
+    urls: Sequence[str],
+    *,
+    num_ready: int | None = None,
+    key: str | None = None,
+    ext_proc: str | None = None,
+    policy: RoutingPolicy = "prefix",
+    **serve: Any,
 ) -> Iterator[Routed]:
     """A router in front of servers; waits until `num_ready` (open: all) are ready and have told what they cached."""
-    lifecycle = RouteLifecycle(
-        ServeSettings(**{"port": 0, **UNHURRIED, **serve}), RouteSettings(tuple(urls), None, key)
-    )
+    route = RouteSettings(tuple(urls), None, key, policy, ext_proc)
+    lifecycle = RouteLifecycle(ServeSettings(**{"port": 0, **UNHURRIED, **serve}), route)
     with in_thread(make_route_app(lifecycle), lifecycle) as (url, _, server):
         routed = Routed(url, lifecycle, server)
         most = len(urls) if num_ready is None else num_ready

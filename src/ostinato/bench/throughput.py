@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, pairwise
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from ostinato.bench.engine_driver import (
     Workload,
@@ -34,6 +35,10 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import JsonObject
 from ostinato.observe.counts import StartupTimer
 from ostinato.units import format_bytes
+from ostinato.verify.online_checks import MAX_WAITING
+
+if TYPE_CHECKING:
+    from ostinato.engine.core import EngineCore
 
 RATES = ("total_tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")
 LENGTHS = "{prompt_len} prompt tokens, {output_len} new"
@@ -72,13 +77,11 @@ LATENCY_COLUMNS = (
     Column("p99", "inter_token_latency.p99", "ms"),
 )
 
-RECORD_RATES = ("total", "decode", "processor")
-RECORD_COLUMNS = (
+PAIRED_RATES = ("total", "decode", "processor")
+CHECK_COLUMNS = (
     Column("batch", "batch_size"),
-    Column("tokens/s", "rate", is_text=True),
-    Column("plain", "plain.median", "count"),
-    Column("recorded", "recorded.median", "count"),
-    *spread_columns("ratio", "{:.3f}"),
+    Column("check", "cost", "times", help="processor time of checking a request over that of serving it"),
+    Column("share", "share", "{:.3%}", help="that times the rate: what checks add, in moments without requests"),
 )
 
 
@@ -141,35 +144,92 @@ def record_cost(settings: JsonObject, workload: Workload, say: ProgressCallback)
     plain = bench_config(settings, workload)
     if plain.is_given("record"):
         raise ConfigError("record is what the benchmark compares; leave it out", [Remedy("record", None)])
-    results: list[JsonObject] = []
     with TemporaryDirectory() as directory:
         configs = share_cache({"plain": plain, "recorded": plain.with_settings(record=directory)})
         engines = {name: EngineCore(config) for name, config in configs.items()}
-        vocab_size = engines["plain"].spec.vocab_size
-        for size in workload.batch_sizes:
-            rates = {(rate, name): list[float]() for rate in RECORD_RATES for name in engines}
-            for number in range(-1, workload.rounds):
-                say(f"batch size {size}: {f'round {number + 1}' if number >= 0 else 'warming up'}")
-                prompts = workload.prompts(size, vocab_size, number)
-                for name in rotated_order(list(engines), number):
-                    before = time.process_time()
-                    trace = run_batch(engines[name], prompts, workload.output_len)
-                    if number >= 0:
-                        tokens = trace.prompt_tokens + trace.output_tokens
-                        spent = (tokens / trace.end, trace.decode_rate, tokens / (time.process_time() - before))
-                        for rate, value in zip(RECORD_RATES, spent, strict=True):
-                            rates[rate, name].append(value)
-            for rate in RECORD_RATES:
-                sides = {name: rates[rate, name] for name in engines}
-                ratio = paired_ratio(sides["recorded"], sides["plain"])
-                spreads = {name: spread(values) for name, values in sides.items()}
-                results.append({"batch_size": size, "rate": rate, **spreads, "ratio": ratio})
+        results = _paired_rates(engines, workload, say)
         written = engines["recorded"].stats()["record"]
         for engine in engines.values():
             engine.close()
     data = engine_facts("record", plain, engines["plain"].plan, **asdict(workload))
     data |= {"results": results, "record": written}
-    return BenchReport(data, engine_lines(data, LENGTHS), [Table(RECORD_COLUMNS, results)])
+    return BenchReport(data, engine_lines(data, LENGTHS), [Table(_rate_columns("recorded"), results)])
+
+
+def verify_cost(settings: JsonObject, workload: Workload, rate: float, say: ProgressCallback) -> BenchReport:
+    """Measure the rates of an engine that checks requests online over those of one that does not.
+
+    Rates are while requests run, as in `record_cost`; nothing is checked then. `check` is what idle moments pay: the
+    processor time of checking a request over that of serving it, and `share`, that times the rate.
+    """
+    from ostinato.engine.core import EngineCore
+    from ostinato.verify.online_checks import OnlineChecks
+
+    configs = share_cache(dict.fromkeys(("plain", "checked"), bench_config(settings, workload)))
+    engines = {name: EngineCore(config) for name, config in configs.items()}
+    checked = engines["checked"]
+    checked.online_checks = OnlineChecks(checked, rate)
+    results = _paired_rates(engines, workload, say)
+    checks: list[JsonObject] = []
+    for size in workload.batch_sizes:
+        served, spent, count = 0.0, 0.0, min(size, MAX_WAITING)
+        for number in range(-1, workload.rounds):
+            say(f"batch size {size}: checks of {f'round {number + 1}' if number >= 0 else 'the warm-up'}")
+            all_checks = checked.online_checks = OnlineChecks(checked, 1.0)
+            before = time.process_time()
+            prompts = workload.prompts(size, checked.spec.vocab_size, workload.rounds + 1 + number)  # not cached
+            run_batch(checked, prompts, workload.output_len)
+            middle = time.process_time()
+            while all_checks.advance():
+                pass
+            if number >= 0:
+                served += (middle - before) / size
+                spent += (time.process_time() - middle) / count
+            if all_checks.counts.checked != count:
+                raise ConfigError(f"requests are too long to be checked: {all_checks.counts}")
+        check = spent / served
+        checks.append({"batch_size": size, "cost": check, "share": rate * check})
+    for engine in engines.values():
+        engine.close()
+    data = engine_facts("verify-rate", configs["plain"], checked.plan, **asdict(workload), verify_rate=rate)
+    data |= {"results": results, "check": checks}
+    tables = [Table(_rate_columns("checked"), results), Table(CHECK_COLUMNS, checks)]
+    return BenchReport(data, engine_lines(data, LENGTHS), tables)
+
+
+def _paired_rates(engines: Mapping[str, EngineCore], workload: Workload, say: ProgressCallback) -> list[JsonObject]:
+    """Return the rates of two engines that take each round in turns, and the ratio of the second to the first."""
+    base, other = engines
+    results: list[JsonObject] = []
+    for size in workload.batch_sizes:
+        rates = {(rate, name): list[float]() for rate in PAIRED_RATES for name in engines}
+        for number in range(-1, workload.rounds):
+            say(f"batch size {size}: {f'round {number + 1}' if number >= 0 else 'warming up'}")
+            prompts = workload.prompts(size, engines[base].spec.vocab_size, number)
+            for name in rotated_order(list(engines), number):
+                before = time.process_time()
+                trace = run_batch(engines[name], prompts, workload.output_len)
+                if number >= 0:
+                    tokens = trace.prompt_tokens + trace.output_tokens
+                    spent = (tokens / trace.end, trace.decode_rate, tokens / (time.process_time() - before))
+                    for rate, value in zip(PAIRED_RATES, spent, strict=True):
+                        rates[rate, name].append(value)
+        for rate in PAIRED_RATES:
+            sides = {name: rates[rate, name] for name in engines}
+            ratio = paired_ratio(sides[other], sides[base])
+            spreads = {name: spread(values) for name, values in sides.items()}
+            results.append({"batch_size": size, "rate": rate, **spreads, "ratio": ratio})
+    return results
+
+
+def _rate_columns(other: str) -> tuple[Column, ...]:
+    return (
+        Column("batch", "batch_size"),
+        Column("tokens/s", "rate", is_text=True),
+        Column("plain", "plain.median", "count"),
+        Column(other, f"{other}.median", "count"),
+        *spread_columns("ratio", "{:.3f}"),
+    )
 
 
 def latency(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:

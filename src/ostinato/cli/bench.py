@@ -14,9 +14,9 @@ from ostinato.bench.prefix_cache import MODES, PrefixBench, prefix
 from ostinato.bench.prefix_workloads import WORKLOADS, Sizes
 from ostinato.bench.scale import ScaleBench, scale
 from ostinato.bench.speculative import SpeculativeBench, speculative
-from ostinato.bench.throughput import latency, record_cost, startup, throughput
+from ostinato.bench.throughput import latency, record_cost, startup, throughput, verify_cost
 from ostinato.cli.bench_common import BatchSizes, Measure, add_command, names, sizes
-from ostinato.cli.bench_serve import overhead_command, serve_command
+from ostinato.cli.bench_serve import overhead_command, route_command, serve_command
 from ostinato.cli.bench_steps import encoder_command, graphs_command, profile_command
 from ostinato.cli.help import HelpGroup
 from ostinato.config import EngineConfig
@@ -26,8 +26,8 @@ from ostinato.json_io import JsonObject
 app = typer.Typer(
     cls=HelpGroup,
     help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation, "
-    "the speed beside busy processes, the cost of records or the growth of costs, on a checkpoint or on random "
-    "weights; or a server.\n\n"
+    "the speed beside busy processes, the cost of records or online checks, or the growth of costs, on a checkpoint or "
+    "on random weights; or a server, or several behind a router.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,
@@ -245,6 +245,25 @@ def record_command(
     return lambda say: record_cost(settings, workload, say)
 
 
+def verify_rate_command(
+    settings: JsonObject,
+    rate: Annotated[float, typer.Option(min=0, max=1, help="Share of requests that are checked.")] = 0.001,
+    batch_sizes: BatchSizes = "1,32",
+    prompt_len: PromptLen = 128,
+    output_len: Annotated[int, typer.Option(min=2, help="Tokens generated for each request.")] = 64,
+    rounds: Rounds = 5,
+) -> Measure:
+    """Measure the cost of online checks: the speed of an engine with verify_rate over that of one without.
+
+    Two engines in one process take each round in turns. Checks run in moments without requests, so they are measured by
+    themselves: the processor time of a check over that of serving the request.
+
+    Example: ostinato bench verify-rate demo --batch-sizes 8 --rounds 3
+    """
+    workload = Workload(prompt_len, output_len, sizes(batch_sizes), rounds)
+    return lambda say: verify_cost(settings, workload, rate, say)
+
+
 def scale_command(
     settings: dict[str, object],
     depths: Annotated[str, typer.Option("--depths", metavar="N[,N...]", help="Tokens before a row.")] = "16,512,2048",
@@ -291,9 +310,11 @@ add_command(app, "profile", profile_command)
 add_command(app, "speculative", speculative_command)
 add_command(app, "contention", contention_command)
 add_command(app, "record", record_command)
+add_command(app, "verify-rate", verify_rate_command)
 add_command(app, "scale", scale_command)
 add_command(app, "serve", serve_command, has_engine=False)
 add_command(app, "serve-overhead", overhead_command)
+add_command(app, "route", route_command)
 
 
 def _method(text: str) -> str:

@@ -10,6 +10,7 @@ import typer
 from ostinato.bench.serve.load_client import check_url
 from ostinato.bench.serve.load_generator import Target
 from ostinato.bench.serve.overhead import OverheadBench, overhead
+from ostinato.bench.serve.route import RouteBench, route
 from ostinato.bench.serve.sweep import ServeBench, find_model, serve
 from ostinato.bench.serve.workload import FORMS, Lengths, LoadSpec, parse_lengths
 from ostinato.cli.bench_common import Measure, sizes
@@ -171,6 +172,35 @@ def overhead_command(
     )
     bench = OverheadBench(load, concurrency, rounds, ignore_eos, profile)
     return lambda say: overhead(settings, bench, say)
+
+
+def route_command(
+    settings: dict[str, object],
+    servers: Annotated[int, typer.Option(min=2, help="Servers behind the router.")] = 2,
+    conversations: Annotated[int, typer.Option(min=1, help="Conversations of a round.")] = 16,
+    turns: Annotated[int, typer.Option(min=2, help="Requests of a conversation.")] = 4,
+    shared_prefix: Annotated[int, typer.Option(min=0, help="Tokens that all conversations begin with.")] = 128,
+    prompt_tokens: Annotated[str, typer.Option(metavar="LENGTHS", help="Tokens that a turn adds.")] = "uniform:16:48",
+    output_tokens: Annotated[str, typer.Option(metavar="LENGTHS", help="Tokens of each answer.")] = "16",
+    concurrency: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with other texts.")] = 3,
+) -> Measure:
+    """Compare hit rates of the prefix cache: several servers behind `ostinato route`, one server, and turns.
+
+    The same conversations go to one server, to all servers through the router, and to all in turns (--routing
+    round_robin). Salts keep the three apart in the servers' caches. A hit rate is the share of all prompt tokens that
+    are cached; "of one's" is its ratio to that of one server in the same round.
+
+    Example: ostinato bench route demo --rounds 1 --conversations 8
+    """
+    load = LoadSpec(
+        requests=conversations,
+        output_tokens=parse_lengths("--output-tokens", output_tokens),
+        prompt_tokens=parse_lengths("--prompt-tokens", prompt_tokens),
+        prefix_tokens=shared_prefix,
+        turns=turns,
+    )
+    return lambda say: route(settings, RouteBench(load, servers, concurrency, rounds), say)
 
 
 def _prompt_tokens(workload: Kind, text: str | None, shared_prefix: str | None) -> Lengths | None:

@@ -129,8 +129,9 @@ AS_TEXT = {
     "capture_rows": "N,N,...",
     "encoder_token_budgets": "N,N,...",
     "speculative": "METHOD:K",
+    "kv_events_config": "JSON",
 }
-"""Settings that EngineConfig reads from a text -> placeholder in help."""
+"""Settings that are read from a text -> placeholder in help."""
 
 
 def _read_config_file(ctx: typer.Context, path: Path | None) -> None:

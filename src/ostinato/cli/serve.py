@@ -18,7 +18,17 @@ import typer
 from pydantic.fields import FieldInfo
 
 from ostinato.child_process import SECRET_VARIABLES
-from ostinato.cli.flags import SIZE, Model, check_model, described, engine_options, name_model, setting_flag, with_flags
+from ostinato.cli.flags import (
+    AS_TEXT,
+    SIZE,
+    Model,
+    check_model,
+    described,
+    engine_options,
+    name_model,
+    setting_flag,
+    with_flags,
+)
 from ostinato.cli.help import SERVER
 from ostinato.cli.output import note
 from ostinato.errors import RequestError
@@ -127,7 +137,8 @@ ROUTE_SETTINGS = (
     "host", "port", "uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "root_path", "api_key",
     "api_key_file", "insecure", "routing", "max_body", "request_timeout", "body_workers", "worker_seconds",
     "worker_memory", "client_seconds", "client_pixels", "header_timeout", "keep_alive_timeout", "max_connections",
-    "max_connections_per_address", "drain_timeout", "log_level", "log_format", "access_log", "trusted_proxy",
+    "max_connections_per_address", "drain_timeout", "metrics_prefix", "log_level", "log_format", "access_log",
+    "trusted_proxy",
 )  # fmt: skip
 """Settings of the server that a router has too."""
 
@@ -140,7 +151,7 @@ def _route_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    metavar = SIZE if name in BYTE_SETTINGS else None
+    metavar = SIZE if name in BYTE_SETTINGS else AS_TEXT.get(name)
     return setting_flag(
         name,
         field,
@@ -236,6 +247,12 @@ def route(
             envvar=SECRET_VARIABLES["backend_key"], help="A key for the servers, in place of the clients' own."
         ),
     ] = None,
+    ext_proc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve Envoy's external processing there too, as an endpoint picker of llm-d."
+        ),
+    ] = None,
 ) -> None:
     """Pass requests on to the one of several servers that has most of the prompt cached, within its share of the work.
 
@@ -250,7 +267,7 @@ def route(
     policy = serving.pop("routing", "prefix")
     settings = ServeSettings(**serving)
     urls = tuple(url.strip() for url in backends.split(",") if url.strip())
-    chosen = RouteSettings(urls, target, backend_key, policy)
+    chosen = RouteSettings(urls, target, backend_key, policy, ext_proc)
     lifecycle = RouteLifecycle(settings, chosen)
     status = run_server(
         lambda: (lifecycle, make_route_app(lifecycle)),

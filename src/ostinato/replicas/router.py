@@ -34,13 +34,15 @@ class ChoiceReason(StrEnum):
     """No replica has any of the prompt cached."""
     TWO_CHOICES = "two_choices"
     """The replica had fewer requests than another one, both drawn at random."""
+    ROUND_ROBIN = "round_robin"
+    """The replica was next in turn."""
 
 
-RoutingPolicy = Literal["prefix", "two_choices"]
+RoutingPolicy = Literal["prefix", "two_choices", "round_robin"]
 """Rule for choosing a replica.
 
 `prefix` chooses by the cached prefix (`choose`). `two_choices` takes the less busy of two random replicas
-(`less_busy_of_two`), and serves as a baseline.
+(`less_busy_of_two`), `round_robin` one after the other: both serve as baselines.
 """
 
 
@@ -192,6 +194,7 @@ class ReplicaRouter:
     ) -> None:
         self.policy = policy
         self._draws = Random(0)
+        self._num_turns = 0
         self.block_size = block_size
         self.times = times
         self.seconds_per_output = seconds_per_output
@@ -222,6 +225,10 @@ class ReplicaRouter:
     def apply(self, name: str, changes: IndexChanges) -> bool:
         """Apply a replica's report of its index. Returns False if it must report everything anew."""
         return self._replicas[name].published.apply(changes)
+
+    def num_known(self, name: str) -> int:
+        """Return at how many places a prompt may hit a replica, as far as it has told; 0 if it is not here."""
+        return len(self._replicas[name].published) if name in self._replicas else 0
 
     def route(
         self,
@@ -258,6 +265,10 @@ class ReplicaRouter:
             return None
         if self.policy == "two_choices":
             choice = less_busy_of_two(candidates, self._draws)
+        elif self.policy == "round_robin":
+            turn = candidates[self._num_turns % len(candidates)]
+            self._num_turns += 1
+            choice = ReplicaChoice(turn.name, turn.hit, ChoiceReason.ROUND_ROBIN)
         else:
             choice = choose_replica(candidates, num_tokens, self.times)
         self.reasons[choice.reason.value] += 1

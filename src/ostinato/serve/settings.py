@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
-from ostinato.json_io import JsonObject
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.chat.tool_calls.formats import PARSERS
@@ -41,11 +41,47 @@ UnknownFields = Literal["error", "warn", "ignore"]
 FORMS = {
     "uds_mode": ("three digits from 0 to 7, as chmod has them", "660"),
     "root_path": ("a path that begins with / and does not end with one, such as /llm", "/llm"),
+    "endpoint": ("tcp://HOST:PORT or ipc://PATH", "tcp://*:5557"),
+    "replay_endpoint": ("tcp://HOST:PORT or ipc://PATH", "tcp://*:5558"),
     "metrics_prefix": ("letters, digits, _ and :, with no digit at the beginning", "ostinato:"),
 }
 """Setting with a pattern -> description of the pattern in words, and an example."""
+ZMQ_ENDPOINT = r"^(tcp://[^ /]+:[0-9*]+|ipc://.+)$"
 BYTE_SETTINGS = ("client_backlog", "max_body", "worker_memory")
 """Settings that are bytes, and can be given as 16MiB."""
+
+
+class KvEventsConfig(BaseModel):
+    """Publication of cache events over ZeroMQ, under vLLM's names. `checkpoints` has no counterpart there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = Field("tcp://*:5557", pattern=ZMQ_ENDPOINT)
+    replay_endpoint: str | None = Field(None, pattern=ZMQ_ENDPOINT)
+    buffer_steps: int = Field(10_000, ge=1)
+    hwm: int = Field(100_000, ge=1)
+    topic: str = ""
+    checkpoints: bool = True
+    """Publish checkpoints too, which decoders that take vLLM's kinds alone refuse."""
+
+    @property
+    def publishes(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    @property
+    def binds(self) -> bool:
+        """True if the server opens the endpoint, by vLLM's rule; else it connects to a router's."""
+        return "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith("ipc://")
+
+    @property
+    def open_endpoint(self) -> str | None:
+        """An endpoint that the server opens and other machines reach, if there is one."""
+        opened = [self.endpoint] if self.binds else []
+        opened += [] if self.replay_endpoint is None else [self.replay_endpoint]
+        local = ("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+        return next((each for each in opened if not each.startswith(local)), None)
 
 
 class ServeSettings(BaseModel):
@@ -63,7 +99,7 @@ class ServeSettings(BaseModel):
     A file that an earlier server left there is replaced.
     """
     uds_mode: str = Field("660", pattern=r"^0?[0-7]{3}$")
-    """Permissions of the Unix socket's file, in chmod's digits: by default for the server's user and group."""
+    """Permissions of the Unix socket's file, in chmod's digits: by default for user and group."""
     ssl_certfile: Path | None = None
     """The server's certificate in PEM, followed by those that lead to its authority.
 
@@ -111,7 +147,7 @@ class ServeSettings(BaseModel):
     client_backlog: int = Field(64 * 2**20, ge=2**16)
     """Bytes of answers that one client may leave unread, whole answers until they are sent.
 
-    Beyond it, the answer that holds most ends with an error, `client_backlog`.
+    Beyond it, the largest ends with the error `client_backlog`.
     """
     max_body: int = Field(16 * 2**20, ge=1024)
     """Bytes of a request's body, its images included."""
@@ -142,22 +178,24 @@ class ServeSettings(BaseModel):
     max_inputs: int = Field(1024, ge=1)
     """Inputs of a request for embeddings."""
     allow_cache_reset: bool = False
-    """Serve `POST /reset_prefix_cache`, which drops all prefixes that no running request uses, of all clients."""
+    """Serve `POST /reset_prefix_cache`, which drops all clients' prefixes that no request uses."""
     kv_events: Literal["off", "hashes", "tokens"] = "off"
-    """Serve `GET /kv_events`, changes of the prefix cache for routers; tokens are the text of all clients."""
+    """Serve `GET /kv_events`, changes of the prefix cache, to routers; tokens are all clients' text."""
+    kv_events_config: KvEventsConfig | None = None
+    """Publish them over ZeroMQ too: JSON as for vLLM's flag. Needs `ostinato[zmq]`."""
     unknown_fields: UnknownFields = "error"
     """Unknown fields of a request: an error, ignored with a log line and the header x-ignored-fields, or ignored."""
     request_timeout: float = Field(600.0, gt=0)
     """Seconds after which a request is ended; a request may ask for less with `timeout`."""
     body_workers: int = Field(2, ge=1)
-    """Processes that read large bodies and images, and try guides, each for one request at a time.
+    """Processes that read large bodies and images, and try guides, one request each at a time.
 
     They start with the first one.
     """
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that such a process may take to read one request."""
     worker_memory: int = Field(2**30, ge=2**26)
-    """Bytes of memory that such a process may take to read one request."""
+    """Bytes that such a process may take to read one request."""
     client_seconds: float = Field(60.0, gt=0)
     """Seconds that such processes may work for one client per minute; then it gets status 429."""
     client_pixels: int = Field(2**30, ge=1)
@@ -165,7 +203,7 @@ class ServeSettings(BaseModel):
     engine_timeout: float = Field(120.0, gt=0)
     """Seconds without a sign of life from the engine after which it counts as stalled: /health is 503.
 
-    The engine gives one between two steps, so the time must be longer than the longest step.
+    It gives one between steps, so this is more than the longest step.
     """
     verify_rate: float = Field(0.0, ge=0, le=1)
     """Share of requests to compute again, when the engine is idle, on the plain path, and compare."""
@@ -185,9 +223,9 @@ class ServeSettings(BaseModel):
     Open: a Ray of this server, on this machine, that ends with it.
     """
     routing: RoutingPolicy = "prefix"
-    """Choice of the replica for a request: by cached prefix, or between two random ones."""
+    """Choice of the replica: by cached prefix; or between two random ones, or in turns."""
     header_timeout: float = Field(15.0, gt=0)
-    """Seconds that the headers of a request may take to arrive."""
+    """Seconds that a request's headers may take to arrive."""
     keep_alive_timeout: float = Field(30.0, gt=0)
     """Seconds that a connection may wait for its next request."""
     max_connections: int = Field(0, ge=0)
@@ -205,7 +243,7 @@ class ServeSettings(BaseModel):
     metrics_prefix: str = Field("ostinato:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     """Prefix of the names of metrics; with vllm: dashboards made for vLLM show the common ones.
 
-    http_requests_total alone has no prefix, as everywhere.
+    http_requests_total has none, as everywhere.
     """
 
     log_level: LogLevel = "info"
@@ -215,7 +253,7 @@ class ServeSettings(BaseModel):
     trusted_proxy: tuple[str, ...] = ()
     """An address or a network (10.0.0.0/8) of trusted proxies, or unix for those on the Unix socket.
 
-    Their X-Forwarded-For gives the client's address, for the log and for its share of the server; several may be given.
+    Their X-Forwarded-For gives the client's address, for logs and shares; several may be given.
     """
     access_log: AccessLog | None = None
     """Format of the requests' lines: for people, as JSON, or none at all (as log_format)."""
@@ -239,6 +277,17 @@ class ServeSettings(BaseModel):
     @classmethod
     def _accept_a_size(cls, value: object) -> object:
         return read_size(value)
+
+    @field_validator("kv_events_config", mode="before")
+    @classmethod
+    def _accept_json(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_json(value)
+        except ValueError:
+            message = 'it should be a JSON object, such as {"endpoint": "tcp://*:5557"}'
+            raise _wrong("kv_events_config", message, []) from None
 
     @field_validator("served_model_name", mode="before")
     @classmethod
@@ -305,6 +354,7 @@ class ServeSettings(BaseModel):
         if self.ssl_certfile is None and given & {"ssl_keyfile", "ssl_keyfile_password"}:
             raise ValueError("ssl_keyfile and ssl_keyfile_password need an ssl_certfile")
         self._check_replicas()
+        self._check_events()
         if not (self._keys or self.insecure or self.is_local):
             message = (
                 f"host {self.host} can be reached from other machines, and there is no api_key: give one "
@@ -334,6 +384,26 @@ class ServeSettings(BaseModel):
                 "there with auto"
             )
             raise _wrong("ray_address", message, [Remedy("ray_address", "auto")])
+
+    def _check_events(self) -> None:
+        if not self.publishes_events:
+            return
+        assert self.kv_events_config is not None, "it publishes"
+        if self.kv_events == "off":
+            message = "kv_events_config says where, and kv_events what: hashes, or tokens, which are clients' text"
+            raise _wrong("kv_events", message, [Remedy("kv_events", "hashes")])
+        endpoint = self.kv_events_config.open_endpoint
+        if endpoint is not None and not self.insecure:
+            message = (
+                f"kv_events_config opens {endpoint}, which other machines reach, and ZeroMQ has no keys: open "
+                "ipc://PATH or tcp://[::1]:PORT, connect to a router's tcp://HOST:PORT, or set insecure"
+            )
+            raise _wrong("kv_events_config", message, [Remedy("insecure", True)])
+
+    @property
+    def publishes_events(self) -> bool:
+        """True if cache events are published over ZeroMQ."""
+        return self.kv_events_config is not None and self.kv_events_config.publishes
 
     def name_of(self, model: str) -> str:
         """Return the clients' name of `model`: the given name, else the checkpoint's without its directory."""

@@ -32,6 +32,8 @@ class Target:
     ignore_eos: bool = False
     timeout: float = 600.0
     api_key: str | None = None
+    cache_salt: str | None = None
+    """Salt that keeps the run's prefixes apart from those of other runs."""
 
     @property
     def url(self) -> str:
@@ -51,6 +53,8 @@ class Target:
         }
         if self.ignore_eos:
             request["ignore_eos"] = True
+        if self.cache_salt is not None:
+            request["cache_salt"] = self.cache_salt
         if self.chat:
             roles = ("user", "assistant")
             request["messages"] = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]

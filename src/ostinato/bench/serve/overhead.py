@@ -219,15 +219,28 @@ def server_process(
     With a `directory` the server is profiled (`cpu_profile.py`). Raises ModelError, with the end of the server's
     output, if it ended or was not ready in time.
     """
-    import httpx2
-
     port = free_port()
-    command = [sys.executable, "-m", "ostinato.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
-    command += setting_flags(settings)
-    job = b""
+    command, job = ostinato_command("serve", port, setting_flags(settings)), b""
     if directory is not None:
         command = [sys.executable, "-c", PROGRAM]
         job = json.dumps({"settings": settings, "port": port, "directory": str(directory)}).encode()
+    with running(command, port, ready_within, job) as url:
+        yield f"{url}/v1"
+
+
+def ostinato_command(name: str, port: int, flags: Sequence[str]) -> list[str]:
+    """Return the command line of a server on a loopback port."""
+    return [sys.executable, "-m", "ostinato.cli.main", name, "--host", "127.0.0.1", "--port", str(port), *flags]
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, ready_within: float = 600.0, job: bytes = b"") -> Iterator[str]:
+    """Yield the URL of a server that `command` starts on `port`, once it is ready; `job` is what it reads.
+
+    ModelError as `server_process`.
+    """
+    import httpx2
+
     # The keys are of the user's own servers, and not for this one.
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES.values()}
     with TemporaryFile() as asked, TemporaryFile() as output:
@@ -255,7 +268,7 @@ def server_process(
                 if time.monotonic() > deadline:
                     raise ModelError(f"the server was not ready after {ready_within:g} s; it said:\n{said()}")
                 time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}/v1"
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             try:

@@ -342,13 +342,14 @@ class AsyncEngine:
         picture: JsonObject = await self._ask("prefixes")
         return picture
 
-    async def publish_cache_events(self, with_tokens: bool) -> None:
+    async def publish_cache_events(self, with_tokens: bool) -> CacheEventHub:
         """Have the engine tell all changes of its prefix index from now on, to the readers of `cache_events`.
 
         With tokens, what readers get is text of all clients.
         """
         self.cache_events = CacheEventHub(with_tokens)
         await self._ask("publish")
+        return self.cache_events
 
     async def reset_prefix_cache(self) -> bool:
         """Drop every prefix that no running request uses; return False if some are in use."""

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
-from ostinato.kv_cache.cache_events import BlockRemoved, BlockStored, CacheContents, CacheEvent
+from ostinato.json_io import JsonObject
+from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheContents, CacheEvent
 
 MAX_READERS = 16
 """Readers at once. Each may hold events that wait."""
@@ -63,8 +64,8 @@ class CacheReader:
         self._ends = True
         self._news.set()
 
-    async def batches(self, patience: float) -> AsyncIterator[CacheEventBatch | None]:
-        """Yield batches as they come, and None after each `patience` seconds without one.
+    async def batches(self, patience: float | None) -> AsyncIterator[CacheEventBatch | None]:
+        """Yield batches as they come, and None after each `patience` seconds without one, if it is given.
 
         Raises SlowReader; ends with the engine.
         """
@@ -94,6 +95,21 @@ def _size_of(batch: CacheEventBatch) -> int:
     )
 
 
+def medium_of(device: str) -> str:
+    """Return where a device's blocks are, in vLLM's words."""
+    return "CPU" if device == "cpu" else "GPU"
+
+
+def event_fields(event: CacheEvent, block_size: int, medium: str) -> JsonObject:
+    """Return an event's fields under vLLM's names, and its kind as `type`."""
+    fields: JsonObject = {"type": type(event).__name__, **asdict(event)}
+    if isinstance(event, BlockStored):
+        fields |= {"block_size": block_size, "lora_id": None}
+    if not isinstance(event, AllBlocksCleared):
+        fields["medium"] = medium
+    return fields
+
+
 class CacheEventHub:
     """Contents of an engine's prefix index by its events, and their readers. Used on one event loop."""
 
@@ -120,7 +136,7 @@ class CacheEventHub:
         """Add a reader, which gets what is cached now first; None if there are too many. `name` is for the log."""
         if len(self._readers) >= MAX_READERS:
             return None
-        now, parts = time.time(), list(self._contents.replay())
+        now, parts = time.time(), list(self.replay())
         left = range(len(parts) - 1, -1, -1)
         replay = [CacheEventBatch(self._number, now, part, more) for part, more in zip(parts, left, strict=True)]
         reader = CacheReader(name, replay)
@@ -129,6 +145,10 @@ class CacheEventHub:
         else:
             self._readers.add(reader)
         return reader
+
+    def replay(self) -> Iterator[list[CacheEvent]]:
+        """Return events that lead from an empty index to what is cached now; see `CacheContents.replay`."""
+        return self._contents.replay()
 
     def remove_reader(self, reader: CacheReader) -> None:
         self._readers.discard(reader)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from ostinato.engine.process.cache_event_hub import MAX_READERS, MAX_WAITING, CacheEventBatch, CacheReader, SlowReader
+from ostinato.engine.process.cache_event_hub import (
+    MAX_READERS,
+    MAX_WAITING,
+    CacheEventBatch,
+    CacheReader,
+    SlowReader,
+    event_fields,
+    medium_of,
+)
 from ostinato.json_io import JsonObject
-from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockStored, CacheEvent
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
@@ -47,8 +53,8 @@ def kv_events_router(lifecycle: Lifecycle) -> ApiRouter:
             message = f"there are {MAX_READERS} readers of cache events, and no more are served"
             raise ApiError(429, message, code="too_many_readers", headers={"Retry-After": "5"})
         settings = engine.plan.settings
-        medium = "CPU" if settings.device == "cpu" else "GPU"
-        return EventStream(_events(reader, settings.block_size, medium), lambda: hub.remove_reader(reader))
+        events = _events(reader, settings.block_size, medium_of(settings.device))
+        return EventStream(events, lambda: hub.remove_reader(reader))
 
     return router
 
@@ -68,15 +74,6 @@ def encode_batch(batch: CacheEventBatch, block_size: int, medium: str) -> bytes:
         "seq": batch.number,
         "ts": batch.time,
         "replay_left": batch.replay_left,
-        "events": [_fields(event, block_size, medium) for event in batch.events],
+        "events": [event_fields(event, block_size, medium) for event in batch.events],
     }
     return b"id: %d\ndata: %b\n\n" % (batch.number, json.dumps(body, separators=(",", ":")).encode())
-
-
-def _fields(event: CacheEvent, block_size: int, medium: str) -> JsonObject:
-    fields: JsonObject = {"type": type(event).__name__, **asdict(event)}
-    if isinstance(event, BlockStored):
-        fields |= {"block_size": block_size, "lora_id": None}
-    if not isinstance(event, AllBlocksCleared):
-        fields["medium"] = medium
-    return fields

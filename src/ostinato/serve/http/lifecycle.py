@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
+from ostinato.engine.process.cache_event_hub import medium_of
 from ostinato.engine.process.engine_process import make_engine
 from ostinato.errors import EngineFailed
 from ostinato.observe.counts import Histogram
@@ -26,6 +27,7 @@ from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_keys import ApiKeys
 from ostinato.serve.http.connection_limits import ConnectionCounter, RefusalLog, fd_limited_connections, raise_fd_limit
 from ostinato.serve.settings import ServeSettings
+from ostinato.serve.zmq_events import ZmqPublisher
 from ostinato.verify.online_checks import make_checked_engine
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class Lifecycle(ServerLifecycle):
         self._start_engine = start_engine or partial(AsyncEngine.start, config, progress=progress, make=make)
         self._engine: AsyncEngine | None = None
         self._workers: BodyWorkerPool | None = None
+        self._publisher: ZmqPublisher | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -156,13 +159,19 @@ class Lifecycle(ServerLifecycle):
 
     async def _start(self) -> None:
         try:
+            if self.settings.publishes_events:
+                assert self.settings.kv_events_config is not None, "it says where"
+                self._publisher = ZmqPublisher(self.settings.kv_events_config)
             engine = await self._start_engine(
                 max_waiting=self.settings.max_waiting, max_per_client=self.settings.client_share
             )
             try:
                 await engine.watch(self.settings.engine_timeout, self._stalled)
                 if self.settings.kv_events != "off":
-                    await engine.publish_cache_events(self.settings.kv_events == "tokens")
+                    hub = await engine.publish_cache_events(self.settings.kv_events == "tokens")
+                    if self._publisher is not None:
+                        made = engine.plan.settings
+                        self._publisher.start(hub, made.block_size, medium_of(made.device))
                 await asyncio.to_thread(self.before_requests, engine)  # it compiles the checkpoint's chat template
                 if engine.failure is not None:  # meanwhile
                     raise engine.failure
@@ -268,6 +277,8 @@ class Lifecycle(ServerLifecycle):
     async def stop(self) -> None:
         """Stop the engine, and with it unfinished requests. An engine that is being loaded is stopped too."""
         await self.loop_delay.stop()
+        if self._publisher is not None:
+            await self._publisher.stop()
         if self._workers is not None:
             await self._workers.stop()
         if self._engine is not None:

@@ -7,7 +7,8 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 from pydantic import ValidationError
@@ -21,7 +22,15 @@ from ostinato.replicas.index_sync import IndexChanges
 from ostinato.replicas.placement import ReplicaPlacement
 from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
 from ostinato.serve.http.streaming import side_by_side
-from ostinato.serve.route.upstream import BackendAddress, HeaderList, UpstreamError, UpstreamReply, open_reply
+from ostinato.serve.route.upstream import (
+    BackendAddress,
+    HeaderList,
+    Silent,
+    Unreachable,
+    UpstreamError,
+    UpstreamReply,
+    open_reply,
+)
 
 log = logging.getLogger("ostinato.serve")
 
@@ -37,18 +46,48 @@ MAX_EVENT = 2**26
 """Bytes of one event."""
 
 
+MAX_KEYS = 2**20
+"""Places of one backend at which a prompt may hit. A server has one for each block or checkpoint that it caches."""
+
+
+class WrongEvents(Exception):
+    """Raised for events that do not tell what a backend has cached. It is served without them."""
+
+
 class IndexReader:
     """Changes of the blocks at which a prompt may hit, from a backend's batches of events."""
 
     def __init__(self, has_state: bool) -> None:
+        self.num_lost = 0
+        """Batches that were missed."""
         self._is_whole = True
         self._number = 0
+        self._last: int | None = None
         self._stored, self._removed = (
             ("CheckpointStored", "CheckpointRemoved") if has_state else ("BlockStored", "BlockRemoved")
         )
 
-    def changes(self, events: Sequence[JsonMapping]) -> IndexChanges:
-        """Return what a batch of events changes together. KeyError, TypeError or ValueError for what is none."""
+    def changes(self, batch: JsonMapping) -> IndexChanges:
+        """Return what a batch of events changes together.
+
+        WrongEvents if batches before it are missing, or if it has another form.
+        """
+        try:
+            if "error" in batch:
+                raise WrongEvents(str(batch["error"]["message"])[:200])
+            self._check_number(int(batch["seq"]), batch["replay_left"] is not None)
+            return self._merge(batch["events"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise WrongEvents("its events have another form") from None
+
+    def _check_number(self, number: int, is_replay: bool) -> None:
+        last, self._last = self._last, number
+        expected = number if last is None else last + (not is_replay)
+        if number != expected:
+            self.num_lost += max(0, number - expected)
+            raise WrongEvents(f"its event {number} came after {last}")
+
+    def _merge(self, events: Sequence[JsonMapping]) -> IndexChanges:
         added, removed = dict[int, None](), dict[int, None]()
         is_whole, self._is_whole = self._is_whole, False
         for event in events:
@@ -59,11 +98,29 @@ class IndexReader:
                 continue
             keys = event["block_hashes"] if "block_hashes" in event else [event["block_hash"]]
             into, out_of = (added, removed) if kind == self._stored else (removed, added)
-            for key in map(int, keys):
+            for key in keys:
+                if type(key) is not int or not 0 <= key < 2**64:
+                    raise ValueError("a hash is a number of 64 bits")
                 into[key] = None
                 out_of.pop(key, None)
         self._number += 1
         return IndexChanges(self._number, tuple(added), tuple(removed), is_whole)
+
+
+@dataclass
+class BackendCounts:
+    """Counts of one backend since the router's start."""
+
+    num_sent: int = 0
+    num_failed: int = 0
+    """Requests without an answer, or whose answer broke off."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts that the router has read."""
+    expected_hit_tokens: int = 0
+    """Tokens that the router expected to be cached, of the answers that say how many were."""
+    reported_hit_tokens: int = 0
+    num_events: int = 0
+    num_lost_events: int = 0
 
 
 @dataclass
@@ -79,11 +136,20 @@ class Backend:
     has_events: bool = False
     """True if its cache is known from its events."""
     num_running: int = 0
-    num_sent: int = 0
+    counts: BackendCounts = field(default_factory=BackendCounts)
+    replies: set[UpstreamReply] = field(default_factory=set)
+    """Answers that are under way."""
+    started: JsonObject | None = None
+    """List of its models, with the time of its start, when it joined."""
 
     @property
     def name(self) -> str:
         return self.address.url
+
+    def end_requests(self) -> None:
+        """End its requests: their answers break off now rather than never."""
+        for reply in self.replies:
+            reply.close()
 
     def to_json(self) -> JsonObject:
         return {
@@ -92,7 +158,7 @@ class Backend:
             "reason": self.reason or None,
             "kv_events": self.has_events,
             "running": self.num_running,
-            "sent": self.num_sent,
+            "sent": self.counts.num_sent,
         }
 
 
@@ -170,6 +236,8 @@ class BackendPool:
                     await side_by_side([self._follow(backend), self._poll(backend)])
             except UpstreamError as error:
                 self.lose(backend.name, str(error))
+                if isinstance(error, Unreachable | Silent):
+                    backend.end_requests()
             except ConfigError as error:
                 self.on_failure(error)
                 return
@@ -179,11 +247,15 @@ class BackendPool:
             await asyncio.sleep(PERIOD if backend.state != "foreign" else 10 * PERIOD)
 
     async def _poll(self, backend: Backend) -> None:
-        while True:
+        for number in count(1):
             await asyncio.sleep(PERIOD)
             if backend.state == "down":  # a request has found out
                 raise UpstreamError(backend.reason)
             await self._check_health(backend)
+            # The end of its events shows it too, if there are any.
+            is_due = number % 10 == 0 and not backend.has_events
+            if is_due and await self._models(backend) != backend.started:
+                raise UpstreamError("it was started anew")
 
     async def _check_health(self, backend: Backend) -> None:
         """Note a backend that drains. UpstreamError if it is not ready."""
@@ -212,9 +284,10 @@ class BackendPool:
                 plan = Plan.from_json(await reply.json())
             except (ValidationError, ValueError, KeyError, TypeError):
                 raise UpstreamError("its /plan is that of another version of ostinato") from None
-        async with self._asking(backend, "/v1/models") as reply:
-            listed = (await reply.json()).get("data", [])
-        names = tuple(sorted(str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model))
+        backend.started = await self._models(backend)
+        listed = backend.started.get("data")
+        models = listed if isinstance(listed, list) else []
+        names = tuple(sorted(str(model["id"]) for model in models if isinstance(model, dict) and "id" in model))
         if not names:
             raise UpstreamError("its /v1/models has no names")
         settings = plan.settings
@@ -235,10 +308,34 @@ class BackendPool:
         log.info("backend %s is ready; there are %d", backend.name, len(self.ready))
         return True
 
+    async def _models(self, backend: Backend) -> JsonObject:
+        async with self._asking(backend, "/v1/models") as reply:
+            return await reply.json()
+
     async def _follow(self, backend: Backend) -> None:
-        """Follow a backend's events until they end, which is an UpstreamError; return if it sends none."""
-        placement = self.placement
-        assert placement is not None, "the backend has joined"
+        """Follow a backend's events until they end, which is an UpstreamError; return if it sends none.
+
+        After events that are lost, wrong or too many they begin anew: meanwhile only what the router sends is known.
+        """
+        router, said, pause = self._ready_placement.router, "", PERIOD
+        while True:
+            try:
+                await self._read_events(backend)
+                return
+            except WrongEvents as error:
+                log.log(
+                    logging.DEBUG if str(error) == said else logging.WARNING,
+                    "backend %s: %s; they begin anew", backend.name, error,
+                )  # fmt: skip
+                said = str(error)
+            pause = PERIOD if backend.has_events else min(2 * pause, 30 * PERIOD)
+            backend.has_events = False
+            if backend.state in ("ready", "draining"):
+                router.apply(backend.name, IndexChanges(0, is_whole=True))
+            await asyncio.sleep(pause)
+
+    async def _read_events(self, backend: Backend) -> None:
+        placement = self._ready_placement
         reply = await open_reply(backend.address, "GET", b"/kv_events", self.key_headers)
         with contextlib.closing(reply):
             if reply.status in (403, 404):
@@ -248,6 +345,8 @@ class BackendPool:
                     backend.name,
                 )
                 return
+            if reply.status == 429:
+                raise WrongEvents("it has as many readers of its events as it serves")
             _check_status(reply, "/kv_events")
             index, buffer = IndexReader(placement.plan.memory.num_slots > 0), bytearray()
             pieces = reply.pieces()
@@ -266,7 +365,7 @@ class BackendPool:
                 *events, rest = buffer.split(b"\n\n")
                 buffer = bytearray(rest)
                 if len(buffer) > MAX_EVENT:
-                    raise UpstreamError(f"one of its events is larger than {MAX_EVENT} bytes")
+                    raise WrongEvents(f"one of its events is larger than {MAX_EVENT} bytes")
                 for event in events:
                     self._apply(placement, backend, index, bytes(event))
                     await asyncio.sleep(0)
@@ -275,13 +374,24 @@ class BackendPool:
         data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
         if not data or backend.state not in ("ready", "draining"):
             return
+        backend.counts.num_events += 1
         try:
             batch = json.loads(data)
-            changes = index.changes(batch["events"])
-        except (ValueError, KeyError, TypeError):
-            raise UpstreamError("its events have another form") from None
+        except (ValueError, RecursionError):
+            raise WrongEvents("its events are no JSON") from None
+        try:
+            changes = index.changes(batch)
+        finally:
+            backend.counts.num_lost_events += index.num_lost
         placement.router.apply(backend.name, changes)
+        if placement.router.num_known(backend.name) > MAX_KEYS:
+            raise WrongEvents(f"it claims to have more than {MAX_KEYS} blocks or checkpoints")
         backend.has_events = backend.has_events or batch.get("replay_left") == 0
+
+    @property
+    def _ready_placement(self) -> ReplicaPlacement:
+        assert self.placement is not None, "the backend has joined"
+        return self.placement
 
     @contextlib.asynccontextmanager
     async def _asking(self, backend: Backend, path: str) -> AsyncIterator[UpstreamReply]:
@@ -295,7 +405,7 @@ class BackendPool:
                         _check_status(reply, path)
                     yield reply
         except TimeoutError:
-            raise UpstreamError(f"{path} took longer than {PATIENCE:g} s") from None
+            raise Silent(f"{path} took longer than {PATIENCE:g} s") from None
 
 
 def _check_status(reply: UpstreamReply, path: str) -> None:

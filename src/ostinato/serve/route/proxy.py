@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,15 +20,20 @@ from starlette.types import ASGIApp
 from ostinato._version import __version__
 from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.errors import ConfigError
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, render_metrics
 from ostinato.observe.request_record import ResponseCounts
+from ostinato.observe.server_metrics import answers, connections, loop_delay, refusals
 from ostinato.plan.plan import Plan
-from ostinato.replicas.router import ReplicaChoice, RoutingPolicy
+from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import ServerLifecycle
 from ostinato.serve.http.middleware import ApiRouter, PathRules, RequestMiddleware
 from ostinato.serve.http.streaming import EVENTS, JSON_LINES, ChunkedJson, EventStream, cancel_on_disconnect
-from ostinato.serve.route.backends import Backend, BackendPool
+from ostinato.serve.route.backend_metrics import backend_metrics
+from ostinato.serve.route.backends import BackendPool
+from ostinato.serve.route.exchange import Exchange
+from ostinato.serve.route.ext_proc import ExtProcServer, check_ext_proc
 from ostinato.serve.route.prompts import BODIES, PromptReader
 from ostinato.serve.route.upstream import (
     HOP_BY_HOP,
@@ -67,6 +73,8 @@ class RouteSettings:
     backend_key: str | None = None
     """Key for the backends, in place of the clients' own."""
     routing: RoutingPolicy = "prefix"
+    ext_proc: str | None = None
+    """Address on which Envoy's external processing is served."""
 
 
 class RouteLifecycle(ServerLifecycle):
@@ -83,19 +91,32 @@ class RouteLifecycle(ServerLifecycle):
         self.route, self._addresses = route, [BackendAddress.read(url) for url in dict.fromkeys(route.backends)]
         self.reader: PromptReader | None = None
         """Reader of prompts; None until a backend is ready."""
+        self._ext_proc: ExtProcServer | None = None
+        if route.ext_proc is not None:
+            check_ext_proc(route.ext_proc, self._addresses, settings.insecure)
 
     def start(self) -> None:
         """Look for backends on the running loop."""
         self.pool = BackendPool(self._addresses, self.route.routing, self.route.backend_key)
-        self.pool.on_first, self.pool.on_failure = self._make_reader, self._fail
+        self.pool.on_first, self.pool.on_failure = self._make_reader, self.fail
         self.loop_delay.start()
         self.pool.start()
         self.on_ready()
+        if self.route.ext_proc is not None:
+            self._ext_proc = ExtProcServer(self.route.ext_proc, self.pool, self)
+            self._ext_proc.start()
 
     def _make_reader(self, plan: Plan, names: tuple[str, ...]) -> None:
         self.reader = PromptReader(plan, self.route.model or plan.settings.model, names, self.settings)
 
-    def _fail(self, error: ConfigError) -> None:
+    async def read_prompt(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None:
+        """Return the prompt of a request, if it has one that the choice of a backend depends on."""
+        if self.reader is None or self.route.routing != "prefix":
+            return None
+        return await self.reader.read(path, sent, client, request_id)
+
+    def fail(self, error: ConfigError) -> None:
+        """End the router with an error."""
         self.error = error
         self.on_end()
 
@@ -121,6 +142,8 @@ class RouteLifecycle(ServerLifecycle):
     async def stop(self) -> None:
         """Stop watching backends, and the processes that read bodies."""
         await self.loop_delay.stop()
+        if self._ext_proc is not None:
+            await self._ext_proc.stop()
         await self.pool.stop()
         if self.reader is not None:
             await self.reader.stop()
@@ -144,7 +167,8 @@ def make_route_app(lifecycle: RouteLifecycle) -> ASGIApp:
         title="Ostinato's router", version=__version__, lifespan=lifespan, openapi_url=None, docs_url=None,
         redoc_url=None, redirect_slashes=False,
     )  # fmt: skip
-    public = _public_router(lifecycle)
+    counts = ResponseCounts()
+    public = _public_router(lifecycle, counts)
     app.include_router(public)
     proxy = RouterProxy(lifecycle)
     app.add_route("/backends", proxy.backends, ["GET"])
@@ -157,23 +181,36 @@ def make_route_app(lifecycle: RouteLifecycle) -> ASGIApp:
         return as_api_error(error).response(request.state.dialect)
 
     dialects = [ApiRouter("/v1/messages", dialect="anthropic"), ApiRouter(OLLAMA, dialect="ollama")]
-    counts = ResponseCounts()
+    counts.paths.update((*BODIES, *OTHERS, *REPORTS, "/pick", "/backends", "/health", "/metrics"))
     return RequestMiddleware(app, lifecycle, counts, PathRules([public, *dialects]))
 
 
-def _public_router(lifecycle: RouteLifecycle) -> ApiRouter:
+def _public_router(lifecycle: RouteLifecycle, counts: ResponseCounts) -> ApiRouter:
     router = ApiRouter(is_public=True)
 
     @router.get("/health", response_model=None)
     async def health() -> Response:
-        """Return 200 while a backend takes requests, else 503. The body has the status."""
-        status = lifecycle.status
-        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+        """Return 200 while a backend takes requests, else 503. The body has the status, and backends by state."""
+        status, states = lifecycle.status, Counter(each.state for each in lifecycle.pool.backends.values())
+        return JSONResponse({"status": status, "backends": states}, 200 if status == "ready" else 503)
 
     @router.get("/health/live", response_model=None)
     async def alive() -> Response:
         """Return 200: a router without backends need not be restarted."""
         return JSONResponse({"status": lifecycle.status})
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        """Return the counts of the router and its backends, for Prometheus. Backends have their numbers, from 0."""
+        prefix, lag = lifecycle.settings.metrics_prefix, lifecycle.loop_delay
+        seen = [
+            *backend_metrics(lifecycle.pool, prefix),
+            *connections(lifecycle.occupancy.total, lifecycle.occupancy.refused, prefix, {}),
+            *loop_delay(lag.seconds, lag.num_stalls, prefix, {}),
+            refusals(lifecycle.refusals.counts, prefix, {}),
+            answers(counts.rows(), {}),
+        ]
+        return Response(render_metrics(seen), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/version")
     async def version() -> dict[str, str]:
@@ -238,10 +275,11 @@ class RouterProxy:
             if choice is None:
                 break
             left.discard(choice.name)
-            exchange = _Exchange(pool, pool.backends[choice.name], request.state.request_id)
+            exchange = Exchange(pool, pool.backends[choice.name], request.state.request_id, choice, prompt)
             try:
-                reply = await self._open(request, exchange.backend, target, sent)
+                reply = await self._open(request, exchange, target, sent)
             except UpstreamError as error:
+                exchange.note_failure()
                 exchange.close()
                 log.warning("request %s: backend %s: %s", request.state.request_id, choice.name, error)
                 if isinstance(error, Unreachable):
@@ -253,27 +291,30 @@ class RouterProxy:
                 exchange.close()
                 raise
             if reply.status != 503 or not left:
-                return _answer(reply, exchange, choice)
+                return _answer(reply, exchange, self._seconds)
             reply.close()
             exchange.close()
         raise _no_backend(pool) if not num_broken else _broken()
 
-    async def _open(self, request: Request, backend: Backend, target: bytes, sent: bytes) -> UpstreamReply:
+    @property
+    def _seconds(self) -> float:
+        """Seconds for which the router waits for the next part of an answer."""
+        return self._lifecycle.settings.request_timeout + SLACK
+
+    async def _open(self, request: Request, exchange: Exchange, target: bytes, sent: bytes) -> UpstreamReply:
         """Send a request to a backend, and return its reply. A client that leaves meanwhile ends it."""
-        opening = open_reply(backend.address, request.method, target, self._headers(request), sent)
-        most = self._lifecycle.settings.request_timeout + SLACK
+        address, headers = exchange.backend.address, self._headers(request)
+        opening = open_reply(address, request.method, target, headers, sent, on_connection=exchange.note_connection)
         try:
-            async with asyncio.timeout(most):
+            async with asyncio.timeout(self._seconds):
                 return await cancel_on_disconnect(request, opening)
         except TimeoutError:
-            message = f"the server behind the router did not answer within {most:g} seconds"
+            exchange.note_failure()
+            message = f"the server behind the router did not answer within {self._seconds:g} seconds"
             raise ApiError(504, message, code="backend_timeout") from None
 
     async def _prompt(self, request: Request, path: str, sent: bytes) -> SubmitRequest | None:
-        reader = self._lifecycle.reader
-        if reader is None or self._lifecycle.route.routing != "prefix":
-            return None
-        reading = reader.read(path, sent, request.state.client, request.state.request_id)
+        reading = self._lifecycle.read_prompt(path, sent, request.state.client, request.state.request_id)
         return await cancel_on_disconnect(request, reading)
 
     def _headers(self, request: Request) -> HeaderList:
@@ -289,31 +330,7 @@ class RouterProxy:
         return [*headers, *pool.key_headers, *forwarded]
 
 
-class _Exchange:
-    """A request at a backend, counted from its choice to its end."""
-
-    def __init__(self, pool: BackendPool, backend: Backend, request_id: str) -> None:
-        self._pool, self._request_id = pool, request_id
-        self.backend = backend
-        self._is_open = True
-        backend.num_running += 1
-        backend.num_sent += 1
-
-    def note_first_byte(self) -> None:
-        self._pool.note_first_byte(self._request_id)
-
-    def note_answer(self, num_tokens: int) -> None:
-        if self._pool.placement is not None:
-            self._pool.placement.answers.note(num_tokens)
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.backend.num_running -= 1
-            self._pool.note_end(self._request_id)
-
-
-def _answer(reply: UpstreamReply, exchange: _Exchange, choice: ReplicaChoice) -> Response:
+def _answer(reply: UpstreamReply, exchange: Exchange, seconds: float) -> Response:
     """Return a backend's reply as the answer, which closes both at its end."""
 
     def close() -> None:
@@ -321,30 +338,36 @@ def _answer(reply: UpstreamReply, exchange: _Exchange, choice: ReplicaChoice) ->
         exchange.close()
 
     is_stream = reply.header(b"content-type").split(b";")[0].strip() in (EVENTS.encode(), JSON_LINES.encode())
-    pieces = _pieces(reply, exchange, is_stream)
+    pieces = _pieces(reply, exchange, is_stream, seconds)
     response = EventStream(pieces, close) if is_stream else ChunkedJson(pieces, close)
     response.status_code = reply.status
     kept = [each for each in reply.headers if each[0] not in HOP_BY_HOP and each[0] != b"x-request-id"]
     # Numbers, since clients need not know the addresses.
+    choice = exchange.choice
     numbers = [(b"x-ostinato-backend", b"%d" % exchange.backend.number), (b"x-ostinato-hit", b"%d" % choice.hit)]
     response.raw_headers = [*kept, *numbers, (b"x-ostinato-reason", choice.reason.value.encode())]
     return response
 
 
-async def _pieces(reply: UpstreamReply, exchange: _Exchange, is_stream: bool) -> AsyncGenerator[bytes]:
-    num_events, has_begun = 0, False
+async def _pieces(reply: UpstreamReply, exchange: Exchange, is_stream: bool, seconds: float) -> AsyncGenerator[bytes]:
+    num_events = 0
+    pieces = reply.pieces()
     try:
-        async for piece in reply.pieces():
-            if not has_begun:
-                has_begun = True
-                exchange.note_first_byte()
+        while True:
+            async with asyncio.timeout(seconds):
+                piece = await anext(pieces, None)
+            if piece is None:
+                break
             num_events += piece.count(b"\n\n")
+            exchange.note_piece(piece)
             yield piece
-    except UpstreamError as error:
-        log.warning("backend %s: %s", exchange.backend.name, error)
+    except (UpstreamError, TimeoutError) as error:
+        exchange.note_failure()
+        log.warning("backend %s: %s", exchange.backend.name, error or f"its answer pauses for {seconds:g} s")
         raise _broken() from None  # in a stream of events, its last event; any other answer stays incomplete
     if is_stream:
         exchange.note_answer(num_events)
+    exchange.note_hit()
 
 
 def _no_backend(pool: BackendPool) -> ApiError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -37,6 +37,10 @@ class UpstreamError(Exception):
 
 class Unreachable(UpstreamError):
     """Raised if there is no connection to a backend, so that it has seen nothing of the request."""
+
+
+class Silent(UpstreamError):
+    """Raised if a backend takes too long to answer a question about itself."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class UpstreamReply:
         self._reader, self._writer = reader, writer
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._has_head = self._is_complete = False
+        self._has_head = self._is_complete = self._is_closed = False
 
     async def read_head(self) -> None:
         """Read up to the end of the head. UpstreamError if that fails."""
@@ -114,7 +118,8 @@ class UpstreamReply:
         return next((value for each, value in self.headers if each == name), b"")
 
     def close(self) -> None:
-        """End the connection, and so the request, if it is not over."""
+        """End the connection, and so the request, if it is not over. What reads the reply gets an UpstreamError."""
+        self._is_closed = True
         self._writer.transport.abort()
 
     async def _feed(self) -> int:
@@ -122,6 +127,8 @@ class UpstreamReply:
             data = await self._reader.read(PIECE)
         except OSError as error:
             raise UpstreamError(f"the connection broke: {error}") from None
+        if self._is_closed:
+            raise UpstreamError("it was given up")
         if data:
             try:
                 self._parser.feed_data(data)
@@ -159,8 +166,11 @@ async def open_reply(
     body: bytes = b"",
     *,
     connect_seconds: float = 5.0,
+    on_connection: Callable[[UpstreamReply], None] = lambda reply: None,
 ) -> UpstreamReply:
     """Send a request, and return its reply once the head is there; the caller closes it.
+
+    `on_connection` is called before anything is sent, with the reply that is to come: closing it ends the request.
 
     UpstreamError if there is none, Unreachable if nothing was sent. Cancelled, it ends the request.
     """
@@ -173,6 +183,7 @@ async def open_reply(
     except OSError as error:
         raise Unreachable(f"no connection: {error}") from None
     reply = UpstreamReply(reader, writer)
+    on_connection(reply)
     try:
         path, host = address.path.encode() + target, address.authority.encode()
         lines = [b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (method.encode(), path, host)]

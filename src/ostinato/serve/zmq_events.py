@@ -1,0 +1,160 @@
+"""Cache events over ZeroMQ in vLLM's form, which llm-d, Dynamo and others read; see docs/kv-events.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ostinato.engine.process.cache_event_hub import CacheEventHub, SlowReader, event_fields
+from ostinato.errors import ConfigError, Remedy
+from ostinato.kv_cache.cache_events import BlockStored, CacheEvent, CheckpointRemoved, CheckpointStored
+from ostinato.serve.settings import KvEventsConfig
+
+if TYPE_CHECKING:
+    from zmq.asyncio import Socket
+
+log = logging.getLogger("ostinato.serve")
+
+END = (2**64 - 1).to_bytes(8, "big")
+"""Number of the message that ends a replay: -1."""
+MAX_REPLAY = 2**26
+"""Bytes of past messages that are kept for replays."""
+RANK = 0
+"""Data-parallel rank of every message: each server is an engine of its own."""
+PAUSE = 0.5
+"""Seconds before the events are read again after too many waited."""
+
+
+def check_installed() -> None:
+    """Raise ConfigError unless pyzmq and msgpack are installed."""
+    missing = [package for package, module in (("pyzmq", "zmq"), ("msgpack", "msgpack")) if find_spec(module) is None]
+    if missing:
+        message = f"kv_events_config needs {' and '.join(missing)}: pip install 'ostinato[zmq]', or leave it out"
+        raise ConfigError(message, [Remedy("kv_events_config", None)])
+
+
+class ZmqPublisher:
+    """Publisher of an engine's cache events: a PUB socket with numbered messages, and a ROUTER that replays them.
+
+    A reader that asks for messages which are not kept any more gets one with all that is cached in their place.
+    """
+
+    def __init__(self, config: KvEventsConfig) -> None:
+        """Open the sockets. ConfigError if that fails, or if a package is missing."""
+        check_installed()
+        import zmq
+        from zmq.asyncio import Context
+
+        self._config = config
+        # Numbers grow over restarts: there is at most a message in 20 ms. A subscriber sees a gap then, and asks.
+        self._number = int(time.time() * 1000)
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._block_size, self._medium = 0, ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._replay: Socket | None = None
+        self._context = Context()
+        try:
+            self._pub = self._socket(zmq.PUB, config.endpoint, binds=config.binds)
+            if config.replay_endpoint is not None:
+                self._replay = self._socket(zmq.ROUTER, config.replay_endpoint, binds=True)
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+
+    def start(self, hub: CacheEventHub, block_size: int, medium: str) -> None:
+        """Publish the events of `hub` on the running loop."""
+        self._block_size, self._medium = block_size, medium
+        self._tasks = [asyncio.create_task(self._publish(hub))]
+        if self._replay is not None:
+            self._tasks.append(asyncio.create_task(self._serve_replays(hub, self._replay)))
+
+    async def stop(self) -> None:
+        """Close the sockets. What subscribers have not taken within a moment is lost."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._context.destroy, linger=200)
+
+    def _socket(self, kind: int, endpoint: str, *, binds: bool) -> Socket:
+        import zmq
+
+        socket = self._context.socket(kind)
+        socket.set_hwm(self._config.hwm)
+        socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        try:
+            (socket.bind if binds else socket.connect)(endpoint)
+        except zmq.ZMQError as error:
+            message = f"kv_events_config: {endpoint} cannot be {'opened' if binds else 'reached'}: {error}"
+            raise ConfigError(message) from None
+        return socket
+
+    async def _publish(self, hub: CacheEventHub) -> None:
+        while True:
+            reader = hub.add_reader("the ZeroMQ publisher")
+            if reader is None:
+                await asyncio.sleep(PAUSE)  # as many clients of /kv_events as may be
+                continue
+            try:
+                async for batch in reader.batches(None):
+                    if batch is not None and (events := self._wanted(batch.events)):
+                        self._number += 1
+                        data = self._encode(batch.time, events)
+                        self._keep(data)
+                        # A subscriber that is too slow misses it, and sees that by the number.
+                        await self._pub.send_multipart([self._config.topic.encode(), self._number_bytes(), data])
+                return
+            except SlowReader:
+                await asyncio.sleep(PAUSE)  # a new reader begins with all that is cached
+            finally:
+                hub.remove_reader(reader)
+
+    async def _serve_replays(self, hub: CacheEventHub, socket: Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            client = frames[0]
+            if len(frames) == 3 and len(frames[2]) == 8:
+                for number, data in self._replay_from(hub, int.from_bytes(frames[2], "big")):
+                    await socket.send_multipart([client, b"", number.to_bytes(8, "big"), data])
+            else:
+                log.debug("a replay was asked for with %d frames, not with a number in 8 bytes", len(frames))
+            await socket.send_multipart([client, b"", END, b""])
+
+    def _replay_from(self, hub: CacheEventHub, first: int) -> Sequence[tuple[int, bytes]]:
+        """Return the messages from number `first` on, or one with all that is cached."""
+        if first > self._number:
+            return []
+        if self._kept and self._kept[0][0] <= first:
+            return [message for message in self._kept if message[0] >= first]
+        # The hub may be ahead of what was published; messages that are applied a second time change nothing.
+        events = self._wanted(chain.from_iterable(hub.replay()))
+        return [(self._number, self._encode(time.time(), events))]
+
+    def _wanted(self, events: Iterable[CacheEvent]) -> list[CacheEvent]:
+        kinds = () if self._config.checkpoints else (CheckpointStored, CheckpointRemoved)
+        return [event for event in events if not isinstance(event, kinds)]
+
+    def _encode(self, when: float, events: Iterable[CacheEvent]) -> bytes:
+        import msgpack
+
+        plain = [event_fields(event, self._block_size, self._medium) for event in events]
+        for fields in plain:
+            if fields["type"] == BlockStored.__name__:
+                fields["lora_name"] = None
+        packed: bytes = msgpack.packb([when, plain, RANK])
+        return packed
+
+    def _number_bytes(self) -> bytes:
+        return self._number.to_bytes(8, "big")
+
+    def _keep(self, data: bytes) -> None:
+        self._kept.append((self._number, data))
+        self._kept_bytes += len(data)
+        while len(self._kept) > self._config.buffer_steps or (self._kept_bytes > MAX_REPLAY and len(self._kept) > 1):
+            self._kept_bytes -= len(self._kept.popleft()[1])
