@@ -85,13 +85,17 @@ gpu-rehearsal: .venv/.installed-test native
 	  $(if $(WHEELS),--wheels $(WHEELS))
 
 # What the tests of the server do in seconds, for minutes: 10,000 requests, and more of them made up from its schema; and
-# frameworks that are its clients. Guides made up at random, by the ten thousand.
-soak: .venv/.installed-test build/clients/.installed build/llm/.installed native
+# frameworks and judges that are its clients. Guides made up at random, by the ten thousand. `JUDGES=llm` installs and
+# runs that one alone: guidellm needs torch, and each of the others a gigabyte.
+JUDGES ?= llm lm_eval aiperf guidellm
+AS_VARIABLES = $(foreach judge,$(JUDGES),$(shell echo $(judge) | tr a-z A-Z)=$(CURDIR)/build/$(judge)/bin/$(judge))
+
+soak: .venv/.installed-test build/clients/.installed $(JUDGES:%=build/%/.installed) native
 	SOAK_REQUESTS=10000 $(BIN)/python -m pytest -s tests/serve/test_serve_soak.py
 	$(BIN)/python -m pytest --hypothesis-profile=soak tests/serve/test_serve_connection_attacks.py
 	GUIDE_EXAMPLES=50000 $(BIN)/python -m pytest tests/sampling/test_guide_fuzz.py
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/serve/test_serve_schema.py
-	LLM=$(CURDIR)/build/llm/bin/llm $(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
+	$(AS_VARIABLES) $(BIN)/python -m pytest tests/serve/test_serve_evaluators.py
 	$(BIN)/python -m pytest -m attacks tests/serve/attacks
 	CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest tests/serve/test_serve_clients.py
 
@@ -240,10 +244,14 @@ build/clients/.installed: tests/serve/clients.txt
 	build/clients/bin/pip install --quiet --requirement tests/serve/clients.txt
 	touch $@
 
-# Apart from those, as it wants a newer openai.
-build/llm/.installed: Makefile
-	$(PYTHON) -m venv build/llm
-	build/llm/bin/pip install --quiet llm==0.36 openai==3.57.0
+# Each apart, as they want other versions of openai, and of one another's packages.
+build/llm/.installed: PACKAGES := llm==0.36 openai==3.57.0
+build/lm_eval/.installed: PACKAGES := lm-eval[api]==0.4.13 transformers==5.24.0
+build/aiperf/.installed: PACKAGES := aiperf==0.13.0
+build/guidellm/.installed: PACKAGES := guidellm==0.8.1 torch==2.14.1
+build/llm/.installed build/lm_eval/.installed build/aiperf/.installed build/guidellm/.installed: build/%/.installed: Makefile
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/pip install --quiet $(PACKAGES)
 	touch $@
 
 # By name: what is installed already has these extras, and is not built again.

@@ -53,16 +53,37 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value that `text` describes. ValueError for any other text, also for one that is too deep to read.
+class DuplicateMemberError(ValueError):
+    """Error of an object that has two members of one name."""
 
-    `options` are those of `json.loads`.
+    def __init__(self, name: str) -> None:
+        self.name = "".join(character if character.isprintable() else "\ufffd" for character in name[:80])
+        super().__init__(f"it has {self.name!r} twice in one object")
+
+
+def unique_members(pairs: list[tuple[str, Any]]) -> JsonObject:
+    """Return the object with these members, as an `object_pairs_hook`. DuplicateMemberError if two have one name."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = set[str]()
+        for name, _ in pairs:
+            if name in names:
+                raise DuplicateMemberError(name)
+            names.add(name)
+    return value
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value that `text` describes, in UTF-8 if it is bytes.
+
+    ValueError for any other text, also for one that is too deep to read. `options` are those of `json.loads`.
     """
     try:
-        return json.loads(text, **options)
+        # `json` decodes bytes itself, and takes halves of surrogate pairs for text.
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, DuplicateMemberError):
         raise
     except ValueError:  # Python reads numbers up to a length
         raise ValueError("it has a number of thousands of digits") from None

@@ -3,7 +3,7 @@ result is answered, an answer that follows a schema. `make soak` runs them, wher
 environment that has them: their packages want other versions than these tests.
 
 The embedded model answers word problems. A grammar makes it call the tool, whose result is such a problem: it can only
-be answered by a model that was given it.
+be answered by a model that was given it. A calculator is called by the embedded model as it is, for each equation.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.client_frameworks import FRAMEWORKS
+from tests.support.client_frameworks import CALCULATORS, FRAMEWORKS
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 
@@ -51,18 +51,36 @@ def served(tmp_path_factory):
         assert 'status="5xx"' not in counts
 
 
-@pytest.fixture(scope="module", params=FRAMEWORKS)
-def came(request, served):
+def came_of(name, url, *what):
     """What a framework got."""
     own = {"OTEL_SDK_DISABLED", "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in own}
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"  # instead of one that it would download
-    command = [CLIENTS, str(PROGRAM), request.param, f"{served.url}/v1"]
+    command = [CLIENTS, str(PROGRAM), name, f"{url}/v1", *what]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     came = json.loads(ended.stdout.splitlines()[-1])
-    assert f"{request.param}=={came['version']}" in PINNED
+    assert f"{name}=={came['version']}" in PINNED
     return came
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def came(request, served):
+    return came_of(request.param, served.url)
+
+
+@pytest.fixture(scope="module")
+def as_it_is():
+    """The server of `ostinato serve demo`."""
+    with serving() as served:
+        yield served
+
+
+@pytest.mark.parametrize("name", CALCULATORS)
+def test_the_embedded_model_calls_a_calculator_until_it_has_the_answer(as_it_is, name):
+    came = came_of(name, as_it_is.url, "calculator")
+    assert came["called"] == ["17 + 25", "42 - 9"]
+    assert came["answer"].strip() == "#### 33"
 
 
 def test_a_chat_is_answered(came):

@@ -1,5 +1,5 @@
-"""Programs that measure or ask a server, as they are. `make soak` runs `llm`, and the others where LM_EVAL, VLLM,
-GUIDELLM and AIPERF name them: each lives in an environment of its own, of one to six gigabytes."""
+"""Programs that measure or ask a server, as they are. `make soak` installs and runs llm, lm_eval, aiperf and guidellm,
+and vLLM's where VLLM names it: each lives in an environment of its own, of up to six gigabytes."""
 
 import json
 import os

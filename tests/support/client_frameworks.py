@@ -1,7 +1,9 @@
 """What frameworks make of a server: `python client_frameworks.py NAME URL` asks it four things with one of them and
-prints what came, as JSON. It runs in the environment that has them, and uses nothing of Ostinato.
+prints what came, as JSON; with `calculator` behind, it answers one problem with a tool. It runs in the environment that
+has them, and uses nothing of Ostinato.
 
-Each is used as its own pages show it. A tool is demanded where it is first asked for, and left to the model afterwards.
+Each is used as its own pages show it. A tool is demanded where it is first asked for, and left to the model afterwards;
+a calculator is never demanded.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from pydantic import BaseModel
 
 QUESTION = "Mia buys 8 boxes of 6 pencils. How many pencils is that?"
 SHOP_QUESTION = "What does the shop say?"
+PROBLEM = "Ava has 17 apples and buys 25 more. She gives away 9. How many apples are left?"
 MODEL, KEY = "demo", "none"
 
 
@@ -34,8 +37,21 @@ def shop_says(shop: Literal["north", "south"]) -> str:
     return "Ava has 17 apples and buys 25 more. How many apples has she?"
 
 
+def calculate(expression: str) -> str:
+    """The value of an expression.
+
+    Args:
+        expression: A sum or a difference of two numbers.
+    """
+    CALLED.append(expression)
+    left, sign, right = expression.split()
+    return str(int(left) + int(right) if sign == "+" else int(left) - int(right))
+
+
 CALLED: list[str] = []
-"""What the tool was called with."""
+"""What a tool was called with."""
+EXPRESSION = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+CALCULATOR = {"type": "function", "function": {"name": "calculate", "parameters": EXPRESSION}}
 TOOL = {
     "type": "function",
     "function": {
@@ -56,11 +72,29 @@ def asked(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+def answered(ask: Any) -> str:
+    """Runs the calculator for an answer's calls until one has none. `ask(messages)` returns OpenAI's answer."""
+    messages: list[Any] = [asked(PROBLEM)]
+    while True:
+        message = ask(messages).choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message)
+        for call in message.tool_calls:
+            said = calculate(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+
+
 class LiteLLM:
     package = "litellm"
 
     def __init__(self, url: str) -> None:
         self.where = {"model": f"openai/{MODEL}", "api_base": url, "api_key": KEY}
+
+    def calculator(self) -> str:
+        import litellm
+
+        return answered(lambda messages: litellm.completion(**self.where, messages=messages, tools=[CALCULATOR]))
 
     def plain(self) -> str:
         import litellm
@@ -99,6 +133,17 @@ class LangChain:
 
         self.model = ChatOpenAI(model=MODEL, base_url=url, api_key=KEY)
 
+    def calculator(self) -> str:
+        from langchain_core.messages import HumanMessage
+        from langchain_core.tools import tool
+
+        made, messages = tool(calculate), [HumanMessage(PROBLEM)]
+        while True:
+            messages.append(self.model.bind_tools([made]).invoke(messages))
+            if not messages[-1].tool_calls:
+                return str(messages[-1].text)
+            messages += [made.invoke(call) for call in messages[-1].tool_calls]
+
     def plain(self) -> str:
         return self.model.invoke(QUESTION).content
 
@@ -119,6 +164,24 @@ class LangChain:
         return self.model.with_structured_output(Verdict).invoke(SHOP_QUESTION)
 
 
+class LangChainOllama(LangChain):
+    package = "langchain-ollama"
+
+    def __init__(self, url: str) -> None:
+        from langchain_ollama import ChatOllama
+
+        self.model = ChatOllama(model=MODEL, base_url=url.removesuffix("/v1"))
+
+
+class LangChainAnthropic(LangChain):
+    package = "langchain-anthropic"
+
+    def __init__(self, url: str) -> None:
+        from langchain_anthropic import ChatAnthropic
+
+        self.model = ChatAnthropic(model=MODEL, base_url=url.removesuffix("/v1"), api_key=KEY)
+
+
 class PydanticAI:
     package = "pydantic-ai-slim"
 
@@ -127,6 +190,11 @@ class PydanticAI:
         from pydantic_ai.providers.openai import OpenAIProvider
 
         self.model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=url, api_key=KEY))
+
+    def calculator(self) -> str:
+        from pydantic_ai import Agent
+
+        return Agent(self.model, tools=[calculate]).run_sync(PROBLEM).output
 
     def plain(self) -> str:
         from pydantic_ai import Agent
@@ -216,6 +284,22 @@ class LlamaIndex:
         self.model = OpenAILike(**given)
         self.structured = OpenAILike(**given, should_use_structured_outputs=True)
 
+    def calculator(self) -> str:
+        from llama_index.core.llms import ChatMessage
+        from llama_index.core.tools import FunctionTool
+
+        made, messages = FunctionTool.from_defaults(calculate), self.said(PROBLEM)
+        while True:
+            answer = self.model.chat_with_tools([made], chat_history=messages)
+            messages.append(answer.message)
+            calls = self.model.get_tool_calls_from_response(answer, error_on_no_tool_call=False)
+            if not calls:
+                return answer.message.content
+            for call in calls:
+                given = {"tool_call_id": call.tool_id, "name": call.tool_name}
+                said = made(**call.tool_kwargs).content
+                messages.append(ChatMessage(role="tool", content=said, additional_kwargs=given))
+
     def said(self, text: str) -> list[Any]:
         from llama_index.core.llms import ChatMessage
 
@@ -246,10 +330,67 @@ class LlamaIndex:
         return self.structured.as_structured_llm(Verdict).chat(self.said(SHOP_QUESTION)).raw
 
 
+class OpenAI:
+    package = "openai"
+
+    def __init__(self, url: str) -> None:
+        import openai
+
+        self.client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+    def calculator(self) -> str:
+        create = self.client.chat.completions.create
+        return answered(lambda messages: create(model=MODEL, messages=messages, tools=[CALCULATOR]))
+
+
+class Anthropic:
+    package = "anthropic"
+
+    def __init__(self, url: str) -> None:
+        import anthropic
+
+        self.client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)
+
+    def calculator(self) -> str:
+        from anthropic import beta_tool
+
+        given = {"model": MODEL, "max_tokens": 100, "messages": [asked(PROBLEM)]}
+        [text] = self.client.beta.messages.tool_runner(**given, tools=[beta_tool(calculate)]).until_done().content
+        return text.text
+
+
+class Ollama:
+    package = "ollama"
+
+    def __init__(self, url: str) -> None:
+        import ollama
+
+        self.client = ollama.Client(host=url.removesuffix("/v1"))
+
+    def calculator(self) -> str:
+        messages: list[Any] = [asked(PROBLEM)]
+        while True:
+            message = self.client.chat(MODEL, messages, tools=[calculate]).message
+            messages.append(message)
+            if not message.tool_calls:
+                return message.content
+            for call in message.tool_calls:
+                said = calculate(**call.function.arguments)
+                messages.append({"role": "tool", "tool_name": call.function.name, "content": said})
+
+
 FRAMEWORKS = {each.package: each for each in (LiteLLM, LangChain, PydanticAI, Instructor, LlamaIndex)}
+CALCULATORS = {each.package: each for each in (
+    LiteLLM, LangChain, LangChainOllama, LangChainAnthropic, PydanticAI, LlamaIndex, OpenAI, Anthropic, Ollama)
+}  # fmt: skip
+"""Those with tools whose results go back to the model."""
 
 
-def main(name: str, url: str) -> None:
+def main(name: str, url: str, what: str = "") -> None:
+    if what:
+        answer = CALCULATORS[name](url).calculator()
+        print(json.dumps({"version": version(name), "called": CALLED, "answer": answer}))
+        return
     framework = FRAMEWORKS[name](url)
     came = {
         "version": version(name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         structured_outputs: Mapping[str, object] | None
 
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
 VLLM_GUIDES = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice"}
 """vLLM's fields of `structured_outputs`, and the fields of a Guide that mean the same."""
 
@@ -126,12 +128,12 @@ class SamplingParams(BaseModel):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _read_json_keys(cls, value: object) -> object:
-        """Convert string keys to token ids, since JSON objects have string keys: `"17"` is token 17."""
+        """Convert string keys to token ids, since JSON objects have string keys: `"17"`, but not `"017"`."""
         if value is None:
             return {}
         if not isinstance(value, dict):
             return value
-        return {int(key) if isinstance(key, str) and key.isdecimal() else key: v for key, v in value.items()}
+        return {int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key: v for key, v in value.items()}
 
     @field_validator("stop")
     @classmethod

@@ -35,7 +35,7 @@ from ostinato.serve.chat.conversation import (
 from ostinato.serve.chat.guides import GuideRequest
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import ANTHROPIC_SPELLING, Tool
-from ostinato.serve.http.api_errors import ApiError, field_error
+from ostinato.serve.http.api_errors import NO_THREADS, ApiError, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import check_members
 
@@ -320,9 +320,14 @@ class MessagesInput(Body):
     diagnostics: Ignored = None
     speed: Annotated[Literal["standard"] | None, unsupported_field("there is one speed", but="standard")] = None
     mcp_servers: Annotated[None, unsupported_field("give the model tools, and call them yourself")] = None
+    thread: JsonObject | None = None
+    """Refused, in the form after which Anthropic's clients send whole conversations."""
 
     def to_conversation(self, context: RequestContext) -> ConversationRequest:
         """Return the conversation, and the kind of answer that it asks for. ApiError if something in it is wrong."""
+        if self.thread is not None:
+            message = "thread: not served; nothing is stored; send the whole conversation as messages"
+            raise ApiError(400, message, param="thread", code=NO_THREADS)
         text, settings = context.text, context.settings
         parts = sum(parts_in(message.content) for message in self.messages) + parts_in(self.system)
         check_counts(self.messages, self.tools, settings, num_parts=parts)

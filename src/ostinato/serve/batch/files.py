@@ -15,7 +15,7 @@ from typing import Self
 
 from ostinato.errors import RequestError, os_error_text
 from ostinato.files import why_unwritable
-from ostinato.json_io import JsonObject, parse_json
+from ostinato.json_io import JsonObject, parse_json, unique_members
 
 _BEGIN = b'{"id":"batch_req_'
 """First bytes of every line of answers."""
@@ -91,7 +91,7 @@ def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[Batc
 
 def _object(text: bytes) -> JsonObject:
     try:
-        value = parse_json(text)
+        value = parse_json(text, object_pairs_hook=unique_members)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -48,6 +48,9 @@ _ANTHROPIC_TYPES = {
 }
 
 
+NO_THREADS = "thread_unsupported_request"
+"""Code after which Anthropic's clients go on without a thread: they look for it in the error's `details`."""
+
 Dialect = Literal["openai", "anthropic", "ollama"]
 """The API whose form an endpoint's requests, answers and errors have."""
 
@@ -108,7 +111,10 @@ class ApiError(Exception):
         message = self.anthropic or self.message
         if self.anthropic is None and self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}}
+        error: JsonObject = {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": message}
+        if self.code == NO_THREADS:
+            error["details"] = {"error_code": self.code, "unsupported": [self.param]}
+        return {"type": "error", "error": error}
 
 
 def field_error(param: str, problem: str) -> ApiError:

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
-from ostinato.json_io import JsonMapping, JsonObject, parse_json
+from ostinato.json_io import DuplicateMemberError, JsonMapping, JsonObject, parse_json, unique_members
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
@@ -169,7 +169,9 @@ def read_body(kind: type[BodyT], sent: bytes, context: Any, unknown: UnknownFiel
 def parsed(sent: bytes) -> JsonObject:
     """Return the JSON object that was sent. ApiError if it is none."""
     try:
-        value = parse_json(sent)
+        value = parse_json(sent, object_pairs_hook=unique_members)
+    except DuplicateMemberError as error:
+        raise ApiError(400, f"{error.name}: the body has it twice in one object", param=error.name) from None
     except ValueError as error:
         why = error.msg if isinstance(error, json.JSONDecodeError) else os_error_text(error)
         raise ApiError(400, f"the body is not valid JSON: {why}") from None

@@ -67,7 +67,7 @@ def check_reachable(address: str) -> None:
     Addresses of other forms, such as `auto`, pass.
     """
     host, port = split_host_port(address.removeprefix("ray://"))
-    if host and port.isdigit():
+    if host and port.isdecimal():
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
