@@ -1,5 +1,5 @@
 // Pointwise operations: two vectors of each token, or of each of its heads, concatenated; two multiplied; one half of a
-// vector gated by the other.
+// vector gated by the other; vectors clipped.
 
 #include <cstring>
 
@@ -121,7 +121,36 @@ void gated_activation(const ThreadGroup& threads, std::int64_t tokens, const Gat
     });
 }
 
+struct Clip : Arguments {
+    FIELD(Strided<VALUES>, x);  // [tokens, size]
+    FIELD(Array<FLOAT32>, bounds);  // [2]
+    FIELD(Array<VALUES>, out);  // as x
+
+    void check(const Reader& reader) const {
+        reader.expect(bounds.shape[0] == 2, "a least and a most value");
+    }
+};
+
+void clip(const ThreadGroup& threads, std::int64_t tokens, const Clip& in) {
+    const std::int64_t size = in.out.shape[1];
+    const Float least = splat(in.bounds.at<float>()[0]), most = splat(in.bounds.at<float>()[1]);
+    const Range mine = threads.split(tokens);
+    with_dtype(in.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+            const T* from = in.x.row<const T>(t);
+            T* to = in.out.at<T>() + t * size;
+            for (std::int64_t i = 0; i < size; i += LANES) {
+                const std::int64_t count = std::min<std::int64_t>(LANES, size - i);
+                const Float value = load_partial(from + i, count), raised = value < least ? least : value;
+                store_partial(to + i, raised > most ? most : raised, count);
+            }
+        }
+    });
+}
+
 KERNEL(add);
+KERNEL(clip);
 KERNEL(concat);
 KERNEL(gated_activation);
 KERNEL(multiply);

@@ -242,6 +242,30 @@ def test_a_model_of_any_rope_is_planned_and_inspected_before_its_longest_request
         assert "tensors are missing" in missing
 
 
+def windowed(name: str, **rope: Any) -> Callable[[], transformers.PretrainedConfig]:
+    """A recipe whose layers with a window have a rotary embedding that depends on the longest request."""
+
+    def make_config() -> transformers.PretrainedConfig:
+        config = recipe(name)
+        config.rope_parameters |= {"sliding_attention": {"rope_theta": 700.0} | rope}
+        if rope["rope_type"] == "dynamic":
+            config.max_position_embeddings = 64
+            config.rope_parameters |= {"full_attention": {"rope_theta": 5000.0} | rope}
+        return config
+
+    return make_config
+
+
+DYNAMIC: dict[str, Any] = {"rope_type": "dynamic", "factor": 3.0}
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 4 for i in range(12)],
+    "long_factor": [2.0 + i for i in range(12)],
+    "original_max_position_embeddings": 64,
+    "factor": 3.0,
+}
+
+
 def dynamic_llama() -> transformers.PretrainedConfig:
     config = transformers.LlamaConfig.from_pretrained(checkpoint("llama"))
     config.max_position_embeddings = 64
@@ -258,7 +282,10 @@ def long_phi3() -> transformers.PretrainedConfig:
     return config
 
 
-@pytest.mark.parametrize("make_config", [dynamic_llama, long_phi3])
+@pytest.mark.parametrize(
+    "make_config",
+    [dynamic_llama, long_phi3, windowed("gemma3_text", **DYNAMIC), windowed("gemma3_text", **LONG_ROPE)],
+)
 @pytest.mark.parametrize("length", [150, 65, 64, 40])
 def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
     length: int, make_config: Callable[[], transformers.PretrainedConfig], tmp_path: Path
@@ -286,6 +313,8 @@ def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
 
 
 ROPE = {"rope_type": "default", "rope_theta": 900.0}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN |= {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "mlp_only_layers": [], "hidden_size": 40}),
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 21, "tie_word_embeddings": False}),
@@ -306,20 +335,31 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ministral3", {"rope_parameters": ROPE | {"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 19}}),
     ("phi3", {"sliding_window": None, "tie_word_embeddings": False, "rope_parameters": ROPE}),
     ("phi3", {"num_key_value_heads": 4, "hidden_size": 96, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    ("gemma3_text", {"attn_logit_softcapping": 2.0}),
+    ("gemma3_text", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": YARN}}),
+    ("lfm3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": ROPE}}),
+    ("lfm3", {"rms_norm_eps": 0.05}),
+    ("youtu", {"rope_interleave": None}),
+    ("ernie4_5", {"head_dim": None}),
+    ("bailing_hybrid", {"rope_parameters": ROPE | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
+    ("gpt_oss", {"num_local_experts": ..., "num_experts": 5}),
+    ("jamba", {"num_experts": ..., "num_local_experts": 5}),
+    ("mixtral", {"num_local_experts": ..., "num_experts": 5}),
+    ("nemotron_h", {"n_routed_experts": ..., "num_local_experts": 12}),
     ("cohere2", {"attention_bias": False, "tie_word_embeddings": False, "logit_scale": 2.0}),
     ("cohere2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size": 72}),
 ]
-"""Recipes with other values of what a config.json may say."""
+"""Recipes with other values of what a config.json may say, `...` for none."""
 
 
 @pytest.mark.parametrize(("name", "changes"), VARIANTS)
 def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     config = recipe(name)
-    oracle = transformers.AutoModelForCausalLM.from_config(
-        type(config)(**(config.to_dict() | changes)), dtype=torch.float32
-    )
+    stated = {name: value for name, value in (config.to_dict() | changes).items() if value is not ...}
+    oracle = transformers.AutoModelForCausalLM.from_config(type(config)(**stated), dtype=torch.float32)
     randomize(oracle, 1)
     oracle.eval().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"dtype": "float32"}))
     spec = model_spec(read_config(tmp_path))
     model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
     load_weights(model, tmp_path)

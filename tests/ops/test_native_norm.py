@@ -192,6 +192,20 @@ def test_two_vectors_of_a_token_are_multiplied_and_rounded_once(
 
 
 @few
+@given(
+    st.integers(0, 5), sizes, st.sampled_from([(-1.5, 0.7), (float("-inf"), 0.3), (0.1, float("inf"))]), dtypes, seeds
+)
+def test_a_vector_is_clipped_and_its_nan_stays(
+    isa: str, tokens: int, size: int, bounds: tuple[float, float], dtype: torch.dtype, seed: int
+) -> None:
+    x = spaced(torch.randn(tokens, size, generator=torch.Generator().manual_seed(seed)).to(dtype), 5)
+    x[:, 0] = float("nan")
+    out = checked_kernel(isa, "clip")(x, torch.tensor(bounds))
+    assert out[:, 0].isnan().all()
+    assert torch.equal(out[:, 1:], x[:, 1:].double().clamp(*torch.tensor(bounds).double()).to(dtype))
+
+
+@few
 @given(st.integers(1, 5), sizes, st.booleans(), st.booleans(), dtypes, seeds)
 def test_one_number_multiplies_all_channels_of_a_token_or_of_all_tokens(
     isa: str, tokens: int, size: int, is_shared: bool, is_float32: bool, dtype: torch.dtype, seed: int

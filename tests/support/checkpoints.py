@@ -40,6 +40,8 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
             tensor.data.uniform_(-1.5, 1.5, generator=generator)
         elif kind == "dt_bias":
             tensor.data.uniform_(-3, 1, generator=generator)
+        elif kind.endswith(("_min", "_max")):
+            tensor.data.uniform_(0.4, 1.2, generator=generator).mul_(-1 if kind.endswith("_min") else 1)
         elif tensor.dim() == 1:
             centre = (
                 0.0 if "bias" in kind or (stored_less_one and not any(part in name for part in PLAIN_NORMS)) else 1.0

@@ -219,10 +219,10 @@ def gemma4() -> PretrainedConfig:
 
 
 def gemma4_causal() -> PretrainedConfig:
-    """Tokens of images that see only what is before them, and experts in the text part."""
+    """Tokens of images that see only what is before them, linears that clip, and experts in the text part."""
     config = gemma4()
     text = recipes.gemma4().text_config.to_dict()
-    vision = config.vision_config.to_dict() | {"standardize": False}
+    vision = config.vision_config.to_dict() | {"standardize": False, "use_clipped_linears": True}
     return transformers.Gemma4Config(text_config=text, vision_config=vision, **GEMMA4_TOKENS, tie_word_embeddings=False)
 
 

@@ -72,6 +72,14 @@ def flag_is(config: JsonMapping, name: str, value: bool) -> None:
         raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
 
 
+def respelled(config: JsonMapping, names: Mapping[str, str]) -> JsonObject:
+    """Return the config with the values that it has under other names: `names` are the usual ones, by the others.
+
+    The other name wins, as in transformers.
+    """
+    return {**config, **{name: config[other] for other, name in names.items() if config.get(other) is not None}}
+
+
 def layer_kinds(
     config: JsonMapping, kinds: Mapping[str, str], names: tuple[str, ...] = ("layer_types",)
 ) -> tuple[str, ...] | None:
@@ -141,10 +149,11 @@ def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> 
 def attention_spec(config: JsonMapping, head_dim: int | None = None) -> AttentionSpec:
     """Return the attention of the usual keys.
 
-    `head_dim` is the default for a config.json without one; else it is the hidden size divided by the heads.
+    `head_dim` is the default for a config.json without one. Without a default, and for null in config.json, it is the
+    hidden size divided by the heads.
     """
     num_heads = integer(config, "num_attention_heads")
-    if head_dim is None:
+    if config.get("head_dim", head_dim) is None:
         head_dim = integer(config, "hidden_size") // num_heads
     return AttentionSpec(
         num_heads=num_heads,
@@ -280,11 +289,12 @@ _OPTIONAL = {
 
 
 def parse_rope(
-    config: JsonMapping, head_dim: int, default_partial: float = 1.0, default_theta: float = DEFAULT_THETA
+    config: JsonMapping, head_dim: int, default_partial: float | None = None, default_theta: float = DEFAULT_THETA
 ) -> RopeSpec:
     """Return the rotary embedding of a model with heads of `head_dim` elements, `default_partial` of them rotated.
 
-    ModelError for a kind that is not supported, for one that differs between layers, for a missing factor.
+    Without `default_partial` the architecture rotates whole heads, and ModelError is raised for parts of them. It is
+    also raised for a kind that is not supported, for one that differs between layers, and for a missing factor.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
@@ -294,7 +304,7 @@ def parse_rope(
         known = ", ".join(ROPE_KINDS)
         raise ModelError(f"rope type {kind!r} is not supported; the supported ones are {known}")
     merged = {**config, **{name: value for name, value in scaling.items() if value is not None}}
-    partial = number(merged, "partial_rotary_factor", default_partial)
+    partial = number(merged, "partial_rotary_factor", 1.0 if default_partial is None else default_partial)
     theta = number(merged, "rope_theta", default_theta)
     parameters: JsonObject = {name: number(scaling, name) for name in _REQUIRED[kind]}
     parameters |= {name: scaling[name] for name in _OPTIONAL.get(kind, ()) if scaling.get(name) is not None}
@@ -306,6 +316,11 @@ def parse_rope(
         if not 0 <= partial <= 1:
             raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
         rotary_dim, parameters["partial_rotary_factor"] = head_dim, partial
+    if default_partial is None and rotary_dim != head_dim:
+        raise ModelError(
+            f"config.json rotates {rotary_dim} elements of heads of {head_dim} (partial_rotary_factor); such a model "
+            "rotates all of them"
+        )
     if kind == "factors":
         parameters["factors"] = _factors(scaling, rotary_dim // 2)
     if kind == "longrope":
@@ -317,14 +332,20 @@ def parse_rope(
 
 
 def rope_pair(
-    config: JsonMapping, head_dim: int, theta: float, local_theta: float, local_name: str = "rope_theta"
+    config: JsonMapping,
+    head_dim: int,
+    theta: float,
+    local_theta: float,
+    local_name: str = "rope_theta",
+    default_partial: float | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Return the rotary embeddings of layers over the whole context and of those with a window.
 
     `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `local_name` is the key of the other's theta. The last arguments are defaults for a config.json without thetas.
+    `local_name` is the key of the other's theta. The thetas are defaults for a config.json without them;
+    `default_partial` is that of `parse_rope`.
 
-    ModelError for other forms of `rope_parameters`, and for a dynamic embedding of layers with a window.
+    ModelError for other forms of `rope_parameters`.
     """
     given = config.get("rope_parameters") or {}
     if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
@@ -332,12 +353,18 @@ def rope_pair(
             f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
         )
     plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
-    of_all = {**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    of_all = rope_parameters_of_kind({**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})})
+    local = rope_parameters_of_kind(given.get(SLIDING) or {})
     local_plain = {**plain, "rope_theta": config.get(local_name)}
-    local = parse_rope({**local_plain, "rope_parameters": given.get(SLIDING)}, head_dim, default_theta=local_theta)
-    if local.kind == "dynamic":
-        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default")
-    return parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_theta=theta), local
+    return (
+        parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_partial, theta),
+        parse_rope({**local_plain, "rope_parameters": local}, head_dim, default_partial, local_theta),
+    )
+
+
+def rope_parameters_of_kind(parameters: JsonMapping) -> JsonObject:
+    """Return the rotary embedding of a kind of layers without `truncate`, which transformers reads for one of all."""
+    return {name: value for name, value in parameters.items() if name != "truncate"}
 
 
 def _factors(scaling: JsonMapping, count: int, name: str = "factors") -> list[float]:

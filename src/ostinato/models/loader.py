@@ -100,7 +100,7 @@ Owners: TypeAlias = Mapping[int, Sequence[tuple[Module, str]]]
 
 def build_model(build: WeightAllocator, spec: ModelSpec) -> CausalLM:
     """Build the model of `spec`, with weights allocated by `build.arrays` and not yet written."""
-    assert spec.rope is None or spec.rope.kind not in ("dynamic", "longrope"), "resolve_rope comes first"
+    assert all(rope.kind not in ("dynamic", "longrope") for rope in spec.ropes), "resolve_ropes comes first"
     if spec.quantization is None:
         return make_model(build, spec)
     model = make_model(build.with_deferred_matrices(), spec)

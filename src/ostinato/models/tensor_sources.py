@@ -107,7 +107,7 @@ def find_sources(
             if part in source.parts and not _equal(source.parts[part], file.tensor(source_name)):
                 differing.append(source_name)
             source.parts[part] = (file, source_name)
-            shape, kind = file.shape(source_name), file.dtype(source_name)
+            shape, kind = file.shape(source_name) or [1], file.dtype(source_name)
             of_place = list(shares.get(place, places[place]).shape)
             source.in_turns = place.endswith(model.in_turns)
             if part == VALUES:

@@ -303,6 +303,12 @@ class Operations:
         decode_launches=1,
         work=kernel_cost.causal_conv1d_cost,
     )
+    clip = Operation(
+        like_first,
+        "pointwise",
+        triton=Implementation(launches=pointwise.clip_launches),
+        callers=("encoder",),
+    )
     concat = Operation(
         concat_shape,
         "pointwise",
@@ -361,6 +367,7 @@ class Operations:
         gated_activation_shape,
         "matmul",
         triton=Implementation(launches=pointwise.gated_activation_launches),
+        callers=("every step", "encoder"),
         triton_file="pointwise",
     )
     gated_rms_norm = Operation(

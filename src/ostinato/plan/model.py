@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, StoredWeights
-from ostinato.plan.rope import RopeSpec
+from ostinato.plan.rope import RopeSpec, resolve_ropes
 from ostinato.plan.weights import Weight, num_elements
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -138,6 +138,11 @@ class ModelSpec:
     """Prefix of the names of the layers in the checkpoint."""
     left_out: str | None = None
     """The part of the checkpoint that is not run, with the reason; None if all of it is."""
+
+    def with_fixed_ropes(self, max_model_len: int) -> ModelSpec:
+        """Return the spec with rotary embeddings that serve requests of up to `max_model_len` tokens."""
+        ropes, _ = resolve_ropes(self.ropes, max_model_len)
+        return replace(self, rope=ropes[0], other_ropes=ropes[1:]) if ropes else self
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

@@ -34,7 +34,7 @@ from ostinato.plan.open_settings import choose_overlap, text_decisions
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies
 from ostinato.plan.render.html import plan_html
-from ostinato.plan.rope import resolve_rope
+from ostinato.plan.rope import resolve_ropes
 from ostinato.plan.speculation import SpeculativePlan, draft_capture, plan_speculation
 from ostinato.plan.tensor_parallel import rank_decisions
 
@@ -177,10 +177,8 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
             "kernel take turns on them, so steps take longer"
         )
         decisions.append(Decision("threads", settled.threads, settled.threads, reason))
-    rope = model.rope
-    if rope is not None:
-        rope, decision = resolve_rope(rope, fitted.limits.max_model_len)
-        decisions += [decision] if decision is not None else []
+    ropes, of_ropes = resolve_ropes(model.ropes, fitted.limits.max_model_len)
+    decisions += of_ropes
     decisions += text_decisions(config, model)
     decisions += window_decisions(
         model,
@@ -212,7 +210,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         device=replace(device, rates=()),
         settings=EffectiveSettings.from_config(
             config,
-            rope=rope,
+            rope=ropes[0] if ropes else None,
             quantization=model.quantization,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,

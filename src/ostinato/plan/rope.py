@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ostinato.json_io import JsonMapping, JsonObject
@@ -39,6 +40,13 @@ def axes(rope: RopeSpec) -> list[int]:
     if rope.sections is None:
         return [0] * (rope.rotary_dim // 2)
     return [i % 3 if i < 3 * rope.sections[i % 3] else 0 for i in range(rope.rotary_dim // 2)]
+
+
+def resolve_ropes(ropes: Iterable[RopeSpec], max_model_len: int) -> tuple[tuple[RopeSpec, ...], list[Decision]]:
+    """Return `resolve_rope` of each of a model's embeddings, with the decisions."""
+    resolved = [resolve_rope(rope, max_model_len) for rope in ropes]
+    decisions = dict.fromkeys(decision for _, decision in resolved if decision is not None)
+    return tuple(rope for rope, _ in resolved), list(decisions)
 
 
 def resolve_rope(rope: RopeSpec, max_model_len: int) -> tuple[RopeSpec, Decision | None]:

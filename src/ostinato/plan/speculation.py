@@ -18,7 +18,7 @@ from ostinato.plan.graphs.coverage import coverage
 from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
-from ostinato.plan.rope import RopeSpec, resolve_rope
+from ostinato.plan.rope import RopeSpec, resolve_ropes
 
 
 def draft_capture(
@@ -127,12 +127,12 @@ def plan_speculation(
     target, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model
     decisions: list[Decision] = []
-    rope = None
+    rope: RopeSpec | None = None
     if draft is not None:
         decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
-        if draft.rope is not None:
-            rope, decision = resolve_rope(draft.rope, max_model_len)
-            decisions += [replace(decision, topic="draft.rope")] if decision is not None else []
+        ropes, of_ropes = resolve_ropes(draft.ropes, max_model_len)
+        rope = ropes[0] if ropes else None
+        decisions += [replace(decision, topic="draft.rope") for decision in of_ropes]
     is_ngram = speculative.method == "ngram"
     plan = SpeculativePlan(
         method=speculative.method,

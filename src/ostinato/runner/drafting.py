@@ -79,7 +79,8 @@ def make_drafter(
         )
     assert spec.drafter is not None, "method draft has a drafter"
     assert spec.drafter.model is not None, "method draft has a second model"
-    of_draft = replace(spec.drafter.model, rope=speculative.rope, quantization=speculative.quantization)
+    of_draft = spec.drafter.model.with_fixed_ropes(settings.max_model_len)
+    of_draft = replace(of_draft, quantization=speculative.quantization)
     draft = make_model(of_draft, draft_directory)
     graphs = make_graphs(
         plan, capture, draft, lambda inputs: draft(inputs, own), own, max_tokens=settings.max_num_batched_tokens

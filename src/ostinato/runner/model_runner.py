@@ -165,7 +165,9 @@ class ModelRunner:
         self._phases = phases or StartupTimer()
         _explain_bus_errors(plan, [each for each in (directory, draft_directory) if each is not None])
         self.model = self._make_model(
-            replace(spec, rope=settings.rope, quantization=settings.quantization), directory, progress
+            replace(spec.with_fixed_ropes(settings.max_model_len), quantization=settings.quantization),
+            directory,
+            progress,
         )
         layers, cells = allocate_layers(spec, plan, self.arrays), allocate_encoder_cache(spec, plan, self.arrays)
         self.layer_memory = [*layers, *cells]

@@ -114,6 +114,7 @@ def test_multiply(dtype: torch.dtype, tokens: int, size: int) -> None:
     check("multiply", wide[:, 1 : size + 1], torch.randn(1, 1))
     check("add", wide[:, 1 : size + 1], wide[:, size + 2 : 2 * size + 2])
     check("add", wide[:, 1 : size + 1], torch.randn(1, size).to(dtype))
+    check("clip", wide[:, 1 : size + 1], torch.tensor([-0.3, 0.7]))
 
 
 @settings(max_examples=6)

@@ -115,10 +115,13 @@ def _has_head(config: JsonMapping) -> bool:
 
 
 def _whole_rotation(config: JsonMapping) -> JsonObject:
-    """Return the config without the rotated part of a head: all of what heads share is rotated, as in transformers."""
+    """Return the config without the rotated part of a head: all of what heads share is rotated, as in transformers.
+
+    Rotary embeddings that scale keep it, and are refused with it, but for `proportional`.
+    """
     without = {name: value for name, value in config.items() if name != "partial_rotary_factor"}
     for name in ("rope_parameters", "rope_scaling"):
         given = without.get(name)
-        if isinstance(given, Mapping):
+        if isinstance(given, Mapping) and (given.get("rope_type") or given.get("type") or "default") == "default":
             without[name] = {key: value for key, value in given.items() if key != "partial_rotary_factor"}
     return without

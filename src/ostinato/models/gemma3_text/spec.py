@@ -51,12 +51,14 @@ class Gemma3Hyperparameters:
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma3_text` config.json.
 
-    ModelError for attention in both directions.
+    Scores are not capped, whatever `attn_logit_softcapping` is, as in transformers. ModelError for attention in both
+    directions.
     """
     slides = sliding_layers(config, PATTERN)
     head_dim = integer(config, "head_dim", HEAD_DIM)
     ropes = rope_pair(config, head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    longest = integer(config, "max_position_embeddings", LONGEST)
+    config = {**config, "max_position_embeddings": longest, "attn_logit_softcapping": None}
     return gemma_spec(config, "gemma3_text", slides, ropes, has_qk_norms=True)
 
 

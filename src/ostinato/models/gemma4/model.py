@@ -23,22 +23,44 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, EncoderInputs
 
 
+class ClippedLinear(Module):
+    """Linear layer without a bias whose inputs and outputs are clipped."""
+
+    def __init__(self, build: ModelBuilder, in_size: int, out_size: int) -> None:
+        super().__init__()
+        self.clip = build.ops.clip
+        self.linear = linear(build, in_size, out_size, bias=False)
+        self.input_bounds, self.output_bounds = (
+            self.declare(
+                build, f"{at}_bounds", 2, role="bias", names=(f"{at}_min", f"{at}_max"), sizes=(1, 1), in_float32=True
+            )
+            for at in ("input", "output")
+        )
+
+    def forward(self, x: Array) -> Array:
+        """Return [patches, in] -> [patches, out]."""
+        return self.clip(self.linear(self.clip(x, self.input_bounds)), self.output_bounds)
+
+
 class PatchAttention(Module):
     """Attention within an image. One half of a head is rotated by the columns, the other by the rows.
 
     Scores are not divided by the root of a head's size; the angles undo that of the operation.
     """
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, eps: float) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Gemma4VLHyperparameters) -> None:
         super().__init__()
-        self.ops, size = build.ops, vision.hidden_size
-        self.head_dim, self.eps = size // vision.num_heads, eps
-        parts = [(f"{name}_proj.linear", size) for name in "qkv"]
-        self.qkv = PackedLinear(build, size, parts, can_be_quantised=False)
+        self.ops, size, eps = build.ops, vision.hidden_size, hyper.encoder_norm_eps
+        self.head_dim, self.eps, self.clips = size // vision.num_heads, eps, hyper.clips
+        if self.clips:
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (ClippedLinear(build, size, size) for _ in range(4))
+        else:
+            parts = [(f"{name}_proj.linear", size) for name in "qkv"]
+            self.qkv = PackedLinear(build, size, parts, can_be_quantised=False)
+            self.o_proj = linear(build, size, size, bias=False)
+            self.names = {"o_proj": "o_proj.linear"}
         self.q_norm, self.k_norm = (RMSNorm(build, self.head_dim, eps) for _ in range(2))
         self.ones = build.constant([1.0] * self.head_dim, build.dtype)
-        self.o_proj = linear(build, size, size, bias=False)
-        self.names = {"o_proj": "o_proj.linear"}
 
     def forward(self, x: Array, starts: Array, angles: tuple[Array, Array]) -> Array:
         """Attend within each image, [patches, hidden] -> [patches, hidden]."""
@@ -49,6 +71,8 @@ class PatchAttention(Module):
         return self.o_proj(self.ops.encoder_attention(q, k, v, starts).reshape(-1, size))
 
     def _project(self, x: Array) -> tuple[Array, ...]:
+        if self.clips:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return tuple(split_columns(self.qkv(x), (x.shape[1],) * 3))
 
     def _rotate(self, x: Array, angles: tuple[Array, Array]) -> Array:
@@ -61,16 +85,23 @@ class PatchAttention(Module):
 class PatchMLP(Module):
     """down_proj(gelu(gate_proj(x)) * up_proj(x))."""
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, clips: bool) -> None:
         super().__init__()
-        size, inner_size = vision.hidden_size, vision.intermediate_size
-        parts = [(f"{name}_proj.linear", inner_size) for name in ("gate", "up")]
-        self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
-        self.down_proj = linear(build, inner_size, size, bias=False)
-        self.names = {"down_proj": "down_proj.linear"}
+        size, inner_size, self.ops, self.clips = vision.hidden_size, vision.intermediate_size, build.ops, clips
+        if clips:
+            self.gate_proj, self.up_proj = (ClippedLinear(build, size, inner_size) for _ in range(2))
+            self.down_proj: Module = ClippedLinear(build, inner_size, size)
+        else:
+            parts = [(f"{name}_proj.linear", inner_size) for name in ("gate", "up")]
+            self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
+            self.down_proj = linear(build, inner_size, size, bias=False)
+            self.names = {"down_proj": "down_proj.linear"}
 
     def forward(self, x: Array) -> Array:
         """Apply the MLP, [patches, hidden] -> [patches, hidden]."""
+        if self.clips:
+            both = self.ops.concat(self.gate_proj(x), self.up_proj(x))
+            return self.down_proj(self.ops.gated_activation(both, "gelu_pytorch_tanh"))
         return self.down_proj(self.gate_up(x, activation="geglu"))
 
 
@@ -81,10 +112,10 @@ class VisionBlock(Module):
         super().__init__()
         size, eps = vision.hidden_size, hyper.encoder_norm_eps
         self.input_layernorm = RMSNorm(build, size, eps)
-        self.self_attn = PatchAttention(build, vision, eps)
+        self.self_attn = PatchAttention(build, vision, hyper)
         self.post_attention_layernorm = RMSNorm(build, size, eps)
         self.pre_feedforward_layernorm = RMSNorm(build, size, eps)
-        self.mlp = PatchMLP(build, vision)
+        self.mlp = PatchMLP(build, vision, hyper.clips)
         self.post_feedforward_layernorm = RMSNorm(build, size, eps)
 
     def forward(self, x: Array, starts: Array, angles: tuple[Array, Array]) -> Array:

@@ -18,7 +18,6 @@ from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
 SOUNDS = "the encoder of sounds is not run; requests have none"
-CLIPPED = "the encoder of images has use_clipped_linears and is not run; requests are text"
 
 TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882}
 THETA = 100.0
@@ -33,6 +32,8 @@ class Gemma4VLHyperparameters(Gemma4Hyperparameters):
     theta: float
     standardises: bool
     """True if the mean of a token's patches is shifted and scaled by learned vectors."""
+    clips: bool
+    """True if inputs and outputs of the blocks' linear layers are clipped to bounds that the checkpoint has."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -42,8 +43,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if config.get("vision_config") is None:
         return text
     vision, of_text = part(config, "vision_config"), part(config, "text_config")
-    if flag(vision, "use_clipped_linears", False):
-        return replace(text, left_out=CLIPPED)
     is_bidirectional = of_text.get("use_bidirectional_attention") == "vision"
     kept = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma4Hyperparameters)}
     return replace(
@@ -55,6 +54,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
             encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
             theta=_theta(vision),
             standardises=flag(vision, "standardize", False),
+            clips=flag(vision, "use_clipped_linears", False),
         ),
     )
 

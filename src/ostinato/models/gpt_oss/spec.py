@@ -14,6 +14,7 @@ from ostinato.models.config_json import (
     layer_windows,
     number,
     parse_rope,
+    respelled,
     shared_fields,
     top_k,
 )
@@ -49,6 +50,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     Without a dtype, what a quantised checkpoint leaves unquantised is bfloat16. ModelError for a limit that is not
     above 0.
     """
+    config = respelled(config, {"num_experts": "num_local_experts"})
     activation(config, "hidden_act", "silu", ("silu",))
     if config.get("quantization_config") and not config.get("dtype") and not config.get("torch_dtype"):
         config = {**config, "dtype": "bfloat16"}

@@ -61,8 +61,6 @@ def granite_swa_spec(
     attention, num_layers = replace(attention_spec(config), has_sinks=True), integer(config, "num_hidden_layers")
     windows = layer_windows(config, [i % FULL_EVERY != 0 for i in range(num_layers)], WINDOW)
     rope = parse_rope(config, attention.head_dim)
-    if rope.kind == "dynamic":
-        raise ModelError(f"rope type 'dynamic' of a {architecture} model is not supported; supported: default")
     thetas = _thetas(config, rope.theta, num_layers)
     bases = sorted({theta for theta in thetas if theta})
     has_mlp = experts is None

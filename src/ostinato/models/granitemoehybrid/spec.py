@@ -98,10 +98,4 @@ def _rope(config: JsonObject, head_dim: int) -> RopeSpec | None:
         raise ModelError(f"config.json has position_embedding_type = {kind!r}; supported: {known}")
     if kind != "rope":
         return None
-    rope = parse_rope(config, head_dim)
-    if rope.rotary_dim != head_dim:
-        raise ModelError(
-            f"config.json rotates {rope.rotary_dim} elements of heads of {head_dim}; "
-            "a granitemoehybrid model rotates all of them"
-        )
-    return rope
+    return parse_rope(config, head_dim)

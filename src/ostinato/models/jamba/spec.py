@@ -7,7 +7,16 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import activation, attention_spec, flag, integer, number, shared_fields, top_k
+from ostinato.models.config_json import (
+    activation,
+    attention_spec,
+    flag,
+    integer,
+    number,
+    respelled,
+    shared_fields,
+    top_k,
+)
 from ostinato.models.mamba.spec import time_step_rank
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
@@ -26,6 +35,7 @@ class JambaHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `jamba` config.json."""
+    config = respelled(config, {"num_local_experts": "num_experts"})
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "mamba_inner_layernorms", True):
         raise ModelError("config.json has mamba_inner_layernorms = false; supported: true, norms within the mixers")

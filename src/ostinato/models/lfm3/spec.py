@@ -17,6 +17,8 @@ from ostinato.models.config_json import (
     layer_windows,
     number,
     parse_rope,
+    respelled,
+    rope_parameters_of_kind,
     shared_fields,
 )
 from ostinato.plan.layer_specs import LayerSpec
@@ -51,6 +53,7 @@ class Lfm3Hyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm3` config.json."""
+    config = respelled(config, {"rms_norm_eps": "norm_eps"})
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     attention = attention_spec(config, HEAD_DIM)
     kinds = _kinds(config)
@@ -98,12 +101,11 @@ def rope_of_kind(config: JsonMapping, kind: str, head_dim: int, defaults: Mappin
         )
     of_kind = given.get(kind) or defaults[kind]
     longest = {name: config.get(name) for name in ("max_position_embeddings", "original_max_position_embeddings")}
-    rope = parse_rope({**longest, "rope_parameters": of_kind}, head_dim, default_theta=defaults[FULL]["rope_theta"])
+    of_kind = {**longest, "rope_parameters": rope_parameters_of_kind(of_kind)}
+    rope = parse_rope(of_kind, head_dim, 1.0, defaults[FULL]["rope_theta"])
     if rope.rotary_dim != head_dim:
         raise ModelError(
             f"config.json rotates {rope.rotary_dim} of {head_dim} elements of the heads of {kind} by rope type "
             f"{rope.kind!r}; supported: partial_rotary_factor = 1, or rope type 'proportional'"
         )
-    if kind == SLIDING and rope.kind == "dynamic":
-        raise ModelError(f"rope type 'dynamic' of {SLIDING} is not supported; supported: default, proportional")
     return rope

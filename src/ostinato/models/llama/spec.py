@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     DEFAULT_THETA,
@@ -76,6 +75,7 @@ def llama_spec(
     default_tied: bool = False,
     default_theta: float = DEFAULT_THETA,
     local_theta: float | None = None,
+    default_partial: float | None = None,
     slides: Sequence[bool] | None = None,
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
@@ -88,21 +88,17 @@ def llama_spec(
     `head_dim` and those that begin with `default` are defaults for a config.json without these values. `rotates` tells
     for each layer whether it has positions; by default all have. `windows` and `experts` are the layers'; by default
     there are none. With `local_theta`, config.json has a rotary embedding of its own for the layers that `slides`
-    names, of this theta by default. `hyperparameters` are further ones of `LlamaHyperparameters`.
+    names, of this theta by default. `default_partial` is that of `parse_rope`. `hyperparameters` are further ones of
+    `LlamaHyperparameters`.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
     nothing = (None,) * num_layers
     experts = experts or nothing
     if local_theta is None:
-        ropes: tuple[RopeSpec, ...] = (parse_rope(config, attention.head_dim, default_theta=default_theta),)
+        ropes: tuple[RopeSpec, ...] = (parse_rope(config, attention.head_dim, default_partial, default_theta),)
     else:
-        ropes = rope_pair(config, attention.head_dim, default_theta, local_theta)
-    if hyperparameters.get("has_neighbours") and ropes[0].rotary_dim != attention.head_dim:
-        raise ModelError(
-            f"config.json rotates {ropes[0].rotary_dim} elements of heads of {attention.head_dim}; a {architecture} "
-            "model rotates all of them"
-        )
+        ropes = rope_pair(config, attention.head_dim, default_theta, local_theta, default_partial=default_partial)
     places = zip(
         rotates or (True,) * num_layers, slides or (False,) * num_layers, windows or nothing, experts, strict=True
     )

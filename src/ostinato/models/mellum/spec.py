@@ -26,6 +26,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         head_dim=128,
         default_theta=THETA,
         local_theta=LOCAL_THETA,
+        default_partial=1.0,
         slides=slides,
         windows=layer_windows(config, slides, WINDOW),
         experts=[experts if kind else None for kind in kinds],

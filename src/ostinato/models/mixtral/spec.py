@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer, layer_windows, top_k
+from ostinato.models.config_json import integer, layer_windows, respelled, top_k
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
@@ -14,6 +14,7 @@ THETA, LONGEST = 1_000_000.0, 131072
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mixtral` config.json."""
+    config = respelled(config, {"num_experts": "num_local_experts"})
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     num_layers, num_experts = integer(config, "num_hidden_layers"), integer(config, "num_local_experts", 8)
     chosen, size = top_k(config, num_experts, 2), integer(config, "hidden_size")

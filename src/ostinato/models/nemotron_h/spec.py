@@ -13,6 +13,7 @@ from ostinato.models.config_json import (
     grouped_top_k,
     integer,
     number,
+    respelled,
     shared_fields,
     time_step_limit,
 )
@@ -60,6 +61,7 @@ class NemotronHHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `nemotron_h` config.json, in either spelling of its layer pattern."""
+    config = respelled(config, {"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"})
     activation(config, "mamba_hidden_act", "silu", ("silu",))
     kinds = _pattern(config, "hybrid_override_pattern", "layers_block_type")
     if not kinds:

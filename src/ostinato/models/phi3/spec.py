@@ -28,6 +28,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "phi3",
         default_eps=1e-5,
+        default_partial=1.0,
         windows=layer_windows({**config, "layer_types": None}, slides, None),
         has_packed_tensors=True,
     )

@@ -51,6 +51,11 @@ def embedding_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     return (_copy_launch("embedding_kernel", size),)
 
 
+def clip_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
+    """Return the launch for vectors of `size` elements."""
+    return (_copy_launch("clip_kernel", size),)
+
+
 def concat_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
     """Return the launch for results of `size` elements per token."""
     return (_copy_launch("concat_kernel", size),)

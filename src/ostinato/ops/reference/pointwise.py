@@ -112,6 +112,12 @@ def gated_rms_norm(
     return (y * by if norm_before_gate else y).to(gate.dtype)
 
 
+def clip(x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """Clip `x` [tokens, size] to `bounds` [2] float32, a least and a most value -> [tokens, size]. NaN stays NaN."""
+    least, most = bounds
+    return x.float().clamp(least, most).to(x.dtype)
+
+
 def inject_media(x: torch.Tensor, media_cells: torch.Tensor, media: torch.Tensor, row: int, add: bool) -> torch.Tensor:
     """Replace each token's hidden state by row `row` of its cell, in place, or with `add` add that row to it.
 

@@ -1,8 +1,8 @@
 """Norms, joins and gated activations on a GPU.
 
-In `add`, `concat`, `multiply` and `gated_activation`, a program takes a part of one token's result. In `rms_norm` and
-`layer_norm` it takes rows, in `gated_rms_norm` groups of channels. Squares are added in float32; the variance of
-`layer_norm` is summed from differences to the mean.
+In `add`, `clip`, `concat`, `multiply` and `gated_activation`, a program takes a part of one token's result. In
+`rms_norm` and `layer_norm` it takes rows, in `gated_rms_norm` groups of channels. Squares are added in float32; the
+variance of `layer_norm` is summed from differences to the mean.
 """
 
 from __future__ import annotations
@@ -238,6 +238,28 @@ def add(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Compute `ops.add`; its reference documents arguments and result."""
     (launch,) = launches.add_launches(size=first.shape[1], capability=common.capability(first))
     return _combined(add_kernel, launch, first, second)
+
+
+@triton.jit
+def clip_kernel(x, bounds, out, size, stride_x, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < size
+    least, most = tl.load(bounds), tl.load(bounds + 1)
+    value = tl.load(x + token * stride_x + column, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(value < least, least, value)
+    value = tl.where(value > most, most, value)
+    tl.store(out + token * size + column, to_dtype(value, out.dtype.element_ty), mask=inside)
+
+
+def clip(x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """Compute `ops.clip`; its reference documents arguments and result."""
+    tokens, size = x.shape
+    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    (launch,) = launches.clip_launches(size=size, capability=common.capability(x))
+    grid = (tokens, cdiv(size, launch.blocks["COLUMNS"]))
+    common.run(clip_kernel, grid, launch, x=x, bounds=bounds, out=out, size=size, stride_x=x.stride(0))
+    return out
 
 
 @triton.jit
