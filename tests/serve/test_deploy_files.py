@@ -75,7 +75,7 @@ def test_the_image_is_built_from_files_that_there_are_and_that_are_not_ignored()
     assert set.union(*extras) <= needed["optional-dependencies"].keys()
     # A CPU needs no torch: it is added by an argument alone.
     assert "ARG TORCH_INDEX=\n" in DOCKERFILE
-    assert [rest for name, rest in instructions() if name == "RUN" and "torch" in rest][0].startswith("if [ -n")
+    assert next(rest for name, rest in instructions() if name == "RUN" and "torch" in rest).startswith("if [ -n")
     assert not {"torch", "gpu"} & set.union(*extras)
     assert re.search(r"(?m)^torch==", (ROOT / "constraints.txt").read_text())
 
