@@ -32,7 +32,7 @@ $ ostinato serve demo --enforce-eager
 Error: No such option: --enforce-eager (here it is --graph-mode none)
 $ ostinato pull smollm2
 ...
-Error: No such command 'pull'; here it is ostinato fetch MODEL
+Error: No such command 'pull'; here it is ostinato fetch smollm2
 ```
 
 ## There is no directory; holds no config.json

@@ -147,7 +147,7 @@ def raise_max_open_files(needed: int) -> int | None:
 
 
 def extra_command(extra: str) -> str:
-    """Return the command that installs an extra, also for those who have a checkout or a wheel."""
+    """Return the command that installs an extra, also from a checkout or a wheel."""
     return f"pip install 'ostinato[{extra}]' (in a checkout '.[{extra}]', of a wheel 'FILE.whl[{extra}]')"
 
 

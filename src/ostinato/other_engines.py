@@ -116,8 +116,8 @@ _PARAMETERS = {
 """Sampling parameter, with its names in the served APIs -> other names of it."""
 _FIELDS = {
     "instructions system messages": "system_prompt instruction",
-    "messages input prompt": "inputs query",
-    "prompt messages input": "content",
+    "prompt messages input": "inputs query content text",
+    "tokens": "ids token_ids",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
     "guided_regex guided_json": "regex",
     "guided_regex, or guided_json: grammars are read by the command line and in Python, guide_lark": "grammar ebnf"

@@ -184,6 +184,20 @@ def test_a_client_is_told_in_our_words_what_is_wrong(served, body):
     assert not re.search("[Ii]nput should|[Ff]ield required|[Vv]alue error|a valid|unable to|greater than", message)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "advice"),
+    [
+        (CHAT, {"message": ASKED}, "unknown parameter: message; did you mean messages?"),
+        ("/tokenize", {"content": "a"}, "unknown parameter: content; here it is prompt"),
+        ("/detokenize", {"ids": [1]}, "unknown parameter: ids; here it is tokens"),
+        ("/v1/embeddings", {"text": "a"}, "unknown parameter: text; here it is input"),
+        (COMPLETIONS, {}, "prompt: is required"),
+    ],
+)
+def test_a_mistyped_field_is_named_rather_than_the_one_that_is_missing(served, path, body, advice):
+    assert told(post(served, path, body)) == advice
+
+
 NEVER = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 """A schema that no guide enforces."""
 OLLAMA = "/api/chat"

@@ -317,6 +317,8 @@ class HelpGroup(TyperGroup):
                 meant = f"here it is {ctx.command_path} {args[1]} --help"
             elif meant.startswith("there are") and "chat" in ours and looks_like_model(name):
                 meant = f"for a model it is {ctx.command_path} chat {name}, or serve or generate in place of chat"
+            if args[1:] and not args[1].startswith("-") and args[1] not in ours:
+                meant = meant.replace("MODEL", args[1])
             raise UsageError(f"No such command {name!r}; {meant}", ctx) from None
 
 

@@ -158,7 +158,7 @@ class TokenLogprobs(Mapping[int, Logprob]):
 class DecodedLogprobs(TokenLogprobs):
     """Log-probabilities with the texts of their tokens."""
 
-    decoded: tuple[str, ...] = field(default=(), repr=False)
+    decoded: tuple[str, ...] = ()
 
     @property
     def texts(self) -> Sequence[str]:

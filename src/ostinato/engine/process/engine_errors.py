@@ -1,4 +1,4 @@
-"""Errors of a step or of the engine, for those who wait for its requests."""
+"""Errors of a step or of the engine, in the form that its requests' callers get."""
 
 from __future__ import annotations
 

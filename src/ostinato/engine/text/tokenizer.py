@@ -153,7 +153,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`. RequestError without a tokenizer, or if the text is not valid Unicode."""
         if self._backend is None:
-            raise RequestError("this checkpoint has no tokenizer.json: give the prompt as token ids, not as text")
+            raise RequestError(
+                "this checkpoint has no tokenizer.json: give the prompt as token ids, not as text, or take another "
+                "checkpoint's tokenizer, such as demo's (the setting tokenizer)"
+            )
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:

@@ -251,7 +251,7 @@ def template_kwargs(
         beside = f"; give {error.setting} beside chat_template_kwargs" * (error.setting in SamplingParams.model_fields)
         param = f"chat_template_kwargs.{error.setting}" if error.setting else "chat_template_kwargs"
         raise ApiError(400, f"{error.message}{beside}", param=param, code=UNKNOWN) from None
-    variables = {"verbosity": ("verbosity", verbosity)}
+    variables: dict[str, tuple[str, object]] = {"verbosity": ("verbosity", verbosity)}
     if reasoning_effort != "none":
         variables["reasoning_effort"] = effort_field, reasoning_effort
     if thinks and text.formats.reasoning is None:

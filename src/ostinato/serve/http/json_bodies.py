@@ -216,8 +216,11 @@ def _check_unicode(value: JsonObject) -> None:
 def _refusal(errors: Sequence[JsonMapping], body: JsonObject, kind: type[Body]) -> ApiError:
     """Return pydantic's problems with a body as the error of one field.
 
-    The deepest field is named: of a union's alternatives, validation of the intended one got furthest.
+    The deepest field is named: of a union's alternatives, validation of the intended one got furthest. An unknown field
+    goes before one that is missing, whose name it may be meant to be.
     """
+    if any(detail["type"] == "missing" for detail in errors):
+        errors = sorted(errors, key=lambda detail: detail["type"] != "extra_forbidden")
     paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
     path = max(paths, key=len)
     found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
