@@ -14,8 +14,7 @@ from rich.console import Console
 
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError, ConfigError, Remedy
-from ostinato.files import why_unwritable
+from ostinato.errors import CapacityError, ConfigError, Remedy, RequestError
 from ostinato.json_io import JsonObject, to_json_data
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
@@ -109,10 +108,7 @@ def plan(
         found = _device(device, device_memory)
         made = _plan(config, spec, found, device_memory)
     if output is not None:
-        try:
-            made.save(output)
-        except OSError as error:
-            raise ConfigError(f"the plan cannot be saved to {output}: {why_unwritable(output, error)}") from None
+        made.save(output)
     sizing = layouts = None
     if counted is not None and counted.has_steps:
         from ostinato.plan.traffic import size_for_traffic
@@ -196,8 +192,9 @@ def _measure(plan: Plan) -> None:
     rates, directory = measure_rates(plan), cache_directory()
     try:
         path = save_rates(rates, directory)
-    except OSError as error:
-        raise ConfigError(f"rates cannot be kept in {directory}: {error.strerror}; set XDG_CACHE_HOME") from None
+    except (OSError, RequestError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"rates cannot be kept in {directory}: {why}; set XDG_CACHE_HOME") from None
     print(f"measured, and kept in {path}", file=sys.stderr)
 
 
