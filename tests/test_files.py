@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError, RequestError
+from ostinato.errors import ConfigError, OstinatoError, RequestError
 from ostinato.files import write_text
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import Traffic
@@ -39,7 +39,7 @@ def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, what):
     for before in (None, "before"):
         if before is not None:
             path.write_text(before)
-        with no_more_than(16), pytest.raises(RequestError) as caught:
+        with no_more_than(16), pytest.raises(OstinatoError) as caught:
             SAVES[what](path)
         assert caught.value.message == f"{what} cannot be written to {path}: {os.strerror(errno.EFBIG)}"
         assert [each.read_text() for each in tmp_path.iterdir()] == ([] if before is None else [before])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ostinato.errors import ModelError, RequestError, os_error_text
+from ostinato.errors import ModelError, OstinatoError, RequestError, os_error_text
 
 is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
 """Look-ups that follow links, and never raise."""
@@ -58,10 +58,10 @@ def why_unwritable(path: Path, error: OSError) -> str:
     return os_error_text(error)
 
 
-def write_text(path: Path, text: str, what: str) -> None:
+def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
     """Write a text file whole, or leave what was there.
 
-    RequestError, which begins with `what`, if it cannot be written. Devices and pipes get the text as they are.
+    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes get the text as they are.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -79,7 +79,7 @@ def write_text(path: Path, text: str, what: str) -> None:
                 part.unlink()
             raise
     except OSError as error:
-        raise RequestError(f"{what} cannot be written to {path}: {why_unwritable(path, error)}") from None
+        raise error_class(f"{what} cannot be written to {path}: {why_unwritable(path, error)}") from None
 
 
 def find_in_checkpoint(directory: Path, name: str, *, may_leave: bool = False) -> Path | None:

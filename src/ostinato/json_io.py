@@ -38,8 +38,8 @@ def from_plain(kind: type[Data], data: object) -> Data:
 
 
 def save_json(value: object, path: Path, what: str) -> None:
-    """Write the result of `to_json_data` as indented JSON, as `write_text`."""
-    write_text(path, json.dumps(to_json_data(value), indent=2) + "\n", what)
+    """Write the result of `to_json_data` as indented JSON. ConfigError, as of `write_text`, if it cannot be written."""
+    write_text(path, json.dumps(to_json_data(value), indent=2) + "\n", what, ConfigError)
 
 
 def load_json(kind: type[Data], path: Path, what: str) -> Data:

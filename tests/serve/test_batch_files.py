@@ -151,5 +151,5 @@ def test_a_file_of_answers_that_is_removed_meanwhile_is_an_error(tmp_path):
     with AnswerFile(tmp_path / "out") as answers:
         answers.write("a", 200, "1", b"{}")
         (tmp_path / "out").unlink()
-        with pytest.raises(RequestError, match="cannot be written to .*removed meanwhile; the same command goes on"):
+        with pytest.raises(RequestError, match=r"cannot be written to .*removed meanwhile; the same command goes on"):
             answers.write("b", 200, "2", b"{}")

@@ -357,5 +357,5 @@ def check_trace_path(path: Path) -> None:
 
 
 def write_trace(path: Path, trace: Mapping[str, object]) -> None:
-    """Write the trace as JSON. RequestError if the file cannot be written."""
-    write_text(path, json.dumps(trace) + "\n", "the trace")
+    """Write the trace as JSON. ConfigError if the file cannot be written."""
+    write_text(path, json.dumps(trace) + "\n", "the trace", ConfigError)

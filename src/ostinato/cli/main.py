@@ -202,7 +202,7 @@ def open_streams() -> None:
 
 
 class _Remarks(FileIO):
-    """File of remarks, none of which is worth a command or a server: errors of writing are dropped."""
+    """File for remarks, which drops its errors: no remark ends a command or a server."""
 
     def write(self, data: Any) -> int:
         try:

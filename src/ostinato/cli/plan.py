@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.config import EngineConfig
-from ostinato.errors import CapacityError, ConfigError, Remedy, RequestError
+from ostinato.errors import CapacityError, ConfigError, Remedy
 from ostinato.json_io import JsonObject, to_json_data
 from ostinato.plan.device.detect import find_device
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES, DeviceSpec
@@ -192,7 +192,7 @@ def _measure(plan: Plan) -> None:
     rates, directory = measure_rates(plan), cache_directory()
     try:
         path = save_rates(rates, directory)
-    except (OSError, RequestError) as error:
+    except (OSError, ConfigError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"rates cannot be kept in {directory}: {why}; set XDG_CACHE_HOME") from None
     print(f"measured, and kept in {path}", file=sys.stderr)

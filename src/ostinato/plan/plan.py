@@ -130,7 +130,7 @@ class Plan:
         return from_plain(cls, data)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON. RequestError if the file cannot be written."""
+        """Write the plan as JSON. ConfigError if the file cannot be written."""
         save_json(self, Path(path), "the plan")
 
     @classmethod

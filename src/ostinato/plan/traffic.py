@@ -6,6 +6,7 @@ strings. Both ladders are chosen to pad the batches least, and compared with the
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -17,7 +18,8 @@ from pathlib import Path
 from pydantic import computed_field
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
-from ostinato.json_io import JsonObject, parse_json, save_json
+from ostinato.files import write_text
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, smallest_holding
 
@@ -216,7 +218,7 @@ class Traffic:
 
     def save(self, path: Path) -> None:
         """Write the traffic as JSON. RequestError if the file cannot be written."""
-        save_json(self.to_json(), path, "the traffic")
+        write_text(path, json.dumps(self.to_json(), indent=2) + "\n", "the traffic")
 
     @classmethod
     def load(cls, path: Path) -> Traffic:
