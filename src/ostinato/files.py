@@ -61,7 +61,7 @@ def why_unwritable(path: Path, error: OSError) -> str:
 def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
     """Write a text file whole, or leave what was there.
 
-    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes get the text as it is.
+    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
