@@ -1,4 +1,4 @@
-"""Look-ups in the file system: what cannot be looked at is absent.
+"""Look-ups in the file system, where what cannot be looked at is absent; and text files that are written whole.
 
 A folder may be another user's (a container with `--user`, whose home is not its own), a name too long, a link that
 leads nowhere. `os.path` answers no where `pathlib` raises an OSError or a ValueError.
@@ -6,11 +6,13 @@ leads nowhere. `os.path` answers no where `pathlib` raises an OSError or a Value
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ostinato.errors import ModelError, os_error_text
+from ostinato.errors import ModelError, OstinatoError, RequestError, os_error_text
 
 is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
 """Look-ups that follow links, and never raise."""
@@ -48,10 +50,36 @@ def why_unreadable(path: Path | str) -> str:
 
 
 def why_unwritable(path: Path, error: OSError) -> str:
-    """Return why a file could not be written, and what to do if its folder is not there."""
+    """Return why a file could not be written, and what to do if its folder is not there, or takes no more."""
     if isinstance(error, FileNotFoundError) and not is_directory(path.parent):
         return f"{os_error_text(error)}; make its folder first: mkdir -p {path.parent}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return f"{os_error_text(error)}; make room there, or choose another place"
     return os_error_text(error)
+
+
+def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
+    """Write a text file whole, or leave what was there.
+
+    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are.
+    """
+    target = Path(os.path.realpath(path))  # a link stays one
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        if exists(target) and not is_file(target):
+            target.write_text(text, encoding="utf-8")
+            return
+        try:
+            part.write_text(text, encoding="utf-8")
+            if is_file(target):
+                os.chmod(part, os.stat(target).st_mode)
+            part.replace(target)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+    except OSError as error:
+        raise error_class(f"{what} cannot be written to {path}: {why_unwritable(path, error)}") from None
 
 
 def find_in_checkpoint(directory: Path, name: str, *, may_leave: bool = False) -> Path | None:

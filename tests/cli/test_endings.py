@@ -41,6 +41,15 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
 
 
 @needs_full
+@pytest.mark.parametrize(("arguments", "status"), [(["plan", "demo", "--measure-nothing"], 2), (GENERATE, 0)])
+def test_remarks_on_a_full_disk_are_lost_and_nothing_else_is(arguments: list[str], status: int) -> None:
+    with FULL.open("w") as full:
+        ended = run(*arguments, stdout=subprocess.PIPE, stderr=full)
+    assert ended.returncode == status
+    assert bool(ended.stdout.strip()) == (status == 0)
+
+
+@needs_full
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"

@@ -145,3 +145,11 @@ def test_where_there_is_no_room_the_answers_before_are_whole_and_the_next_run_go
     with AnswerFile(tmp_path / "out") as answers:
         assert answers.statuses == {"a": 200}
     assert (tmp_path / "out").stat().st_size == size
+
+
+def test_a_file_of_answers_that_is_removed_meanwhile_is_an_error(tmp_path):
+    with AnswerFile(tmp_path / "out") as answers:
+        answers.write("a", 200, "1", b"{}")
+        (tmp_path / "out").unlink()
+        with pytest.raises(RequestError, match=r"cannot be written to .*removed meanwhile; the same command goes on"):
+            answers.write("b", 200, "2", b"{}")

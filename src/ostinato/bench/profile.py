@@ -20,7 +20,7 @@ from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
 from ostinato.errors import ConfigError
-from ostinato.files import is_directory, why_unwritable
+from ostinato.files import is_directory, write_text
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.graphs.coverage import dispatch
@@ -358,7 +358,4 @@ def check_trace_path(path: Path) -> None:
 
 def write_trace(path: Path, trace: Mapping[str, object]) -> None:
     """Write the trace as JSON. ConfigError if the file cannot be written."""
-    try:
-        path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the trace cannot be written to {path}: {why_unwritable(path, error)}") from None
+    write_text(path, json.dumps(trace) + "\n", "the trace", ConfigError)

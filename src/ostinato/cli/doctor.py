@@ -20,6 +20,7 @@ from ostinato.child_process import child_environment
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.cli.output import check_room, note
 from ostinato.config_fields import setting_flags
+from ostinato.files import write_text
 from ostinato.plan.model import ModelSpec
 
 EXIT_FAILED = 1
@@ -88,7 +89,7 @@ def doctor(
         outcomes[part.title] = run_part(part)
         print(f"{part.title}: {outcomes[part.title].verdict}", flush=True)
         # After every part, so that the page has what was done if a later part takes the machine down.
-        output.write_text(_page(settings, spec, outcomes, time.monotonic() - began), encoding="utf-8")
+        write_text(output, _page(settings, spec, outcomes, time.monotonic() - began), "the page")
     print(f"the page is {output}")
     if any(outcome.verdict.startswith("failed") for outcome in outcomes.values()):
         raise typer.Exit(EXIT_FAILED)

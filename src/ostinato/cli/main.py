@@ -13,7 +13,7 @@ from collections import UserDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,7 +184,7 @@ def open_streams() -> None:
 
     Files opened later would take the numbers of closed streams. A terminal or a log may take ASCII alone: stdout
     replaces other characters, as Python has stderr do. Bytes of stdin that are no text are refused with their prompt,
-    as those of arguments are.
+    as those of arguments are. What stderr does not take, on a disk that is full, is lost.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -196,6 +196,19 @@ def open_streams() -> None:
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
+    if type(sys.stderr) is TextIOWrapper:  # not one that a test has put there
+        remarks = BufferedWriter(_Remarks(sys.stderr.fileno(), "wb", closefd=False))
+        sys.stderr = TextIOWrapper(remarks, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class _Remarks(FileIO):
+    """File for remarks, which drops its errors: no remark ends a command or a server."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _follows_from_an_interrupt(error: BaseException | None) -> bool:

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.errors import ConfigError
-from ostinato.files import why_unwritable
 from ostinato.json_io import JsonObject, to_json_data
 from ostinato.plan.device.gpu_catalogue import DEVICE_NAMES
 
@@ -105,10 +104,7 @@ def plan(
         found = device_of(device, device_memory, "--device-memory")
         made = plan_on(config, spec, found, device_memory is not None)
     if output is not None:
-        try:
-            made.save(output)
-        except OSError as error:
-            raise ConfigError(f"the plan cannot be saved to {output}: {why_unwritable(output, error)}") from None
+        made.save(output)
     sizing = layouts = None
     if counted is not None and counted.has_steps:
         from ostinato.plan.traffic import size_for_traffic
@@ -177,6 +173,7 @@ def _measure(plan: Plan) -> None:
     rates, directory = measure_rates(plan), cache_directory()
     try:
         path = save_rates(rates, directory)
-    except OSError as error:
-        raise ConfigError(f"rates cannot be kept in {directory}: {error.strerror}; set XDG_CACHE_HOME") from None
+    except (OSError, ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"rates cannot be kept in {directory}: {why}; set XDG_CACHE_HOME") from None
     print(f"measured, and kept in {path}", file=sys.stderr)

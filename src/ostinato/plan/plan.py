@@ -130,13 +130,13 @@ class Plan:
         return from_plain(cls, data)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        save_json(self, Path(path))
+        """Write the plan as JSON. ConfigError if the file cannot be written."""
+        save_json(self, Path(path), "the plan")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote."""
-        return load_json(cls, Path(path))
+        """Read a plan that `save` wrote. ConfigError if the file holds none."""
+        return load_json(cls, Path(path), "the plan")
 
 
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:

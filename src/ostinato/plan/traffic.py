@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import computed_field
 
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.files import write_text
 from ostinato.json_io import JsonObject, parse_json
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import FULL_MODES, PIECEWISE_MODES, smallest_holding
@@ -216,8 +217,8 @@ class Traffic:
         return cls(decode, read_counts("mixed", fields.get("mixed", {})), requests)
 
     def save(self, path: Path) -> None:
-        """Write the traffic as JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        """Write the traffic as JSON. RequestError if the file cannot be written."""
+        write_text(path, json.dumps(self.to_json(), indent=2) + "\n", "the traffic")
 
     @classmethod
     def load(cls, path: Path) -> Traffic:

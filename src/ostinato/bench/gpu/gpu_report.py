@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ostinato.bench.graphs import graph_tables
 from ostinato.bench.profile import profile_tables
 from ostinato.bench.report import BenchReport, Column, Table, machine_facts, run_facts
 from ostinato.bench.throughput import STEP_COLUMNS
+from ostinato.files import write_text
 from ostinato.json_io import JsonMapping, JsonObject, to_json_data
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.units import format_bytes
@@ -409,13 +411,14 @@ def _memory_table(data: JsonMapping, title: str) -> Table:
 def write_data(report: BenchReport, directory: Path) -> Path:
     """Write the report as JSON; return the file."""
     path = directory / FILES[0]
-    path.write_text(report.to_json() + "\n", encoding="utf-8")
+    write_text(path, report.to_json() + "\n", "the report")
     return path
 
 
 def write_report(report: BenchReport, directory: Path) -> tuple[Path, ...]:
     """Write the report as JSON and as tables; return the files."""
     data, text = write_data(report, directory), directory / FILES[1]
-    with text.open("w", encoding="utf-8") as file:
-        report.print(Console(file=file, width=WIDTH))
+    tables = StringIO()
+    report.print(Console(file=tables, width=WIDTH))
+    write_text(text, tables.getvalue(), "the report")
     return data, text

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.files import exists
+from ostinato.files import exists, why_unwritable
 from ostinato.kv_cache.offload.file_format import (
     CHECKSUM_START,
     MAGIC,
@@ -273,7 +273,8 @@ class CacheDirectory:
     def _fail(self, error: Exception) -> None:
         """Count and log an error of a write, and pause writing."""
         self.counts.failed += 1
-        log.warning("the prefix cache writes no files for %.0f s: %s", RETRY_SECONDS, error or repr(error))
+        why = why_unwritable(self.folder, error) if isinstance(error, OSError) else error or repr(error)
+        log.warning("the prefix cache writes no files to %s for %.0f s: %s", self.folder, RETRY_SECONDS, why)
         self._paused_until = self._clock() + RETRY_SECONDS
 
     def _write_behind(self) -> None:

@@ -79,7 +79,7 @@ def save_rates(rates: Rates, directory: Path) -> Path:
     key = hashlib.blake2b(rates.processor.encode(), digest_size=4).hexdigest()
     path = directory / f"rates-{key}-{rates.threads}-{rates.dtype}.json"
     directory.mkdir(parents=True, exist_ok=True)
-    save_json(rates, path)
+    save_json(rates, path, "the measured rates")
     return path
 
 

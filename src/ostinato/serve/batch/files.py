@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -145,6 +146,8 @@ class AnswerFile:
         try:
             self._file.write(_BEGIN + f"{ids},{response}".encode() + body + b'},"error":null}\n')
             self._file.flush()
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it has been removed meanwhile")
         except OSError as error:
             message = f"answers cannot be written to {self.path}: {os_error_text(error)}; the same command goes on"
             raise RequestError(message) from None

@@ -1,0 +1,77 @@
+"""Files that are written whole: on a full disk, what was there before stays, and the error has path and remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, OstinatoError, RequestError
+from ostinato.files import write_text
+from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.traffic import Traffic
+from tests.support.plan_cases import GIB, gpu, hybrid
+
+PLAN = make_plan(EngineConfig(), hybrid(), gpu(GIB))
+SAVES = {"the plan": PLAN.save, "the traffic": Traffic({}, {}).save}
+
+
+@contextmanager
+def no_more_than(size: int) -> Iterator[None]:
+    """Files end at so many bytes, as on a disk that is full: what fits is written first."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("what", SAVES)
+def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, what):
+    path = tmp_path / "saved.json"
+    for before in (None, "before"):
+        if before is not None:
+            path.write_text(before)
+        with no_more_than(16), pytest.raises(OstinatoError) as caught:
+            SAVES[what](path)
+        assert caught.value.message == f"{what} cannot be written to {path}: {os.strerror(errno.EFBIG)}"
+        assert [each.read_text() for each in tmp_path.iterdir()] == ([] if before is None else [before])
+    SAVES[what](path)
+    assert path.read_text() != "before"
+
+
+def test_a_full_device_is_named_with_what_to_do():
+    with pytest.raises(RequestError, match="No space left on device; make room there, or choose another place"):
+        write_text(Path("/dev/full"), "text", "the plan")
+
+
+def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path):
+    with pytest.raises(RequestError, match=f"make its folder first: mkdir -p {tmp_path}/gone"):
+        write_text(tmp_path / "gone" / "plan.json", "text", "the plan")
+
+
+def test_a_link_stays_one_and_permissions_stay(tmp_path):
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.write_text("before")
+    kept.chmod(0o640)
+    link.symlink_to(kept)
+    write_text(link, "after", "the plan")
+    assert link.is_symlink()
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("after", 0o640)
+
+
+def test_a_plan_that_was_cut_off_is_no_plan(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    assert Plan.load(path) == PLAN
+    for text in (path.read_text()[:1000], "{}", "", "\udcff"):
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match=f"the plan cannot be read from {path}: "):
+            Plan.load(path)
