@@ -342,6 +342,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("youtu", {"rope_interleave": None}),
     ("ernie4_5", {"head_dim": None}),
     ("bailing_hybrid", {"rope_parameters": ROPE | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
+    ("bailing_hybrid", {"moe_renormalize": None}),
+    ("kimi_linear", {"tie_word_embeddings": True}),
     ("gpt_oss", {"num_local_experts": ..., "num_experts": 5}),
     ("jamba", {"num_experts": ..., "num_local_experts": 5}),
     ("mixtral", {"num_local_experts": ..., "num_experts": 5}),

@@ -20,7 +20,7 @@ pytest.importorskip("gguf", reason="the package that writes GGUF files comes wit
 from tests.support.gguf_files import write_gguf
 from tests.support.gguf_hybrids import HYBRIDS
 
-PLAIN = ("llama", "qwen2", "qwen3")
+PLAIN = ("llama", "qwen2", "qwen3", "deepseek2")
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,16 @@ CONFIGS: dict[str, Any] = {
         }
     ),
 }
+# With a padding token, transformers' from_pretrained makes a row of Youtu's embedding zero.
+CONFIGS["deepseek2"] = lambda: transformers.YoutuConfig(
+    **CONFIG
+    | {"pad_token_id": None}
+    | {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8}
+    | {"qk_nope_head_dim": 12, "v_head_dim": 16}
+)
+CONFIGS["deepseek2 without a latent of queries"] = lambda: transformers.YoutuConfig(
+    **CONFIGS["deepseek2"]().to_dict() | {"q_lora_rank": None, "tie_word_embeddings": False}
+)
 CONFIGS["gemma4 of experts"] = lambda: transformers.Gemma4TextConfig(
     **CONFIGS["gemma4"]().to_dict()
     | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "num_experts": 6}
@@ -101,6 +111,11 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -174,7 +189,7 @@ def write_gguf(
         own = [each for part, each in (kinds or {}).items() if part in called]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
         is_quantised = tensor.dim() > 1 and not name.endswith(
-            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight", "router.proj.weight")
+            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight", "router.proj.weight", "kv_b_proj.weight")
         )
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":
@@ -227,6 +242,10 @@ def _in_file(config: Any, name: str, values: np.ndarray) -> list[tuple[str, np.n
     if config.model_type == "llama" and inner in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config.num_attention_heads if inner.endswith("q_proj") else config.num_key_value_heads
         values = neighbours(values, heads)
+    if inner == "self_attn.kv_b_proj":
+        by_head = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, of_values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+        return [(f"blk.{layer}.attn_k_b.weight", keys.swapaxes(1, 2)), (f"blk.{layer}.attn_v_b.weight", of_values)]
     return [(f"blk.{layer}.{names[inner]}.{part}", values)]
 
 
@@ -237,7 +256,9 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_head_count(config.num_attention_heads)
     if architecture != "gemma4":
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_head_count_kv(1 if architecture == "deepseek2" else config.num_key_value_heads)
+    if architecture == "deepseek2":
+        _add_latents(writer, config)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(20000.0)
     if architecture in ("qwen3", "gemma2", "gemma3"):
@@ -258,6 +279,21 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     if scaling["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Lengths of keys and values as the cache has them, and as the heads have them."""
+    writer.add_leading_dense_block_count(config.num_hidden_layers)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_count(0)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
 
 
 def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:

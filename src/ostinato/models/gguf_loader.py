@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,14 +18,22 @@ import numpy as np
 
 from ostinato.errors import ModelError
 from ostinato.formats.checkpoint_json import gguf_header
-from ostinato.formats.gguf.architectures import checkpoint_name, has_adjacent_rope, may_be_absent, stores_norm_plus_one
+from ostinato.formats.gguf.architectures import (
+    ARCHITECTURES,
+    checkpoint_name,
+    has_adjacent_rope,
+    may_be_absent,
+    stores_norm_plus_one,
+)
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
     EACH,
     GATE,
+    KEYS,
     NO_WEIGHTS,
     UP,
+    VALUES,
     checkpoint_shape,
     is_changed,
 )
@@ -65,9 +74,16 @@ def to_checkpoint_layout(name: str, values: np.ndarray) -> np.ndarray:
     return np.log(-values.astype(np.float64)).ravel() if name.endswith(".ssm_a") else values.ravel()
 
 
-def to_half_split(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of each head, [heads * size, in]: from pairs of neighbours to all firsts, then all seconds."""
-    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+def to_half_split(rows: np.ndarray, heads: int, rotated: int | None = None) -> np.ndarray:
+    """Reorder the rows of each head, [heads * size, in]: from pairs of neighbours to all firsts, then all seconds.
+
+    With `rotated`, these are only the last `rotated` rows of each head.
+    """
+    by_head = rows.reshape(heads, -1, *rows.shape[1:])
+    first = 0 if rotated is None else by_head.shape[1] - rotated
+    turned = by_head[:, first:]
+    turned = turned.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(turned.shape)
+    return np.concatenate((by_head[:, :first], turned), 1).reshape(rows.shape)
 
 
 GgufTarget: TypeAlias = "WeightTarget | list[WeightTarget]"
@@ -88,8 +104,11 @@ def tensors_of_places(
         known = ", ".join(SUPPORTED)
         raise ModelError(f"{header.path} has tensors of type {', '.join(sorted(unknown))}; supported: {known}")
     named = {tensor.name: checkpoint_name(model.spec, tensor.name) for tensor in header.tensors.values()}
-    places = _places(views, {name for name in named.values() if name is not None})
-    parts = {name: part for name, place in places.items() if (part := _share_of(name, place, shares)) is not None}
+    turns = {row.names[0]: row.row_interleave for _, _, row in model.weights() if row.first_part_transposed}
+    places = _places(views, {name for name in named.values() if name is not None}, turns)
+    parts = {
+        name: part for name, place in places.items() if (part := _share_of(name, place, shares, turns)) is not None
+    }
     loaded: dict[str, GgufTensor] = {}
     unexpected, misshapen = [], []
     for tensor in header.tensors.values():
@@ -114,8 +133,13 @@ def tensors_of_places(
     return loaded, places, parts
 
 
-def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, GgufTarget]:
-    """Return the targets, with halves if the file has `names` for them, and experts together."""
+def _places(
+    views: Mapping[str, WeightTarget], names: set[str], turns: Mapping[str, tuple[int, ...]]
+) -> dict[str, GgufTarget]:
+    """Return the targets, with halves if the file has `names` for them, and experts together.
+
+    `turns` are the rows of keys and of values in the tensors that have them by head.
+    """
     places: dict[str, GgufTarget] = {}
     for name, view in views.items():
         together = of_all_experts(name)
@@ -123,6 +147,12 @@ def _places(views: Mapping[str, WeightTarget], names: set[str]) -> dict[str, Ggu
             matrices = places.setdefault(together, [])
             assert isinstance(matrices, list), "experts stand together"
             matrices.append(view)
+        elif name in turns and {name + KEYS, name + VALUES} & names:
+            assert not isinstance(view, QuantizedView | BlockView), "latents' projections are not quantised"
+            (key, value), rank = turns[name], view.shape[1]
+            keys = view.shape[0] // (key + value) * key
+            places[name + KEYS] = list(view[:keys].reshape(-1, rank, key))
+            places[name + VALUES] = list(view[keys:].reshape(-1, value, rank))
         elif {name + GATE, name + UP} & names:
             if len(view.shape) == 2 and name.endswith("_bias"):  # of all experts
                 assert not isinstance(view, QuantizedView | BlockView), "biases are not quantised"
@@ -154,10 +184,17 @@ def _shape(place: GgufTarget, part: TensorShard | None) -> tuple[int, ...]:
     """Return the shape of the whole tensor; `place` may be one rank's part."""
     first = place[0] if isinstance(place, list) else place
     shape = tuple(first.shape) if part is None else part.shape
-    return (len(place), *shape) if isinstance(place, list) else shape
+    return (len(place), *shape) if isinstance(place, list) and len(shape) == len(first.shape) else shape
 
 
-def _share_of(name: str, place: GgufTarget, shares: Mapping[str, TensorShard]) -> TensorShard | None:
+def _share_of(
+    name: str, place: GgufTarget, shares: Mapping[str, TensorShard], turns: Mapping[str, tuple[int, ...]]
+) -> TensorShard | None:
+    whole = name.removesuffix(KEYS).removesuffix(VALUES)
+    if whole in turns and (share := shares.get(whole)) is not None and isinstance(place, list):
+        rows = sum(turns[whole])
+        heads = tuple((first // rows, end // rows) for first, end in share.parts)
+        return TensorShard((share.shape[0] // rows, *place[0].shape), 0, heads)
     half = next((i for i, end in enumerate((GATE, UP)) if name.endswith(end)), None)
     share = shares.get(name.removesuffix(GATE).removesuffix(UP).replace(EACH, "0"))
     if share is not None and isinstance(place, list) and len(share.shape) == 3:
@@ -165,10 +202,25 @@ def _share_of(name: str, place: GgufTarget, shares: Mapping[str, TensorShard]) -
     return share if share is None or half is None else share.of_half(half)
 
 
-def num_heads_of(model: CausalLM, name: str) -> int:
-    """Return the number of heads of the queries or keys that a tensor makes."""
+@dataclass(frozen=True)
+class Heads:
+    """Heads of the queries or keys that a tensor makes, in a file whose neighbouring rows are rotated together."""
+
+    number: int
+    rotated: int | None
+    """Rows of each head that are rotated, its last ones; None if all are."""
+
+    def to_half_split(self, rows: np.ndarray, of_head: int) -> np.ndarray:
+        """Return rows of whole heads, of `of_head` rows each, in the order of checkpoints."""
+        return to_half_split(rows, len(rows) // of_head, self.rotated)
+
+
+def heads_of(model: CausalLM, name: str) -> Heads:
+    """Return the heads of the queries or keys that a tensor makes."""
     attention = next(layer.attention for layer in model.spec.layers if layer.attention is not None)
-    return attention.num_heads if ".q_proj." in name else attention.num_kv_heads
+    number = attention.num_heads if ".q_proj." in name or ".q_b_proj." in name else attention.num_kv_heads
+    rope = model.spec.rope
+    return Heads(number, rope.rotary_dim if rope and ARCHITECTURES[model.spec.architecture].rotates_last else None)
 
 
 DEQUANTIZED_WEIGHTS = 2**21
@@ -177,8 +229,10 @@ DEQUANTIZED_WEIGHTS = 2**21
 
 def load_gguf(
     model: CausalLM, path: Path, progress: Callable[[int, int], None], quantizers: WeightQuantizers = BY_TORCH
-) -> None:
+) -> frozenset[str]:
     """Load every tensor of the file, and of the files that it was split into, into its target.
+
+    Returns the names of the weights whose keys and values came as two tensors, and so in the model's order.
 
     ModelError, before anything is read, as `tensors_of_places`.
     """
@@ -194,6 +248,9 @@ def load_gguf(
             progress(done, len(tensors))
             continue
         if isinstance(place, list):
+            if share is not None and len(share.shape) == 3:  # of heads, which are here in whole
+                own = share.read(rows.reshape(share.shape[0], -1, rows.shape[-1]))
+                rows, share = own.reshape(-1, rows.shape[-1]), None
             for of_expert, matrix in zip(np.split(rows, len(place)), place, strict=True):
                 _put(of_expert, tensor, matrix, None, quantizers, share)
         elif is_changed(tensor.name):
@@ -204,10 +261,11 @@ def load_gguf(
             assert not isinstance(place, QuantizedView | BlockView), "norms are not quantised"
             write(place, dequantize(tensor.type, rows)[0] - 1)
         else:
-            heads = num_heads_of(model, name) if has_adjacent_rope(model.spec.architecture, tensor.name) else None
+            heads = heads_of(model, name) if has_adjacent_rope(model.spec.architecture, tensor.name) else None
             _put(rows, tensor, place, heads, quantizers, share)
         huge_pages.drop(rows)
         progress(done, len(tensors))
+    return frozenset(name.removesuffix(KEYS) for name in tensors if name.endswith(KEYS))
 
 
 def _map_matrices(
@@ -261,7 +319,7 @@ def _put(
     rows: np.ndarray,
     tensor: GgufTensor,
     place: WeightTarget,
-    heads: int | None,
+    heads: Heads | None,
     quantizers: WeightQuantizers,
     share: TensorShard | None,
 ) -> None:
@@ -273,7 +331,7 @@ def _put(
         assert not isinstance(place, QuantizedView | BlockView), "vectors are not quantised"
         values = dequantize(tensor.type, rows)[0]
         values = values if share is None else share.read(values)
-        write(place, values if heads is None else to_half_split(values, heads))
+        write(place, values if heads is None else to_half_split(values, heads.number, heads.rotated))
         return
     if share is not None and not share.cuts_rows:
         rows, share = share.read(rows), None
@@ -284,20 +342,20 @@ def _put(
         _put(rows, tensor, whole, heads, quantizers, None)
         share.copy_shard(whole, place)
         return
-    of_head = 1 if heads is None else len(rows) // heads
+    of_head = 1 if heads is None else len(rows) // heads.number
     step = max(1, DEQUANTIZED_WEIGHTS // tensor.shape[-1] // of_head) * of_head
     of_bytes = share if share is None or not stays else share.of_blocks(tensor.type.name)
     for begin in range(0, len(rows), step):
         if isinstance(place, BlockView) and stays:
             lying = rows[begin : begin + step]
             own = lying if of_bytes is None else of_bytes.read(lying)
-            write(place.bytes[begin : begin + step], own if heads is None else to_half_split(own, len(own) // of_head))
+            write(place.bytes[begin : begin + step], own if heads is None else heads.to_half_split(own, of_head))
             huge_pages.drop(lying)
             continue
         values = dequantize(tensor.type, rows[begin : begin + step])
         values = values if share is None else share.read(values)
         if heads is not None:
-            values = to_half_split(values, len(values) // of_head)
+            values = heads.to_half_split(values, of_head)
         if isinstance(place, QuantizedView | BlockView):
             place.rows(begin, begin + step).quantize_into(values, quantizers)
         else:

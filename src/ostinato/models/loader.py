@@ -5,7 +5,7 @@ Rows that a checkpoint stores interleaved are put in order after loading.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -41,13 +41,15 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
 
 
-def deinterleave(model: CausalLM, parts_neighbours: bool = True) -> None:
+def deinterleave(model: CausalLM, parts_neighbours: bool = True, in_order: Container[str] = ()) -> None:
     """Reorder the rows of each `row_interleave` weight as its row of the weight table says, and those of `neighbours`.
 
     A row's scales, or its blocks, move with it. One weight at a time takes its memory twice. `parts_neighbours` is
-    False if the loader has done so already.
+    False if the loader has done so already, and `in_order` are the first names of weights that need no reordering.
     """
     for module, attribute, row in model.weights():
+        if row.names[0] in in_order:
+            continue
         if row.row_interleave:
             order = deinterleaved_index(row.shape[0], row.row_interleave)
         elif row.neighbours is not None and parts_neighbours:
@@ -125,8 +127,8 @@ def load_weights(
     shape.
     """
     if is_gguf(directory):
-        load_gguf(model, directory, progress, quantizers)
-        deinterleave(model, parts_neighbours=False)
+        in_order = load_gguf(model, directory, progress, quantizers)
+        deinterleave(model, parts_neighbours=False, in_order=in_order)
         return
     files = [SafetensorsFile(path) for path in weight_files(directory)]
     names = names_in(model, files)

@@ -40,9 +40,10 @@ from ostinato.formats.gguf.model_configs import (
     qwen3_next,
     qwen35,
     qwen35_moe,
+    youtu,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
-from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, UP, is_changed
+from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, KEYS, UP, VALUES, is_changed
 from ostinato.json_io import JsonObject
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
@@ -149,6 +150,8 @@ class GgufArchitecture:
     In the model they are half a head apart, as in most checkpoints. Some writers do the same to Nemotron-H. It has no
     positions, so its scores are the same in any order.
     """
+    rotates_last: bool = False
+    """True if these are only the last rows of each head, as with latent attention."""
 
 
 _DELTA_NETS: JsonObject = {"mixer": "linear_attn", "has_head": True, "norms_less_one": True}
@@ -205,6 +208,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "qwen3_5_text": GgufArchitecture({"qwen35": qwen35}, tensor_names.QWEN35, **_DELTA_NETS),
     "qwen3_5_moe_text": GgufArchitecture({"qwen35moe": qwen35_moe}, tensor_names.QWEN35_MOE, **_DELTA_NETS),
     "qwen3_next": GgufArchitecture({"qwen3next": qwen3_next}, tensor_names.QWEN3_NEXT, **_DELTA_NETS),
+    "youtu": GgufArchitecture({"deepseek2": youtu}, tensor_names.DEEPSEEK2, adjacent_rope=True, rotates_last=True),
     "gpt_oss": GgufArchitecture(
         {"gpt-oss": gpt_oss}, tensor_names.GPT_OSS, tensor_names.GPT_OSS_WHOLE, needs_biases=True
     ),
@@ -266,7 +270,7 @@ def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
     known = row.layer.get(stem)
     if known is None:
         return None
-    for half in (GATE, UP):
+    for half in (GATE, UP, KEYS, VALUES):
         if known.endswith(half):
             return f"{layer}.{known.removesuffix(half)}.{part}{half}"
     return f"{layer}.{known}.{part}"
@@ -286,7 +290,7 @@ def stores_norm_plus_one(model_type: str, name: str) -> bool:
 
 def has_adjacent_rope(model_type: str, name: str) -> bool:
     """Return whether a tensor of a file has rows in another order than in the checkpoint (see `adjacent_rope`)."""
-    is_rotated = re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name) is not None
+    is_rotated = re.fullmatch(r"blk\.\d+\.attn_(q|k|q_b|kv_a_mqa)\.(weight|bias)", name) is not None
     return is_rotated and ARCHITECTURES[model_type].adjacent_rope
 
 

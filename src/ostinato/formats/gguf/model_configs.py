@@ -455,6 +455,27 @@ def qwen3_moe(metadata: Metadata) -> JsonObject:
     return attention(metadata) | {"model_type": "qwen3_moe", "intermediate_size": 0} | _experts(metadata)
 
 
+def youtu(metadata: Metadata) -> JsonObject:
+    """Return the config of Youtu-LLM, for llama.cpp `deepseek2`. ModelError for DeepSeek's models of experts."""
+    if metadata.optional("expert_count"):
+        raise ModelError(
+            f"{metadata.header.path} has a deepseek2 model of experts; GGUF files are read of models without: Youtu-LLM"
+        )
+    rotated = metadata.integer("rope.dimension_count")
+    return {
+        "model_type": "youtu",
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_attention_heads": metadata.integer("attention.head_count"),
+        "q_lora_rank": metadata.optional("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": metadata.integer("attention.key_length_mla") - rotated,
+        "v_head_dim": metadata.integer("attention.value_length_mla"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(metadata),
+    }
+
+
 def mixtral_experts(metadata: Metadata) -> JsonObject:
     """Return the settings of Mixtral's experts. ModelError if the weights of the chosen ones do not add up to 1."""
     experts = _experts(metadata)

@@ -15,6 +15,11 @@ GATE, UP = ":gate", ":up"
 
 They are for checkpoint tensors that a GGUF file has as two tensors.
 """
+KEYS, VALUES = ":keys", ":values"
+"""Suffixes of the name of a checkpoint tensor with the rows of each head's key, then of its value.
+
+A GGUF file has two tensors: each head's matrix for keys, transposed, and each head's matrix for values.
+"""
 
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -30,6 +35,14 @@ LLAMA = ATTENTION | {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+DEEPSEEK2 = {name: value for name, value in LLAMA.items() if name not in ("attn_k", "attn_v")} | {
+    **{f"attn_q_{part}": f"self_attn.q_{part}_proj" for part in "ab"},
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": f"self_attn.kv_b_proj{KEYS}",
+    "attn_v_b": f"self_attn.kv_b_proj{VALUES}",
 }
 OLMO = {name: value for name, value in LLAMA.items() if name not in ("attn_norm", "ffn_norm")} | {
     "post_attention_norm": "post_attention_layernorm",

@@ -25,6 +25,7 @@ from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import DrafterSpec, ModelSpec
 
 THETA, SCALING, NUM_DENSE, GROUP_SIZE, DECAY_BOUND = 6e6, 2.5, 2, 6, -5.0
+GROUPS = {"num_expert_group": 8, "topk_group": 4}
 """Defaults of a config.json without these values."""
 
 
@@ -43,7 +44,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
     ModelError for the linear attention of earlier models of this type, which has no convolution.
     """
-    config = spelled(config)
+    config = {**GROUPS, **spelled(config)}
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attention_bias", False)
     if config.get("q_lora_rank") is not None:

@@ -103,11 +103,12 @@ def spec_of_text(
     left_out: str | None,
     defaults: JsonMapping,
 ) -> ModelSpec:
-    """Return what `text_spec` makes of a config's text part, whose dtype and ties the whole config may give.
+    """Return what `text_spec` makes of a config's text part, with the whole config's ties, and its dtype if it has one.
 
     `left_out` says what of the checkpoint is not run. `defaults` are those of the text part.
     """
     text = {**defaults, **part(config, "text_config")}
     text["dtype"] = checkpoint_dtype({**text, **config})
-    text["tie_word_embeddings"] = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", True))
+    # transformers heeds no flag of the text part.
+    text["tie_word_embeddings"] = flag(config, "tie_word_embeddings", True)
     return replace(text_spec(text), architecture=architecture, left_out=left_out)

@@ -82,10 +82,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
         "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
     }
     moe = router(config)
+    # transformers does not tie it, whatever config.json says.
+    shared = {**shared_fields(config), "tied_embeddings": False}
     layers = (replace(dense[kind], experts=moe.experts if is_sparse else None) for kind, is_sparse in kinds)
     return ModelSpec(
         architecture="kimi_linear",
-        **shared_fields(config),
+        **shared,
         layers=tuple(layers),
         rope=None,
         sharded_dims=("intermediate_size", "shared_size"),
@@ -100,7 +102,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 
 def spelled(config: JsonMapping) -> JsonObject:
-    """Return the config with all of `SPELLINGS` as published, and the length under the usual key."""
+    """Return the config with all of `SPELLINGS` as published, and the length under the usual key.
+
+    A null is no value, but for weights that add up to 1: in transformers it is false.
+    """
+    if "moe_renormalize" in config:
+        config = {**config, "moe_renormalize": bool(config["moe_renormalize"])}
     found = {name: config[other] for name, other in SPELLINGS.items() if config.get(other) is not None}
     spelled = {**found, **{name: value for name, value in config.items() if value is not None}}
     return {**spelled, "max_position_embeddings": spelled.get("model_max_length")}

@@ -91,8 +91,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 
 def _attention(config: JsonObject) -> AttentionSpec:
-    by_size = integer(config, "hidden_size") // integer(config, "num_attention_heads")
-    return attention_spec(config, integer(config, "attention_head_dim", by_size))
+    return attention_spec(config, integer(config, "attention_head_dim", 128))
 
 
 def _mixer(config: JsonObject) -> Mamba2Spec:
