@@ -188,6 +188,7 @@ def choices_with(tokens: int, experts: int, most: int) -> torch.Tensor:
 EXPERT_ROWS = [case for op in ("linear", "moe") for case in rows_of_modules(op) if case.values[1].lhs != ukernels.S8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("isa", "row"), [case for case in EXPERT_ROWS if case.values[1].driver != "MOE_BY_EXPERT"])
 def test_each_row_computes_experts_within_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
     """A row of `linear` for one crowded expert, others being chosen by one token or none; or a row of whole layers."""
@@ -198,17 +199,18 @@ def test_each_row_computes_experts_within_the_scratch_that_the_plan_counts(isa: 
             continue
         dtype = getattr(torch, lhs)
         kernel = native_kernel(isa, "moe", deterministic=row.fixed_order)
-        for m in sorted({min(m, 80) for m in edges_of_m(row)}):
-            experts = 3 if row.op == "moe" else m // 16 + 3  # on average fewer than matrix units take
-            parts = [[weights(kind, k, k, dtype, generator) for _ in range(experts)] for _ in range(2)]
-            stacks = [torch.stack([arguments["weight"] for arguments, _ in part]) for part in parts]
-            wide = [torch.stack([each for _, each in part]) for part in parts]
-            given: dict[str, Any] = {}
-            if kind == "s8_row":
-                up, down = (torch.stack([arguments["weight_scale"] for arguments, _ in part]) for part in parts)
-                given = {"up_scale": up, "down_scale": down}
-            elif kind in BLOCK_FORMATS:
-                given = {"up_blocks": ((kind, k),), "down_blocks": ((kind, k),)}
+        counts = sorted({min(m, 80) for m in edges_of_m(row)})
+        experts = 3 if row.op == "moe" else counts[-1] // 16 + 2  # on average fewer tokens than matrix units take
+        parts = [[weights(kind, k, k, dtype, generator) for _ in range(experts)] for _ in range(2)]
+        stacks = [torch.stack([arguments["weight"] for arguments, _ in part]) for part in parts]
+        wide = [torch.stack([each for _, each in part]) for part in parts]
+        given: dict[str, Any] = {}
+        if kind == "s8_row":
+            up, down = (torch.stack([arguments["weight_scale"] for arguments, _ in part]) for part in parts)
+            given = {"up_scale": up, "down_scale": down}
+        elif kind in BLOCK_FORMATS:
+            given = {"up_blocks": ((kind, k),), "down_blocks": ((kind, k),)}
+        for m in counts:
             tokens = m * experts if row.op == "moe" else m and m + 1
             choices = choices_with(tokens, experts, 0 if row.op == "moe" else m)
             x = spaced(torch.randn(tokens, k, generator=generator).to(dtype), 3)
