@@ -36,7 +36,7 @@ from ostinato.bench.contention import busy_processes
 from ostinato.models.named_models import NAMED
 
 SHAPES = Path(__file__).resolve().parent / "models"
-MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m")
+MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m", "qwen3-moe-450m")
 USUAL = ("ostinato", "ostinato-int8", "vllm", "llama.cpp", "llama.cpp-q8_0")
 
 

@@ -63,7 +63,7 @@ def block_lines() -> Iterator[str]:
 
 
 def ukernel_lines() -> Iterator[str]:
-    rows = [row for row in ukernels.ROWS if row.op in CHOSEN_OPS and row.inside is None]
+    rows = [row for row in ukernels.ROWS if row.op in CHOSEN_OPS]
     features = sorted({name for row in rows for part in row.modules for name in part})
     kinds, types = ("same", "s8_row", "s8_group", *BLOCK_FORMATS), ("float32", "bfloat16", "float16", "int8")
 
@@ -104,7 +104,7 @@ def ukernel_lines() -> Iterator[str]:
 
 
 CHOSEN_OPS = ("linear", "moe")
-UNITS = {"tokens": "TOKENS", "mean per expert": "MEAN_PER_EXPERT", "max per expert": "MAX_PER_EXPERT"}
+UNITS = {"tokens": "TOKENS", "mean per expert": "MEAN_PER_EXPERT"}
 NO_BOUND = 2**62
 
 headers = {"sizes": size_lines, "ukernels": ukernel_lines, "hash": hash_lines, "activations": activation_lines}

@@ -138,11 +138,6 @@ bool read_torch(PyObject* value, Tensor& to) {
 
 }  // namespace
 
-std::int64_t Tensor::element_bytes() const {
-    constexpr std::int64_t BYTES[] = {4, 2, 2, 1, 4, 8, 8, 1};
-    return BYTES[dtype];
-}
-
 bool read_tensor(PyObject* value, Tensor& to) {
     return PyType_IsSubtype(Py_TYPE(value), numpy().array) ? read_array(value, to) : read_torch(value, to);
 }

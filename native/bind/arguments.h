@@ -40,7 +40,7 @@ struct Tensor {
         return at<T>() + i * strides[0];
     }
 
-    std::int64_t element_bytes() const;
+    std::int64_t element_bytes() const { return DTYPE_BYTES[dtype]; }
 };
 
 // Allowed element types of a tensor: a DType, or one of these.

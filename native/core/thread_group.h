@@ -54,13 +54,23 @@ class ThreadGroup {
   public:
     const int rank, size;
 
-    ThreadGroup(int rank, int size, Team& team, Scratch& shared) : rank(rank), size(size), team_(team), shared_(shared) {}
+    ThreadGroup(int rank, int size, Team& team, Scratch& shared, bool is_alone = false)
+        : rank(rank), size(size), team_(team), shared_(shared), is_alone_(is_alone) {}
 
-    // Return this thread's part of n items; parts begin at multiples of `grain`.
+    // Return a view in which this thread computes part `part` of `parts` of a kernel's outputs, and waits for nobody.
+    ThreadGroup alone(int part, int parts) const {
+        thread_local Scratch scratch;
+        return {part, parts, team_, scratch, true};
+    }
+
+    // Return this thread's part of n outputs; parts begin at multiples of `grain`.
     Range split(std::int64_t n, std::int64_t grain = 1) const {
         const std::int64_t grains = (n + grain - 1) / grain;
         return {std::min(n, grains * rank / size * grain), std::min(n, grains * (rank + 1) / size * grain)};
     }
+
+    // Return this thread's part of n items that all threads of the view read afterwards.
+    Range split_shared(std::int64_t n) const { return is_alone_ ? Range{0, n} : split(n); }
 
     // Return the numbers below n that this thread claims, in order, for a loop over them; the threads together get each
     // once. A thread that lost its core leaves its rest to others.
@@ -68,7 +78,7 @@ class ThreadGroup {
 
     // Wait until all threads are here. Afterwards each can read what the others wrote before.
     void barrier() const {
-        if (size > 1) wait_for_all();
+        if (size > 1 && !is_alone_) wait_for_all();
     }
 
     // Return scratch memory of this thread alone. Another call with the same T reuses it, and no kernel keeps it.
@@ -83,7 +93,7 @@ class ThreadGroup {
     template <typename T>
     T* group_scratch(std::int64_t count) const {
         barrier();
-        if (rank == 0) shared_.reserve(sizeof(T) * count);
+        if (rank == 0 || is_alone_) shared_.reserve(sizeof(T) * count);
         barrier();
         return reinterpret_cast<T*>(shared_.reserve(0));
     }
@@ -96,6 +106,7 @@ class ThreadGroup {
     Team& team_;
     Scratch& shared_;
     mutable std::uint64_t loops_ = 0;  // in which this thread claimed; all threads enter the same
+    const bool is_alone_;
 };
 
 // A loop over the numbers that a thread claims. It claims ranges, which get shorter towards the end.
@@ -114,11 +125,11 @@ class Claims {
     };
 
     Claims(const ThreadGroup& threads, std::int64_t n) : threads_(threads), loop_(++threads.loops_), n_(n) {}
-    Iterator begin() const { return {*this, next()}; }
+    Iterator begin() const { return {*this, threads_.is_alone_ ? threads_.split(n_) : next()}; }
     End end() const { return {}; }
 
   private:
-    Range next() const { return threads_.next_claim(loop_, n_); }
+    Range next() const { return threads_.is_alone_ ? Range{n_, n_} : threads_.next_claim(loop_, n_); }
 
     const ThreadGroup& threads_;
     const std::uint64_t loop_;

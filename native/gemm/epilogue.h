@@ -1,6 +1,9 @@
 // Epilogue of a matrix product: scales, bias, activation and residual.
 #pragma once
 
+#include <optional>
+#include <utility>
+
 #include "activations.h"
 #include "bind/arguments.h"
 #include "core/simd.h"
@@ -30,6 +33,17 @@ inline Float activated(Activation activation, Float value, Float gated) {
     }
 }
 
+// Clamp of gpt-oss's gated activation: the factor of gates in their sigmoid, and the limit of gates and values.
+using Clamp = std::optional<std::pair<float, float>>;
+
+inline Float activated(Activation activation, const Clamp& clamp, Float value, Float gated) {
+    if (!clamp) return activated(activation, value, gated);
+    const Float alpha = splat(clamp->first), limit = splat(clamp->second);
+    const Float gate = value > limit ? limit : value;  // NaN stays NaN
+    const Float up = gated > limit ? limit : gated < -limit ? -limit : gated;
+    return gate / (1.0f + exp(-(gate * alpha))) * (up + 1.0f);
+}
+
 struct Epilogue {
     const void* bias;        // [out] in T
     const float* scale;      // [out]
@@ -39,6 +53,11 @@ struct Epilogue {
     std::int64_t y_stride;
     std::int64_t size;  // outputs per token, after the activation
     Activation activation;
+    const float* expert_bias = nullptr;  // [out], before `scale`, as `bias`
+    Clamp clamp = {};
+
+    // Return whether outputs are the sums, activated.
+    bool is_plain() const { return !row_scale && !bias && !scale && !expert_bias && !clamp; }
 };
 
 // Return the epilogue for tokens from `token` on.
@@ -54,6 +73,7 @@ template <typename T>
 inline Float finish(Float value, const Epilogue& o, std::int64_t row, int count) {
     if (o.row_scale) value *= load_partial(o.row_scale + row, count);
     if (o.bias) value += load_partial(static_cast<const T*>(o.bias) + row, count);
+    if (o.expert_bias) value += load_partial(o.expert_bias + row, count);
     if (o.scale) value *= load_partial(o.scale + row, count);
     return value;
 }
@@ -68,7 +88,7 @@ inline void put_outputs(const float* sums, const float* gated, const Epilogue& o
         const int here = count - i;
         const Float second =
             has_gates(o.activation) ? finish<T>(load(gated + i), o, o.size + row + i, here) : Float{};
-        Float value = activated(o.activation, finish<T>(load(sums + i), o, row + i, here), second);
+        Float value = activated(o.activation, o.clamp, finish<T>(load(sums + i), o, row + i, here), second);
         if (o.residual) {
             value += load_partial(static_cast<const Y*>(o.residual) + token * o.residual_stride + row + i, here);
         }

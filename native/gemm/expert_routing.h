@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 #include "core/thread_group.h"
 #include "gemm/epilogue.h"
@@ -21,6 +19,7 @@ struct ExpertAssignment {
     std::int32_t* starts;  // [experts + 1] index in `order` where each expert's choices begin
 
     std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
+    std::int64_t count(std::int64_t expert) const { return starts[expert + 1] - starts[expert]; }
     int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
     float weight(std::int64_t at) const { return of(order[at])[top_k]; }
 
@@ -55,17 +54,6 @@ struct ExpertAssignment {
     }
 };
 
-// Return the number of choices of the most chosen expert; `choices` as in ExpertAssignment.
-inline std::int64_t most_chosen(const ThreadGroup& threads, const float* choices, std::int64_t tokens, std::int64_t top_k,
-                                std::int64_t experts) {
-    std::int32_t* counts = threads.thread_scratch<std::int32_t>(experts);
-    std::fill(counts, counts + experts, 0);
-    for (std::int64_t t = 0; t < tokens; ++t) {
-        for (std::int64_t i = 0; i < top_k; ++i) ++counts[static_cast<int>(choices[t * 2 * top_k + i])];
-    }
-    return *std::max_element(counts, counts + experts);
-}
-
 template <typename T>
 void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += LANES) {
@@ -75,21 +63,12 @@ void store_with_residual(const float* sums, const T* residual, T* y, std::int64_
     }
 }
 
-// Clamp of gpt-oss's gated activation: the factor of gates in their sigmoid, and the limit of gates and values.
-using Clamp = std::optional<std::pair<float, float>>;
-
 struct MoeShape {
     std::int64_t experts, size, inner;
     Activation activation;
     Clamp clamp;
 
-    Float activate(Float value, Float gated) const {
-        if (!clamp) return activated(activation, value, gated);
-        const Float alpha = splat(clamp->first), limit = splat(clamp->second);
-        const Float gate = value > limit ? limit : value;  // NaN stays NaN
-        const Float up = gated > limit ? limit : gated < -limit ? -limit : gated;
-        return gate / (1.0f + exp(-(gate * alpha))) * (up + 1.0f);
-    }
+    Float activate(Float value, Float gated) const { return activated(activation, clamp, value, gated); }
 };
 
 }  // namespace ostinato

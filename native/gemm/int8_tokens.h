@@ -65,7 +65,7 @@ std::pair<Int8Tokens, std::byte*> quantize_tokens_int8(const ThreadGroup& thread
     Int8Tokens tokens(count, in);
     std::byte* memory = threads.group_scratch<std::byte>(tokens.bytes() + more);
     tokens.place(memory);
-    const Range mine = threads.split(count);
+    const Range mine = threads.split_shared(count);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) tokens.quantize(t, x + t * x_stride, in);
     threads.barrier();
     return {tokens, memory + tokens.bytes()};

@@ -77,7 +77,7 @@ void gemm_int8(const ThreadGroup& threads, std::int64_t tokens, const T* x, std:
         const std::int64_t count = std::min(tokens - first, here * SIDE);
         const auto [made, behind] = quantize_tokens_int8(threads, count, x + first * x_stride, x_stride, w.k, here * steps * INT8_TILE);
         const PackedTiles<std::int8_t> packed{reinterpret_cast<std::int8_t*>(behind), here, steps};
-        const Range mine = threads.split(here * steps);
+        const Range mine = threads.split_shared(here * steps);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t block = i / steps, step = i % steps;
             const std::int8_t* from[SIDE];

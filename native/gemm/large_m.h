@@ -233,7 +233,7 @@ template <typename X, typename T>
 inline const X* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in,
                             std::int64_t stride) {
     X* copies = threads.group_scratch<X>(tokens * stride);
-    const Range mine = threads.split(tokens);
+    const Range mine = threads.split_shared(tokens);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
         const T* from = x + t * x_stride;
         X* to = copies + t * stride;

@@ -297,7 +297,7 @@ class TileEpilogue {
   public:
     TileEpilogue(const Epilogue& o, std::int64_t first, int count)
         : o_(o), first_(first), count_(count), width_(has_gates(o.activation) ? SIDE : ROWS),
-          is_plain_(count == width_ && !o.row_scale && !o.bias && !o.scale) {}
+          is_plain_(count == width_ && o.is_plain()) {}
 
     void put(const float* sums, std::int64_t token, std::int64_t tokens, Y* y) const {
         if (tokens <= 2) {  // cheaper than a transpose
@@ -367,7 +367,7 @@ void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const bf16* x
         const std::int64_t begin = blocks * number / groups, end = blocks * (number + 1) / groups;
         const std::int64_t first = begin * SIDE, count = std::min(tokens, end * SIDE) - first;
         const Packed packed{threads.group_scratch<bf16>((end - begin) * steps * ELEMENTS), end - begin, steps};
-        const Range mine = threads.split(packed.blocks * steps);
+        const Range mine = threads.split_shared(packed.blocks * steps);
         for (std::int64_t i = mine.begin; i < mine.end; ++i) {
             const std::int64_t block = i / steps, step = i % steps;
             const bf16* from[SIDE];

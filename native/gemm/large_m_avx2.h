@@ -211,7 +211,7 @@ template <typename T>
 const float* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in) {
     const std::int64_t spans = (in + AVX2_PANEL_K - 1) / AVX2_PANEL_K;
     float* copies = threads.group_scratch<float>(spans * tokens * AVX2_PANEL_K);
-    const Range mine = threads.split(spans * tokens);
+    const Range mine = threads.split_shared(spans * tokens);
     for (std::int64_t number = mine.begin; number < mine.end; ++number) {
         const std::int64_t begin = number / tokens * AVX2_PANEL_K;
         const std::int64_t size = std::min<std::int64_t>(AVX2_PANEL_K, in - begin);

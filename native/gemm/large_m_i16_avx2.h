@@ -200,7 +200,7 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
         I16TokenSpan* made = threads.group_scratch<I16TokenSpan>(spans * count);
-        const Range mine = threads.split(count);
+        const Range mine = threads.split_shared(count);
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
             const T* from = x + (first + t) * x_stride;
             const bool finite = i16_scale_span(w) == SUBBLOCK ? quantize_spans_i16<SUBBLOCK>(from, w.k, count, made + t)

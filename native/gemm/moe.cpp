@@ -27,6 +27,9 @@ struct Moe : Arguments {
     Rhs up_rows = rows_of(up, up_scale, up_blocks, down.shape[1], up_bias);
     Rhs down_rows = rows_of(down, down_scale, down_blocks, inner(), down_bias);
     Candidates candidates{{Op::MOE, x.dtype, up_rows.kind() | down_rows.kind(), std::min(up_rows.k, down_rows.k), fixed_order}};
+    // Of one expert's products; the last of the experts' own rows takes them.
+    Candidates of_up{{Op::LINEAR, x.dtype, up_rows.kind(), up_rows.k, fixed_order}};
+    Candidates of_down{{Op::LINEAR, x.dtype, down_rows.kind(), down_rows.k, fixed_order}};
 
     Rhs rows_of(const Tensor& weight, const Tensor& scale, const BlockParts& blocks, std::int64_t k, const Tensor& bias) const {
         return {weight.address, weight.dtype, weight.shape[1], k, scale.at<const float>(), group_size.value_or(0),
@@ -58,15 +61,11 @@ void moe(const ThreadGroup& threads, std::int64_t tokens, const Moe& in) {
     const std::int64_t top_k = in.choices.shape[2];
     const MoeShape layer{in.down.shape[0], in.down.shape[1], in.inner(), in.activation, in.clamp};
     const auto* choices = in.choices.at<const float>();
-    std::int64_t most = 0;
-    const int row = in.candidates.at([&](Unit unit) {
-        if (unit == Unit::MEAN_PER_EXPERT) return tokens * top_k / layer.experts;
-        if (unit == Unit::MAX_PER_EXPERT && most == 0) most = most_chosen(threads, choices, tokens, top_k, layer.experts);
-        return unit == Unit::MAX_PER_EXPERT ? most : tokens;
-    });
+    const int row = in.candidates.at(
+        [&](Unit unit) { return unit == Unit::MEAN_PER_EXPERT ? tokens * top_k / layer.experts : tokens; });
     MOE_FUNCTIONS[row](threads, {tokens, top_k, in.x.dtype, in.x.address, in.x.strides[0], choices, layer, in.up_rows,
-                                 in.down_rows, in.residual.address, in.residual.strides[0], in.out.address,
-                                 in.out.strides[0], in.fixed_order});
+                                 in.down_rows, in.of_up, in.of_down, in.residual.address, in.residual.strides[0], in.out.address,
+                                 in.out.strides[0]});
 }
 
 KERNEL(moe);

@@ -1,10 +1,37 @@
 // route: the experts that each token goes to, by scores in float32, and their weights.
 
 #include "bind/kernel_binding.h"
-#include "gemm/ukernels/dot_rows.h"
+#include "gemm/small_m.h"
 
 namespace ostinato {
 namespace {
+
+// Return the most tokens of `size` elements that stay in the L2 cache.
+template <typename T>
+inline std::int64_t tokens_in_cache(std::int64_t size) {
+    return std::max<std::int64_t>(L2_TOKEN_BYTES / (size * sizeof(T)), 4 * NR);
+}
+
+// Compute scores[t * stride + row] = x[t] . row for the rows `mine`; up to MR - 1 more of each token are written.
+template <typename T>
+void multiply_rows(const WeightView<T>& w, Range mine, std::int64_t tokens, const T* x, std::int64_t x_stride, float* scores,
+                   std::int64_t stride) {
+    const TokenBlocks<T> blocks(tokens, NR);
+    for (std::int64_t row = mine.begin; row < mine.end; row += MR) {
+        // Behind the last row it is the last row again, whose result is not used. The next rows are prefetched.
+        const T *here[MR], *then[MR];
+        for (int r = 0; r < MR; ++r) {
+            here[r] = w.at(std::min(row + r, w.n - 1));
+            then[r] = w.at(std::min(row + MR + r, w.n - 1));
+        }
+        for (int block = 0; block < blocks.count; ++block) {
+            const std::int64_t t = blocks.begin(block);
+            dot_tokens<NR, false>(blocks.size(block), 0, Tokens<T>{x + t * x_stride, x_stride}, static_cast<const T* const*>(here),
+                                  static_cast<const T* const*>(then), w.k, static_cast<const float* const*>(nullptr), 0,
+                                  scores + t * stride + row, static_cast<int>(stride));
+        }
+    }
+}
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -89,9 +116,8 @@ void route(const ThreadGroup& threads, std::int64_t tokens, const Route& in) {
         const Range mine = threads.split(experts, MR);
         const std::int64_t most = tokens_in_cache<T>(size);
         for (std::int64_t first = 0; first < tokens && mine.begin < mine.end; first += most) {
-            dot_rows(rows, mine.begin, mine.end, rows.at(mine.begin), std::min(most, tokens - first),
-                     in.x.row<const T>(first), in.x.strides[0], scores + first * stride + mine.begin,
-                     static_cast<int>(stride));
+            multiply_rows(rows, mine, std::min(most, tokens - first), in.x.row<const T>(first), in.x.strides[0],
+                          scores + first * stride, stride);
         }
     });
     threads.barrier();

@@ -32,6 +32,16 @@ struct Rhs {
         while (std::strcmp(RHS_KINDS[at], format->name) != 0) ++at;
         return 1u << at;
     }
+
+    // Return the weights of one of several experts.
+    Rhs of_expert(std::int64_t expert) const {
+        const std::int64_t row = expert * n;
+        Rhs one = *this;
+        one.first += row * (format ? format->row_bytes(k) : k * DTYPE_BYTES[dtype]);
+        if (scales) one.scales += row * (group ? (k + group - 1) / group : 1);
+        if (bias) one.bias += row;
+        return one;
+    }
 };
 
 // One `linear` of m tokens with rows of one kind.
@@ -46,6 +56,8 @@ struct Gemm {
     DType out_type;
 };
 
+class Candidates;
+
 // One `moe`.
 struct MoeGemm {
     std::int64_t tokens, top_k;
@@ -55,11 +67,11 @@ struct MoeGemm {
     const float* choices;
     MoeShape layer;
     Rhs up, down;
+    const Candidates &up_rows, &down_rows;  // of `linear`, for one expert
     const std::byte* residual;
     std::int64_t residual_stride;
     std::byte* y;
     std::int64_t y_stride;
-    bool fixed_order;
 };
 
 constexpr bool is_in_module(const UkernelRow& row) {

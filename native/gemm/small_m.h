@@ -243,7 +243,7 @@ const X* pack_tokens(const ThreadGroup& threads, const T* x, std::int64_t x_stri
     constexpr int STEP = Dot<X, W>::STEP;
     const std::int64_t padded = padded_k<X, W>(in);
     X* packed = threads.group_scratch<X>(blocks.tokens * padded);
-    const Range mine = threads.split(blocks.tokens);
+    const Range mine = threads.split_shared(blocks.tokens);
     for (int number = 0; number < blocks.count; ++number) {
         const int size = blocks.size(number);
         for (int t = 0; t < size; ++t) {
@@ -269,6 +269,8 @@ const X* pack_tokens(const ThreadGroup& threads, const T* x, std::int64_t x_stri
     threads.barrier();
     return packed;
 }
+
+static_assert(4 * NR <= MIN_GROUP_TOKENS);
 
 // Return the tokens that are packed at a time: they stay in the L2 cache.
 template <typename X, typename W>

@@ -56,6 +56,7 @@ constexpr bool takes(Driver driver, std::int64_t least, std::int64_t most) {
     return true;
 }
 static_assert(takes(Driver::SMALL_M_ROUNDED, 3, MAX_BF16_TOKENS), "dot_bf16 takes these, in one block");
+static_assert(takes(Driver::LARGE_M, 20, std::int64_t{1} << 62), "blocks have 5 or 6 tokens");
 static_assert(takes(Driver::MID_M_DEQUANT_BF16, 3, 1 << 20), "dequant_dot takes 3 tokens or more");
 
 template <Driver DRIVER>

@@ -28,12 +28,11 @@ struct ExpertWeights {
     const float* scales;
     std::int64_t group, n, k;
     const BlockFormat* format = nullptr;
-    bool fixed_order = false;
     const float* bias = nullptr;
 
     WeightView<W> of(std::int64_t expert) const {
         const W* weights = first + expert * n * row_stride<W>(format, k);
-        if (format) return {weights, n, k, nullptr, 0, format, fixed_order};
+        if (format) return {weights, n, k, nullptr, 0, format};
         if (!scales || group == 0) return {weights, n, k};
         return {weights, n, k, scales + expert * n * ((k + group - 1) / group), group};
     }
@@ -41,21 +40,6 @@ struct ExpertWeights {
     // Return the scales of an expert's rows, if each row has one, or null; and its biases, or null.
     const float* row_scales(std::int64_t expert) const { return scales && group == 0 ? scales + expert * n : nullptr; }
     const float* biases(std::int64_t expert) const { return bias ? bias + expert * n : nullptr; }
-
-    // Multiply the sums of rows `begin` to `end` of an expert by their scales, and add their biases.
-    void finish(std::int64_t expert, std::int64_t begin, std::int64_t end, std::int64_t tokens, float* sums,
-                int stride) const {
-        const float *scale = row_scales(expert), *added = biases(expert);
-        for (std::int64_t row = begin; row < end && (scale || added); row += LANES) {
-            const Float factor = scale ? load_partial(scale + row, end - row) : splat(1.0f);
-            const Float offset = added ? load_partial(added + row, end - row) : Float{};
-            for (std::int64_t t = 0; t < tokens; ++t) {
-                float* to = sums + t * stride + (row - begin);
-                const Float value = load(to) * factor;
-                store(to, added ? value + offset : value);
-            }
-        }
-    }
 };
 
 }  // namespace ostinato

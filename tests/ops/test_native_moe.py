@@ -12,7 +12,7 @@ from ostinato.ops.quant import quantize
 from ostinato.ops.reference import matmul
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, rounding, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, SETS, native_kernel, uses_tiles
+from tests.support.native_sets import PRODUCT_SETS, SETS, native_kernel
 
 experts_of = pytest.mark.parametrize("isa", PRODUCT_SETS)
 every_set = pytest.mark.parametrize("isa", SETS)
@@ -103,9 +103,7 @@ def test_biases_are_added_before_the_activation_and_the_weights_and_gates_are_cl
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype, deterministic: bool) -> None:
-    """Also where so many tokens chose an expert that they pass by in groups."""
-    if uses_tiles(isa) and not deterministic:
-        pytest.skip("matrix units add in another order, and take over where there are many tokens")
+    """With `deterministic`; else an expert with many tokens takes a kernel of another order."""
     generator = torch.Generator().manual_seed(7)
     x = normal(generator, 300, 1500).to(dtype)
     choices = random_choices(generator, 300, 3, 2)
@@ -114,7 +112,7 @@ def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype, de
     together = kernel(x, choices, *experts, "swiglu", x)
     for begin, end in ((0, 1), (7, 10), (100, 139), (299, 300)):
         alone = kernel(x[begin:end], choices[begin:end], *experts, "swiglu", x[begin:end])
-        assert same_bits(alone, together[begin:end])
+        assert same_bits(alone, together[begin:end]) or not deterministic
     expected = matmul.moe(x.double(), choices, *(w.double() for w in experts), "swiglu", x.double())
     torch.testing.assert_close(together.double(), expected, rtol=3 * rounding(dtype), atol=12 * rounding(dtype))
 

@@ -25,7 +25,7 @@ pytest.importorskip("gguf", reason="the package that says what blocks stand for 
 TYPES = ("float32", "bfloat16", "float16")
 LHS_TYPES = (*TYPES, "int8")
 """Those, and tokens that are quantised first, in the order of C++."""
-UNITS: tuple[Unit, ...] = ("tokens", "mean per expert", "max per expert")
+UNITS: tuple[Unit, ...] = ("tokens", "mean per expert")
 GROUP = 64
 
 
@@ -34,7 +34,7 @@ def rows_of_modules(op: str) -> list[Any]:
     cases = []
     for of_isa in PRODUCT_SETS:
         isa = of_isa.values[0]
-        rows = [row for row in ROWS_OF[op] if isa and row.runs_on(features(isa)) and row.inside is None]
+        rows = [row for row in ROWS_OF[op] if isa and row.runs_on(features(isa))]
         for number, row in enumerate(rows or ROWS_OF[op][:1]):
             cases.append(pytest.param(isa, row, id=f"{of_isa.id}-{number}-{row.name}", marks=of_isa.marks))
     return cases
@@ -70,13 +70,13 @@ def test_python_and_cpp_choose_the_same_rows(isa: str, op: str) -> None:
     for problem in problems(op):
         if not ukernels.candidates(problem, features(isa)):
             assert problem.lhs == "int8"
-            assert not native_choice(isa, problem, 1, 1, 1)
+            assert not native_choice(isa, problem, 1, 1)
             continue
         for m in counts:
-            for of_expert in [(m, m)] if op == "linear" else [(m, m + 3), (m // 4, m)]:
-                at = dict(zip(UNITS, (m, *of_expert), strict=True))
+            for mean in (m, m // 4):
+                at = dict(zip(UNITS, (m, mean), strict=True))
                 chosen = select(problem, features(isa), at.__getitem__)
-                assert native_choice(isa, problem, m, *of_expert) == chosen.row.name
+                assert native_choice(isa, problem, m, mean) == chosen.row.name
                 assert chosen.row in ukernels.candidates(problem, features(isa))
 
 
@@ -178,21 +178,29 @@ def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row
             assert not greediest or planned <= 4 * greediest + 2**16, (kind, m)
 
 
-def choices_with(tokens: int, experts: int, top_k: int, most: int) -> torch.Tensor:
-    """`most` tokens choose expert 0, the others as evenly as can be: [tokens, 2, top_k]."""
-    ids = (torch.arange(tokens)[:, None] * top_k + torch.arange(top_k)) % (experts - 1) + 1
-    ids[:most, 0] = 0
-    return torch.stack((ids.float(), torch.full(ids.shape, 0.5)), dim=1)
+def choices_with(tokens: int, experts: int, most: int) -> torch.Tensor:
+    """One choice of each token: `most` choose expert 0, the others as evenly as can be. [tokens, 2, 1]"""
+    ids = torch.arange(tokens) % (experts - 1) + 1
+    ids[:most] = 0
+    return torch.stack((ids.float(), torch.full(ids.shape, 0.5)), dim=1)[:, :, None]
 
 
-@pytest.mark.parametrize(("isa", "row"), rows_of_modules("moe"))
-def test_each_row_of_moe_computes_its_experts_within_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
+EXPERT_ROWS = [case for op in ("linear", "moe") for case in rows_of_modules(op) if case.values[1].lhs != ukernels.S8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("isa", "row"), [case for case in EXPERT_ROWS if case.values[1].driver != "MOE_BY_EXPERT"])
+def test_each_row_computes_experts_within_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
+    """A row of `linear` for one crowded expert, others being chosen by one token or none; or a row of whole layers."""
     reached = set()
     generator = torch.Generator().manual_seed(3)
     for lhs, kind, k in cases_of(row):
         if kind == "s8_group" or k > 512 or (kind in BLOCK_FORMATS and k > BLOCK_FORMATS[kind].elements):
             continue
-        dtype, experts = getattr(torch, lhs), 3
+        dtype = getattr(torch, lhs)
+        kernel = native_kernel(isa, "moe", deterministic=row.fixed_order)
+        counts = sorted({min(m, 80) for m in edges_of_m(row)})
+        experts = 3 if row.op == "moe" else counts[-1] // 16 + 2  # on average fewer tokens than matrix units take
         parts = [[weights(kind, k, k, dtype, generator) for _ in range(experts)] for _ in range(2)]
         stacks = [torch.stack([arguments["weight"] for arguments, _ in part]) for part in parts]
         wide = [torch.stack([each for _, each in part]) for part in parts]
@@ -202,10 +210,9 @@ def test_each_row_of_moe_computes_its_experts_within_the_scratch_that_the_plan_c
             given = {"up_scale": up, "down_scale": down}
         elif kind in BLOCK_FORMATS:
             given = {"up_blocks": ((kind, k),), "down_blocks": ((kind, k),)}
-        kernel = native_kernel(isa, "moe", deterministic=row.fixed_order)
-        for m in edges_of_m(row):
-            tokens = min(m * experts, 48) if row.unit == "mean per expert" else min(m, 48)
-            choices = choices_with(tokens, experts, 1, tokens if row.unit == "max per expert" else 0)
+        for m in counts:
+            tokens = m * experts if row.op == "moe" else m and m + 1
+            choices = choices_with(tokens, experts, 0 if row.op == "moe" else m)
             x = spaced(torch.randn(tokens, k, generator=generator).to(dtype), 3)
             out, held = run_alone(isa, kernel, x, choices, *stacks, "silu", **given)
             expected = matmul.moe(x.double(), choices, *wide, "silu")
@@ -213,13 +220,22 @@ def test_each_row_of_moe_computes_its_experts_within_the_scratch_that_the_plan_c
             torch.testing.assert_close(out.double(), expected, rtol=6 * tolerance, atol=16 * tolerance)
             if tokens == 0:
                 continue
-            counts = choices[:, 0].flatten().int().bincount(minlength=experts)
-            at = dict(zip(UNITS, (tokens, tokens // experts, int(counts.max())), strict=True))
             problem = Problem("moe", lhs, (kind, kind), k, row.fixed_order)
-            chosen = select(problem, features(isa), at.__getitem__).row
-            reached.add(chosen)
+            at = dict(zip(UNITS, (tokens, tokens // experts), strict=True))
+            layer = select(problem, features(isa), at.__getitem__).row
+            of_expert = Problem("linear", lhs, (kind,), k, row.fixed_order)
+            if layer.driver == "MOE_BY_EXPERT":
+                reached.add(select(of_expert, features(isa), lambda _, m=m: m).row)
+            reached.add(layer)
             planned = native_moe(
-                tokens=tokens, size=k, intermediate_size=k, num_experts=experts, top_k=1, moe_rows=[chosen]
+                tokens=tokens,
+                size=k,
+                intermediate_size=k,
+                num_experts=experts,
+                top_k=1,
+                moe_rows=[layer],
+                linear_rows=ukernels.candidates(of_expert, features(isa)),
+                group_size=0,
             )
             assert held <= planned.shared + planned.own, (kind, m)
     assert row in reached, "no layer takes this row"

@@ -139,7 +139,6 @@ def test_names_of_rows_are_of_one_operation_and_fallbacks_exist() -> None:
     names = {row.name: row.op for row in ROWS}
     assert all(row.op == names[row.name] for row in ROWS)
     assert all(row.fallback in names for row in ROWS if row.fallback is not None)
-    assert all(row.inside in names for row in ROWS if row.inside is not None)
 
 
 GPU = CATALOGUE["h100-80gb"]

@@ -91,8 +91,7 @@ def _print_rows(module: str, rows: list[Ukernel], why: bool) -> None:
     print(f"micro-kernels of {module}, in the order in which they are tried")
     for row in rows:
         fixed = ", also with --deterministic" if row.fixed_order else ""
-        inside = f", inside {row.inside}" if row.inside else ""
-        print(f"{row.name}\n  m: {row.m_range} {row.unit}; tokens in {', '.join(sorted(row.lhs))}{inside}{fixed}")
+        print(f"{row.name}\n  m: {row.m_range} {row.unit}; tokens in {', '.join(sorted(row.lhs))}{fixed}")
         print(f"  weights: {_kinds_text(row.rhs)}")
         if why and row.why:
             print(f"  why: {row.why}")

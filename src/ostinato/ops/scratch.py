@@ -188,31 +188,32 @@ def native_moe(
     num_experts: int,
     top_k: int,
     moe_rows: Collection[Ukernel] = ROWS_OF["moe"],
+    linear_rows: Collection[Ukernel] = ROWS_OF["linear"],
+    group_size: int = 0,
 ) -> Scratch:
     """Return the scratch of the native `moe`: the most of the rows that may compute it (and of the router).
 
-    Shared: the tokens, once for every choice; the values between the two matmuls, and in 16-bit fixed-point (i16) both
-    these and the values that they are made from; the sums of each token. Per thread: the order of all choices, the sums
-    of those that it multiplies at a time, and four dequantized rows.
+    Shared: for every choice the values between the two matmuls, and its results, whose place its token has before. Per
+    thread: the order of all choices, and what a row of `linear` takes for an expert that all tokens chose, as each
+    thread multiplies alone.
 
     Matrix units take no more shared memory: they run if there are 16 choices or more for each expert, so that whole
     tiles contain at most twice the choices, and each choice takes half the bytes.
     """
-    drivers = {row.driver for row in moe_rows}
     places = tokens * top_k
     apart = 3 * VECTOR * 2  # Whole vectors, and an odd number of cache lines.
-    of_choice = size + intermediate_size + 2 * apart
-    if "MOE_I16" in drivers:
-        as_integers = _fixed_floats(size) + intermediate_size + apart + _fixed_floats(intermediate_size)
-        of_choice = max(of_choice, as_integers)
-    shared = max(tokens * (size + apart) + places * of_choice, tokens * padded(num_experts + VECTOR))
-    at_once = min(places, max(_grouped_tokens(size), _grouped_tokens(intermediate_size)))
-    own = at_once * 2 * EPILOGUE_ROWS + 4 * (max(size, intermediate_size) + apart)
-    if "MOE_AMX" in drivers:
+    shared = max(places * (size + intermediate_size + 2 * apart), tokens * padded(num_experts + VECTOR))
+    multiplied = [
+        native_linear(tokens=tokens, in_size=k, in_order=False, linear_rows=linear_rows, group_size=group_size)
+        for k in (size, intermediate_size)
+    ]
+    own = max(each.shared for each in multiplied) + max(each.own for each in multiplied)
+    if any(row.driver == "MOE_AMX" for row in moe_rows):
+        shared += tokens * (size + apart)
         tiled = min(padded(places), _tiled_tokens(max(size, intermediate_size)))
-        own = max(own, tiled * 2 * EPILOGUE_ROWS + TILE_WORK)
-    own += padded(places + num_experts + 1) + num_experts
-    return Scratch(FLOAT_BYTES * shared, FLOAT_BYTES * own)
+        own = max(own, FLOAT_BYTES * (tiled * 2 * EPILOGUE_ROWS + TILE_WORK + padded(places + num_experts + 1)))
+    own += FLOAT_BYTES * (2 * places + tokens + 2 * num_experts + 1)
+    return Scratch(FLOAT_BYTES * shared, own)
 
 
 def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_model_len: int, threads: int) -> Scratch:

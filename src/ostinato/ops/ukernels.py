@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, formats_of
@@ -19,8 +19,8 @@ from ostinato.ops.sizes import I16_BLOCK_NR_AVX2, INT8_MAX_K
 
 Op = Literal["linear", "moe", "attention", "ssd_scan"]
 
-Unit = Literal["tokens", "mean per expert", "max per expert", "queries per key head", "query rows"]
-"""Unit of a row's m: tokens of the product, of an expert (the mean, or the most of one), or queries."""
+Unit = Literal["tokens", "mean per expert", "queries per key head", "query rows"]
+"""Unit of a row's m: tokens of the product, tokens of an expert (the mean), or queries."""
 
 MIN_ROUNDED_TOKENS, MIN_ROUNDED_TOKENS_6_BITS = 3, 5
 """Smallest m for which rounding weights in blocks to bfloat16 costs less than scaling sums, also among experts."""
@@ -89,9 +89,7 @@ class Ukernel:
     fixed_order: bool = False
     """True if a token's bits do not depend on m, so that `deterministic` may use the row."""
     fallback: str | None = None
-    """Name of the row that computes those tokens that have NaN or infinity, which integers cannot hold."""
-    inside: str | None = None
-    """Row whose driver uses this one for some experts of a call; then it is not chosen by itself."""
+    """Row that computes tokens with NaN or infinity, which integers cannot hold."""
     why: str = ""
     """Measurement behind the range, or what is not measured."""
 
@@ -219,6 +217,13 @@ ROWS: tuple[Ukernel, ...] = (
     ),
     # linear, weights made bfloat16
     Ukernel(
+        "gemm_bf16_any_avx512bf16", "linear", "LARGE_M", BF16, PLAIN | {"s8_row"} | BLOCKS, AVX512_BF16_ONLY, min_m=32,
+        max_k=511,
+        why="short rows have more sums across vectors. Xeon without AMX, a busy machine, one thread, time of the next "
+        "rows over that in panels with 24, 32, 48 and 64 tokens: bfloat16 with 256 inputs 1.04, 1.06, 1.23, 1.23, with "
+        "512 0.94, 0.97, 0.98, 0.93; Q4_K 1.08, 1.10, 1.13, 1.22, and 0.93, 0.98, 1.05, 1.03",
+    ),
+    Ukernel(
         "gemm_bf16_dequant_avx512bf16", "linear", "MID_M_DEQUANT_BF16", BF16, frozenset({"s8_row"}) | BLOCKS,
         AVX512_BF16_ONLY, min_m=6, max_m=71, min_k=32, k_multiple=32,
         why="Zen 4, ns for 32 weights, converted for each block of tokens and once: int8 2.0 and 2.3 with 3 tokens, "
@@ -284,57 +289,9 @@ ROWS: tuple[Ukernel, ...] = (
         why="an expert's tokens fill tiles of their own; this bounds the number of tiles that stay half empty",
     ),
     Ukernel(
-        "moe_i16_block_avx2", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, AVX2_ONLY, unit="max per expert",
-        why="Zen 3, 48 experts of 1024 x 512, us in float32 and i16: one token Q4_K 255 and 137, Q8_0 207 and 144; 32 "
-        "tokens 7171 and 3357, 5390 and 4344. int8 experts have no such row: not measured",
+        "moe_by_expert", "moe", "MOE_BY_EXPERT", ALL_TYPES, ALL_WEIGHTS, EVERYWHERE, fixed_order=True,
+        why="the two matrices of an expert take rows of linear, by the tokens that chose it",
     ),
-    Ukernel(
-        "moe_i16_block_avx512", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8, unit="max per expert",
-        why="as gemv_i16_block_avx512",
-    ),
-    Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", F16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=8, unit="max per expert",
-        why="as gemv_i16_block_avx512",
-    ),
-    Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, SIX_BITS, WITH_AVX512_BF16, max_m=MIN_ROUNDED_TOKENS_6_BITS - 1,
-        unit="max per expert", why="Zen 4, one token: 208 us in bfloat16 and 169",
-    ),
-    Ukernel(
-        "moe_i16_block_vnni", "moe", "MOE_I16", BF16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=MIN_ROUNDED_TOKENS - 1,
-        unit="max per expert",
-        why="Zen 4, one token, us in bfloat16 and i16: Q4_K 175 and 131, Q8_0 230 and 147. One expert with more tokens "
-        "takes a whole layer to the next row",
-    ),
-    Ukernel(
-        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, SIX_BITS, WITH_AVX512_BF16,
-        min_m=MIN_ROUNDED_TOKENS_6_BITS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
-        why="as gemv_bf16_rounded_avx512bf16",
-    ),
-    Ukernel(
-        "moe_bf16_rounded_avx512bf16", "moe", "MOE_SMALL_M", BF16, BLOCKS - SIX_BITS, WITH_AVX512_BF16,
-        min_m=MIN_ROUNDED_TOKENS, unit="max per expert", inside="moe_bf16_any_avx512bf16",
-        why="as gemv_bf16_rounded_avx512bf16",
-    ),
-    Ukernel("moe_f32_any_avx2", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, AVX2_ONLY, fixed_order=True),
-    *_by_type(
-        "moe_f32_any_avx512", "moe", "MOE_SMALL_M", ALL_WEIGHTS, fixed_order=True,
-        why="there is no row for many tokens per expert without matrix units: not written",
-    ),
-    Ukernel(
-        "moe_bf16_any_avx512bf16", "moe", "MOE_SMALL_M", BF16, ALL_WEIGHTS, WITH_AVX512_BF16, fixed_order=True,
-        why="there is no row for many tokens per expert without matrix units: not written",
-    ),
-    Ukernel(
-        "moe_i16_block_sdot", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, DOTPROD_ONLY, unit="max per expert",
-        why=_NOT_MEASURED,
-    ),
-    Ukernel(
-        "moe_i16_block_smmla", "moe", "MOE_I16", HALVES, INTEGER_BLOCKS, WITH_I8MM, unit="max per expert",
-        why=_NOT_MEASURED,
-    ),
-    Ukernel("moe_bf16_any_bfdot", "moe", "MOE_SMALL_M", BF16, PLAIN | INT8, WITH_NEON_BF16, fixed_order=True),
-    Ukernel("moe_f32_any_generic", "moe", "MOE_SMALL_M", ALL_TYPES, ALL_WEIGHTS, NO_AVX2, fixed_order=True),
     # attention: weights are keys and values, in the type of the queries or in 8 bits
     Ukernel(
         "attention_bf16_amx", "attention", "attention_amx.h", BF16, PLAIN | {"s8_row"}, Modules(AMX | AVX512_BF16),
@@ -372,8 +329,6 @@ def why_not(row: Ukernel, problem: Problem, features: Collection[str]) -> str | 
     if not row.runs_on(features):
         lacking = sorted(row.modules.needs - {*features})
         return f"this CPU's kernels lack {', '.join(lacking)}" if lacking else "this CPU's kernels have better ones"
-    if row.inside is not None:
-        return f"it is chosen inside {row.inside}, expert by expert"
     if problem.fixed_order and not row.fixed_order:
         return "its order of sums depends on m"
     if problem.lhs not in row.lhs:
@@ -400,8 +355,7 @@ def candidates(problem: Problem, features: Collection[str]) -> tuple[Ukernel, ..
     """Return the rows that compute a problem for some m, in their order."""
     found: list[Ukernel] = []
     for row in ROWS_OF[problem.op]:
-        used_inside = row.inside is not None and why_not(replace(row, inside=None), problem, features) is None
-        if used_inside or (why_not(row, problem, features) is None and _is_reached(row, found)):
+        if why_not(row, problem, features) is None and _is_reached(row, found):
             found.append(row)
     return tuple(found)
 

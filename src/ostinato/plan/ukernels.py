@@ -22,8 +22,9 @@ class Product:
     """A computation of a model that has micro-kernels: a matmul, the experts, the attention or the scan of a layer.
 
     `k` and `n` are the inputs and outputs of a matmul, 0 where there are none. A matmul of rows in several formats is
-    one product for each. `experts` is their number and how many a token chooses; `group` the queries per key head.
-    `lhs` is the type of the tokens, None: the model's.
+    one product for each. Experts have two products, up and down; `layer` are the weights of both, `experts` their
+    number and how many a token chooses; `group` the queries per key head. `lhs` is the type of the tokens, None: the
+    model's.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Product:
     weights: tuple[str, ...]
     k: int = 0
     n: int = 0
+    layer: tuple[str, ...] = ()
     experts: tuple[int, int] = (1, 1)
     group: int = 1
     lhs: str | None = None
@@ -44,8 +46,6 @@ class Product:
     def m(self, unit: Unit, tokens: int) -> int:
         """Return the row's m at `tokens` tokens: of one row of a batch for attention, spread evenly over experts."""
         num_experts, top_k = self.experts
-        if unit == "tokens":
-            return tokens
         if unit in ("queries per key head", "query rows"):
             return tokens * self.group
         return tokens * top_k // num_experts if unit == "mean per expert" else -(-tokens * top_k // num_experts)
@@ -68,8 +68,12 @@ def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) ->
             yield from _of_matrix(model, weight)
     if layer.experts is not None and layer.expert_weights:
         kinds = tuple(kind for weight in layer.expert_weights for kind, _ in _kinds(model, weight))
-        size, inner, num_experts = layer.experts.size, layer.experts.inner_size, layer.experts.num_experts
-        yield Product("experts", "moe", kinds, size, inner, (num_experts, layer.experts.top_k))
+        experts = layer.experts
+        for name, kind, k, n in (
+            ("up", kinds[0], experts.size, experts.inner_size),
+            ("down", kinds[-1], experts.intermediate_size, experts.size),
+        ):
+            yield Product(f"experts, {name}", "moe", (kind,), k, n, kinds, (experts.num_experts, experts.top_k))
     if layer.attention is not None:
         keys = "s8_row" if kv_cache_dtype == "int8" else "same"
         group = layer.attention.num_heads // layer.attention.num_kv_heads
@@ -107,14 +111,24 @@ def rows_of_model(
     used = {
         row
         for product in products_of(model, kv_cache_dtype)
-        for row in candidates(_problem(product, dtype, deterministic), features(isa))
+        for problem in _problems(product, dtype, deterministic)
+        for row in candidates(problem, features(isa))
     }
     return {op: tuple(row for row in rows if row in used) for op, rows in ROWS_OF.items() if used.intersection(rows)}
 
 
 def choose_row(product: Product, dtype: str, isa: str, deterministic: bool, tokens: int) -> Choice:
-    """Return the row that computes a product at `tokens` tokens, and why the rows before it do not."""
-    return select(_problem(product, dtype, deterministic), features(isa), lambda unit: product.m(unit, tokens))
+    """Return the row that computes a product at `tokens` tokens, and why the rows before it do not.
+
+    Experts that are multiplied one by one take a row of `linear`.
+    """
+    declined: list[tuple[Ukernel, str]] = []
+    for problem in _problems(product, dtype, deterministic):
+        choice = select(problem, features(isa), lambda unit: product.m(unit, tokens))
+        declined += choice.declined
+        if choice.row.driver != "MOE_BY_EXPERT":
+            break
+    return Choice(choice.row, tuple(declined))
 
 
 @dataclass(frozen=True)
@@ -142,5 +156,10 @@ def explain_rows(
     )
 
 
-def _problem(product: Product, dtype: str, deterministic: bool) -> Problem:
-    return Problem(product.op, product.lhs or dtype, product.weights, product.k, deterministic)
+def _problems(product: Product, dtype: str, deterministic: bool) -> list[Problem]:
+    """Return the problem of a product; for experts that of the layer, then that of one expert."""
+    lhs = product.lhs or dtype
+    if product.op != "moe":
+        return [Problem(product.op, lhs, product.weights, product.k, deterministic)]
+    layer = Problem("moe", lhs, product.layer, product.k, deterministic)
+    return [layer, Problem("linear", lhs, product.weights, product.k, deterministic)]
