@@ -25,8 +25,8 @@ from ostinato.os_support import usable_cores
 
 CONTEXT = 32
 """Prompt tokens before each row that decodes."""
-BUSY_CODE = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass"
-"""Program of a busy process. It ends by itself when its parent has."""
+BUSY_CODE = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass"
+"""Program of a busy process: it writes a line when it begins, and ends by itself when its parent has."""
 
 COLUMNS = (
     Column("work", "work", is_text=True),
@@ -115,9 +115,13 @@ def busy_processes(count: int) -> Iterator[None]:
     try:
         for _ in range(count):
             # In this session: Linux may share cores by sessions before it shares them by processes.
-            started.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY_CODE], env={}))
+            started.append(
+                subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY_CODE], env={}, stdout=subprocess.PIPE)
+            )
+        for process in started:
+            process.stdout.readline()  # type: ignore[union-attr]  # it is a pipe
         yield
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.communicate()
