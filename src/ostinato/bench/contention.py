@@ -25,7 +25,13 @@ from ostinato.os_support import usable_cores
 
 CONTEXT = 32
 """Prompt tokens before each row that decodes."""
-BUSY_CODE = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass"
+BUSY_CODE = """\
+import os
+parent = os.getppid()
+print(flush=True)
+while os.getppid() == parent:
+    for _ in range(1_000_000): pass
+"""
 """Program of a busy process: it writes a line when it begins, and ends by itself when its parent has."""
 
 COLUMNS = (
@@ -115,9 +121,8 @@ def busy_processes(count: int) -> Iterator[None]:
     try:
         for _ in range(count):
             # In this session: Linux may share cores by sessions before it shares them by processes.
-            started.append(
-                subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY_CODE], env={}, stdout=subprocess.PIPE)
-            )
+            command = [sys.executable, "-I", "-S", "-c", BUSY_CODE]
+            started.append(subprocess.Popen(command, env={}, stdout=subprocess.PIPE))
         for process in started:
             process.stdout.readline()  # type: ignore[union-attr]  # it is a pipe
         yield
