@@ -307,7 +307,7 @@ PLANNER = ("ostinato.plan.plan", "ostinato.models.checkpoint")
         ("serve --help", (*HEAVY, *PLANNER)),
         ("generate demo hi --dtype foo", (*HEAVY, *PLANNER)),
         ("serve demo --max-num-seq 4", (*HEAVY, *PLANNER)),
-        ("serve dmeo", HEAVY),
+        ("serve dmeo", (*HEAVY, "ostinato.plan.plan", "ostinato.plan.speculation")),
         ("plan demo", HEAVY),
     ],
 )
