@@ -307,7 +307,7 @@ PLANNER = ("ostinato.plan.plan", "ostinato.models.checkpoint")
         ("serve --help", (*HEAVY, *PLANNER)),
         ("generate demo hi --dtype foo", (*HEAVY, *PLANNER)),
         ("serve demo --max-num-seq 4", (*HEAVY, *PLANNER)),
-        ("serve dmeo", HEAVY),
+        ("serve dmeo", (*HEAVY, "ostinato.plan.plan", "ostinato.plan.speculation")),
         ("plan demo", HEAVY),
     ],
 )
@@ -456,8 +456,8 @@ def test_every_remedy_that_is_printed_works(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["run", "demo"], "No such command 'run'; here it is ostinato chat MODEL\n"),
-        (["pull", "smollm2"], "No such command 'pull'; here it is ostinato fetch MODEL\n"),
+        (["run", "demo"], "No such command 'run'; here it is ostinato chat demo\n"),
+        (["pull", "smollm2"], "No such command 'pull'; here it is ostinato fetch smollm2\n"),
         (["servee"], "No such command 'servee'; did you mean serve?\n"),
         (["bench", "laency"], "No such command 'laency'; did you mean latency?\n"),
         (["cache", "list"], "No such command 'list'; did you mean ls?\n"),

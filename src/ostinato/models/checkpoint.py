@@ -30,10 +30,8 @@ from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
 from ostinato.models.weight_table import with_weight_table
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
-from ostinato.plan.choose_quantization import with_quantization
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.speculation import with_drafter
 from ostinato.plan.tensor_parallel import shard, sharding_problems
 
 
@@ -218,6 +216,9 @@ def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None)
 
     A draft model is sharded if that is possible; else each rank has all of it.
     """
+    # Imported here: a name that is none is answered without the planner.
+    from ostinato.plan.choose_quantization import with_quantization
+    from ostinato.plan.speculation import with_drafter
 
     def attached(draft: ModelSpec | None) -> ModelSpec:
         return with_quantization(config, with_drafter(config, model, draft))
