@@ -54,7 +54,8 @@ def test_the_command_compares_one_server_the_router_and_turns(capsys: pytest.Cap
     report = json.loads(capsys.readouterr().out)
     results = {each["layout"]: each for each in report["results"]}
     assert tuple(results) == LAYOUTS
-    assert len({each["prompt_tokens"] for each in results.values()}) == 1  # the same conversations
+    for each in results.values():  # the same conversations, but for answers that rounding decides
+        assert each["prompt_tokens"] == pytest.approx(results[ONE]["prompt_tokens"], rel=0.05)
     assert [sum(each["sent"]) for each in results.values()] == [12] * 3
     assert results[TURNS]["sent"] == [6, 6]
     assert results[ROUTED]["of_one"]["min"] >= 0.9

@@ -74,6 +74,17 @@ def test_a_session_returns_before_its_replica_has_told_and_a_session_of_another_
     assert send(router, "3", text(60), 2.0, "s", salt="other") == ("b", 0)
 
 
+def test_turns_go_round_whatever_is_cached_and_pass_over_replicas_that_take_nothing() -> None:
+    router = ReplicaRouter(BLOCK, TIMES, policy="round_robin")
+    for name in "abc":
+        router.add(name)
+    router.apply("c", IndexChanges(0, tuple(chain_of(text(40)).keys), is_whole=True))
+    assert [send(router, str(number), text(40)) for number in range(4)] == [("a", 0), ("b", 0), ("c", 36), ("a", 0)]
+    router.drain("b")
+    assert {send(router, f"later {number}", text(40))[0] for number in range(2)} == {"a", "c"}
+    assert router.reasons == {ChoiceReason.ROUND_ROBIN.value: 6}
+
+
 @pytest.mark.parametrize("tokens", [text(12), text(40, 1)], ids=["shorter", "another text"])
 def test_a_session_that_does_not_go_on_from_its_last_prompt_expects_nothing_of_it(tokens: tuple[int, ...]) -> None:
     router = router_of("a")
