@@ -144,16 +144,23 @@ def gemma4_oracle() -> transformers.PreTrainedModel:
     return model.eval()
 
 
-@torch.inference_mode()
-def test_gemma4_answers_a_conversation_as_transformers_does(tmp_path: Path) -> None:
-    """Its template writes the token of images alone; start and end are put around the tokens of each."""
-    gemma4_oracle().save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(tokenizer().to_json() or "")
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE.replace(f"{START}{IMAGE}{END}", IMAGE))
+@cache
+def gemma4_checkpoint() -> Path:
+    """A model of Gemma 4 with images, whose template writes the token of images alone. Treat it as read-only."""
+    directory = shared_folder("gemma4")
+    gemma4_oracle().save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(tokenizer().to_json() or "")
+    (directory / "chat_template.jinja").write_text(TEMPLATE.replace(f"{START}{IMAGE}{END}", IMAGE))
     processor = {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2, "do_normalize": False}
-    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
-    (tmp_path / "generation_config.json").write_text("{}")
-    llm = LLM(str(tmp_path), **SMALL)
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    (directory / "generation_config.json").write_text("{}")
+    return directory
+
+
+@torch.inference_mode()
+def test_gemma4_answers_a_conversation_as_transformers_does() -> None:
+    """Start and end are put around the tokens of each image."""
+    llm = LLM(str(gemma4_checkpoint()), **SMALL)
     talk = [user(text("what is it?"), image(40, 48), image(9, 50, 2), text("and why?"))]
     rendered = llm.engine.render_chat_media(talk)
     assert rendered.media is not None

@@ -342,6 +342,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("youtu", {"rope_interleave": None}),
     ("ernie4_5", {"head_dim": None}),
     ("bailing_hybrid", {"rope_parameters": ROPE | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
+    ("youtu", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
+    ("bailing_hybrid", {"rope_parameters": YARN | {"mscale_all_dim": 1.3}}),
     ("bailing_hybrid", {"moe_renormalize": None}),
     ("kimi_linear", {"tie_word_embeddings": True}),
     ("gpt_oss", {"num_local_experts": ..., "num_experts": 5}),

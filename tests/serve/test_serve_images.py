@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ostinato import LLM, SamplingParams
-from tests.engine.test_llm_images import SMALL, checkpoint
+from tests.engine.test_llm_images import SMALL, checkpoint, gemma4_checkpoint
 from tests.media.test_media_header import png, webp
 from tests.support.media_cases import IMAGE, drawn
 from tests.support.patience import PATIENCE
@@ -70,6 +70,20 @@ def test_images_are_answered_as_the_engine_alone_answers_them(client: Any, llm: 
     expected = alone(llm, TALK)
     assert answer.choices[0].message.content == expected.outputs[0].text
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+
+
+def test_gemma4_answers_images_over_http_as_its_engine_alone_does() -> None:
+    """Images that keep their proportions, and no videos."""
+    model = str(gemma4_checkpoint())
+    expected = alone(LLM(model, **SMALL), TALK)
+    with serving({"served_model_name": "seer"}, model=model, **SMALL) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        answer = client.chat.completions.create(messages=TALK, **ASKED)
+        assert answer.choices[0].message.content == expected.outputs[0].text
+        assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+        video = talk({"type": "video", "video": [url_of(drawn(24, 24, seed)) for seed in range(2)], "fps": 1})
+        with pytest.raises(openai.BadRequestError, match="takes images, and no videos"):
+            client.chat.completions.create(messages=video, **ASKED)
 
 
 def test_a_stream_gives_what_the_whole_answer_gives(client: Any) -> None:

@@ -49,7 +49,7 @@ class LatentAttention(Module):
     the spec `rotates`, positions rotate the shared elements, and as many of each query. Queries may come out of a
     latent of their own, of `query_rank` elements. If it `has_neighbours`, a checkpoint has the rows that positions
     rotate together side by side. If it `has_head_gates`, the sigmoid of a number for each head multiplies its values.
-    Keys before position `first_key` are not attended to.
+    Keys before position `first_key` are not attended to. `score_scale` multiplies the scores.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class LatentAttention(Module):
         has_neighbours: bool = False,
         has_head_gates: bool = False,
         first_key: int = 0,
+        score_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -93,7 +94,7 @@ class LatentAttention(Module):
         self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
         self.gate_proj = Linear(build, hidden_size, spec.num_heads) if has_head_gates else None
         self.output_gate = sigmoid_gate(build, spec.num_heads * sizes.value)
-        self.scale = (sizes.key + sizes.shared) ** -0.5
+        self.scale = (sizes.key + sizes.shared) ** -0.5 * score_scale
         self.first_key = first_key
 
     def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:

@@ -12,6 +12,7 @@ from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.bailing_hybrid.spec import BailingHybridHyperparameters
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.model import LATENT_NORM_EPS, SparseMLP
+from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
@@ -52,6 +53,7 @@ class BailingHybrid(Decoder):
                 has_neighbours=True,
                 has_head_gates=True,
                 first_key=first_key,
+                score_scale=score_scale(self.spec.rope),
             )
             attention.names = {"o_proj": "dense", "gate_proj": "g_proj"}
         mlp: Module

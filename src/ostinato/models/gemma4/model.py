@@ -54,7 +54,8 @@ class PatchAttention(Module):
         self.head_dim, self.eps, self.clips = size // vision.num_heads, eps, hyper.clips
         self.o_proj: ClippedLinear | Linear
         if self.clips:
-            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (ClippedLinear(build, size, size) for _ in range(4))
+            self.q_proj, self.k_proj, self.v_proj = (ClippedLinear(build, size, size) for _ in range(3))
+            self.o_proj: Module = ClippedLinear(build, size, size)
         else:
             parts = [(f"{name}_proj.linear", size) for name in "qkv"]
             self.qkv = PackedLinear(build, size, parts, can_be_quantised=False)

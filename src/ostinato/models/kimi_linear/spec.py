@@ -6,6 +6,7 @@ ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -155,13 +156,16 @@ def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes
 
 
 def latent_rope(config: JsonMapping, latent: LatentSizes, default_theta: float = DEFAULT_THETA) -> RopeSpec:
-    """Return the rotary embedding of the keys that heads share; ModelError for one that scales the scores too."""
-    rope = parse_rope(config, latent.shared, default_theta=default_theta)
-    if rope.parameters.get("mscale_all_dim"):
-        raise ModelError(
-            f"config.json has mscale_all_dim = {rope.parameters['mscale_all_dim']}, which scales scores; supported: 0"
-        )
-    return rope
+    """Return the rotary embedding of the keys that heads share."""
+    return parse_rope(config, latent.shared, default_theta=default_theta)
+
+
+def score_scale(rope: RopeSpec | None) -> float:
+    """Return the factor of scores that YaRN's `mscale_all_dim` asks for, as in DeepSeek-V2."""
+    of_all = 0.0 if rope is None else rope.parameters.get("mscale_all_dim") or 0.0
+    if rope is None or not of_all or rope.parameters["factor"] <= 1:
+        return 1.0
+    return float((0.1 * of_all * math.log(rope.parameters["factor"]) + 1.0) ** 2)
 
 
 def _size(config: JsonMapping, name: str) -> int:

@@ -7,6 +7,7 @@ from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.model import LATENT_NORM_EPS
+from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.youtu.spec import YoutuHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -30,6 +31,7 @@ class Youtu(Decoder):
             latent_norm_eps=LATENT_NORM_EPS,
             query_rank=hyper.query_rank,
             has_neighbours=hyper.has_neighbours,
+            score_scale=score_scale(self.spec.rope),
         )
         return Block(
             build, size, hyper.norm_eps, mlp=GatedMLP(build, size, hyper.intermediate_size), attention=attention

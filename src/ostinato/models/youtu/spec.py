@@ -30,7 +30,7 @@ class YoutuHyperparameters:
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `youtu` config.json.
 
-    ModelError for biases, and for a rotary embedding that scales the scores too.
+    ModelError for biases.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attention_bias", False)
