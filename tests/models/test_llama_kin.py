@@ -341,6 +341,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lfm3", {"rms_norm_eps": 0.05}),
     ("youtu", {"rope_interleave": None}),
     ("ernie4_5", {"head_dim": None}),
+    ("falcon_h1_normed", {"mamba_norm_before_gate": None}),
+    ("bamba", {"mamba_conv_bias": None}),
     ("bailing_hybrid", {"rope_parameters": ROPE | {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     ("youtu", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
     ("bailing_hybrid", {"rope_parameters": YARN | {"mscale_all_dim": 1.3}}),

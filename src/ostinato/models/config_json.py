@@ -51,8 +51,8 @@ def number(config: JsonMapping, name: str, default: float | None = None) -> floa
 
 
 def flag(config: JsonMapping, name: str, default: bool | None = None) -> bool:
-    """Return True or False. Without a default the key is required; null counts as absent."""
-    value = _value(config, name, default)
+    """Return True or False. Without a default the key is required. Null is False, as in transformers."""
+    value = False if name in config and config[name] is None else _value(config, name, default)
     if not isinstance(value, bool):
         raise _malformed(name, value, "true or false")
     return value

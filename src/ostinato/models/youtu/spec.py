@@ -47,8 +47,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         hyperparameters=YoutuHyperparameters(
             latent=latent,
             query_rank=None if given is None else integer({"q_lora_rank": given}, "q_lora_rank"),
-            # In transformers null is false here, and no value is true.
-            has_neighbours=flag({"rope_interleave": True, **config}, "rope_interleave", False),
+            has_neighbours=flag(config, "rope_interleave", True),
             intermediate_size=integer(config, "intermediate_size"),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
         ),
