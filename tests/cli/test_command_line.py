@@ -525,6 +525,11 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     [
         ("max_num_seq: 4", "serve has no setting 'max_num_seq'; did you mean max_num_seqs?"),
         ("max_num_seqs: 4\nmax-num-seqs: 5", "max_num_seqs is given twice"),
+        ("max_num_seqs: 4\nmax_num_seqs: 5", "max_num_seqs is given twice"),
+        ("speculative:\n  method: ngram\n  method: mtp", "method is given twice"),
+        ("speculative: &a\n  method: *a", "speculative holds what JSON cannot"),
+        ("speculative:\n  method: 2026-01-01", "speculative holds what JSON cannot"),
+        ("host: &a [*a]", "host"),
         ("- 4", "should have a line `name: value` for each setting"),
         ("port: 8000\na: b: c", "is not YAML: mapping values are not allowed here, in line 2\n"),
         ("a: \x00", "is not YAML: unacceptable character"),

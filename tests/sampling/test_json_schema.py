@@ -218,6 +218,11 @@ def test_what_cannot_be_enforced_is_refused_with_place_and_what_works(schema: di
         Guide(lark=f"start: %json {json.dumps(schema)}")
 
 
+def test_a_schema_whose_text_has_a_keyword_twice_is_refused() -> None:
+    with pytest.raises(RequestError, match="it has 'type' twice in one object"):
+        Guide(json_schema='{"type": "string", "type": "integer"}')
+
+
 def test_schemas_in_a_grammar_are_enforced_alike_and_texts_stay() -> None:
     schema = json.dumps({**OBJECT, **A})
     text = json.dumps(f"%json {schema}")

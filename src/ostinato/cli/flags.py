@@ -26,7 +26,7 @@ from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.files import expand
-from ostinato.json_io import JsonObject, parse_json
+from ostinato.json_io import JsonObject, parse_json, unique_members
 from ostinato.other_engines import SETTING_ADVICE
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
@@ -49,11 +49,14 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     import yaml  # here, since most commands read no file of settings
 
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        read, twice = yaml.safe_load(text), _given_twice(yaml.compose(text, yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
+    if twice is not None:
+        raise ConfigError(f"{path}: {twice} is given twice")
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
     options = {
@@ -78,12 +81,36 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
         elif name in given:
             problems.append(f"{path}: {name} is given twice")
         elif value is not None:
-            given[name] = _as_argument(value, is_list=getattr(options[name], "multiple", False))
+            try:
+                given[name] = _as_argument(value, is_list=getattr(options[name], "multiple", False))
+            except (TypeError, ValueError, RecursionError):  # a date, bytes, a mapping in itself
+                problems.append(f"{path}: {name} holds what JSON cannot; give texts, numbers and lists")
     if problems:
         raise ConfigError("\n".join(problems))
     if others:
         note(f"{path}: {ctx.info_name} passes over what is another command's: {', '.join(others)}")
     ctx.default_map = {**(ctx.default_map or {}), **given}
+
+
+def _given_twice(node: yaml.Node | None) -> str | None:
+    """Return a key that a mapping of YAML, or one within it, has twice: its reader takes the last."""
+    import yaml
+
+    waiting, seen = [node], set[int]()  # an alias may lead to a node that it lies in
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            names = [str(key.value) for key, _ in node.value]
+            twice = [name for place, name in enumerate(names) if name in names[:place]]
+            if twice:
+                return twice[0]
+            waiting += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+    return None
 
 
 def print_config(settings: BaseModel) -> Iterator[str]:
@@ -352,7 +379,7 @@ def template_variables(text: str | None) -> JsonObject:
     if text is None:
         return {}
     try:
-        value = parse_json(text)
+        value = parse_json(text, object_pairs_hook=unique_members)
     except ValueError as error:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -394,7 +421,10 @@ def _values(given: JsonObject) -> JsonObject:
 
     values = {name: value for name, value in given.items() if value != []}
     if "logit_bias" in values:
-        values["logit_bias"] = dict(_bias(entry) for entry in values["logit_bias"])
+        biases = [_bias(entry) for entry in values["logit_bias"]]
+        values["logit_bias"] = dict(biases)
+        if len(values["logit_bias"]) < len(biases):
+            raise RequestError("--logit-bias names a token twice; give each one bias")
     if guide := {name: values.pop(name) for name in list(values) if name.startswith(_GUIDE)}:
         texts = {name: _text(name, guide[name]) for name in guide if name in _TEXTS_IN_FILES}
         values["guide"] = {name.removeprefix(_GUIDE): value for name, value in (guide | texts).items()}

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from ostinato.errors import RequestError
-from ostinato.json_io import JsonObject, parse_json
+from ostinato.json_io import JsonObject, parse_json, unique_members
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
 from ostinato.setting_names import describe_fields, plain_words
@@ -165,7 +165,7 @@ def _check_length(name: str, length: int) -> None:
 def _check_schema(text: str) -> JsonObject:
     """Return the schema of a text in the library's form. ValueError unless it compiles within bounds."""
     try:
-        schema = parse_json(text)
+        schema = parse_json(text, object_pairs_hook=unique_members)
     except ValueError as error:
         raise ValueError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
