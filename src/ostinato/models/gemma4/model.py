@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
-from ostinato.layers.linear import Linear, PackedLinear
+from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.vision import linear
@@ -52,7 +52,6 @@ class PatchAttention(Module):
         super().__init__()
         self.ops, size, eps = build.ops, vision.hidden_size, hyper.encoder_norm_eps
         self.head_dim, self.eps, self.clips = size // vision.num_heads, eps, hyper.clips
-        self.o_proj: ClippedLinear | Linear
         if self.clips:
             self.q_proj, self.k_proj, self.v_proj = (ClippedLinear(build, size, size) for _ in range(3))
             self.o_proj: Module = ClippedLinear(build, size, size)
