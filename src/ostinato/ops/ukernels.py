@@ -290,7 +290,10 @@ ROWS: tuple[Ukernel, ...] = (
     ),
     Ukernel(
         "moe_by_expert", "moe", "MOE_BY_EXPERT", ALL_TYPES, ALL_WEIGHTS, EVERYWHERE, fixed_order=True,
-        why="the two matrices of an expert take rows of linear, by the tokens that chose it",
+        why="the two matrices of an expert take rows of linear, by the tokens that chose it. Xeon without AMX, one "
+        "thread, 32 experts of 1024 x 256 and 512 tokens, their rate over that of linear, with rows of their own and "
+        "so: bfloat16 1.0 and 1.0, int8 1.0 and 1.0, Q4_K 0.8 and 1.0, MXFP4 0.8 and 1.0; with AVX2 alone 0.7 and 1.0, "
+        "0.5 and 0.9, 0.6 and 0.9, 0.4 and 0.9",
     ),
     # attention: weights are keys and values, in the type of the queries or in 8 bits
     Ukernel(
