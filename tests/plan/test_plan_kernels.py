@@ -11,6 +11,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.models.checkpoint import load_spec, model_spec
+from ostinato.ops.launch_tables.pointwise import clip_launches
 from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import native_encoder_attention, reference_gather_act_order
 from ostinato.ops.ukernels import ROWS, Problem, candidates, select
@@ -188,6 +189,7 @@ def test_every_size_that_a_rule_of_an_operation_asks_for_is_one_that_the_plan_gi
         of_kernels = [kernel for kernel in (row.reference, row.native, row.triton) if kernel is not None]
         rules = [rule for kernel in of_kernels for rule in (kernel.scratch, kernel.launches)]
         for rule in (*rules, row.work):
-            # Only ranks gather inputs in the order of their activations; the encoder's memory is asked for directly.
-            if rule not in (None, reference_gather_act_order, native_encoder_attention):
+            # Only ranks gather inputs in the order of their activations; the encoder's memory is asked for directly, and
+            # only encoders clip.
+            if rule not in (None, reference_gather_act_order, native_encoder_attention, clip_launches):
                 assert inspect.signature(rule).parameters.keys() <= given.get(rule, set()), (name, rule)
