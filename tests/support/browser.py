@@ -56,10 +56,23 @@ class Browser:
         return self.script("return document.body.innerText")
 
     def click(self, name: str) -> None:
-        self.driver.find_element("id", name).click()
+        self._act(lambda: self.driver.find_element("id", name).click())
 
     def type(self, name: str, text: str) -> None:
-        self.driver.find_element("id", name).send_keys(text)
+        self._act(lambda: self.driver.find_element("id", name).send_keys(text))
+
+    def _act(self, action: Callable[[], None]) -> None:
+        """Find an element and use it; again, if the page replaced it in between, as a person does."""
+        from selenium.common.exceptions import StaleElementReferenceException
+
+        def is_done() -> bool:
+            try:
+                action()
+            except StaleElementReferenceException:
+                return False
+            return True
+
+        self.until(is_done)
 
     def put_files(self, name: str, *paths: str) -> None:
         """Chooses files for an input, as its dialogue would."""
@@ -69,7 +82,7 @@ class Browser:
 
     def press_button(self, selector: str, number: int = 0) -> None:
         """Clicks the element of this number that fits."""
-        self.driver.find_elements("css selector", selector)[number].click()
+        self._act(lambda: self.driver.find_elements("css selector", selector)[number].click())
 
     def count(self, selector: str) -> int:
         return self.script("return document.querySelectorAll(arguments[0]).length", selector)

@@ -260,6 +260,16 @@ def test_a_conversation_is_renamed_in_its_row(talked, served, how):
     assert titles(talked) == [expected, "one?"]
 
 
+def test_a_name_that_is_being_written_stays_when_an_answer_comes_meanwhile(talked):
+    script_answers(talked, chunks({"content": "on"}))
+    talked.type("question", "and?\n")
+    talked.press_button(f"{RENAMED} .small", 0)
+    talked.press("of app")
+    talked.until(lambda: "on" in said(talked))
+    talked.press("les", ENTER)
+    talked.until(lambda: titles(talked) == ["of apples", "one?"])
+
+
 def test_conversations_are_found_by_a_word_of_their_name_or_of_what_was_said(talked):
     for words, found in (("TWO MORE", ["two?"]), ("one", ["one?"]), ("**a", ["one?"]), ("?", ["two?", "one?"])):
         talked.script("document.getElementById('search').value = ''")

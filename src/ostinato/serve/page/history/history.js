@@ -20,7 +20,7 @@ function has({ title, messages }, words) {
 export class History {
   /** `onOpen` gets a conversation, `onNew` is told to begin one, `onRename` gets an id and the new name. */
   constructor({ onOpen, onNew, onRename }) {
-    Object.assign(this, { onOpen, onNew, onRename, store: new Store(), current: null, writing: Promise.resolve(), gone: new Set() });
+    Object.assign(this, { onOpen, onNew, onRename, store: new Store(), current: null, renaming: null, writing: Promise.resolve(), gone: new Set() });
     byId("new").addEventListener("click", () => this.begin());
     byId("search").addEventListener("input", () => this.show());
     byId("export").addEventListener("click", () => this.exportAll());
@@ -68,6 +68,7 @@ export class History {
       const words = byId("search").value.trim().toLowerCase();
       const found = words ? (await this.store.all()).filter((each) => has(each, words)) : heads;
       if (words !== byId("search").value.trim().toLowerCase()) return; // more was written meanwhile
+      if (this.renaming?.isConnected) return; // the list is shown anew when that ends
       byId("conversations").replaceChildren(...found.map((head) => this.row(head)));
       byId("none-kept").hidden = heads.length > 0;
       byId("none-found").hidden = !heads.length || found.length > 0;
@@ -96,12 +97,14 @@ export class History {
     const end = async (title, isLeft) => {
       if (isOver) return;
       isOver = true;
+      this.renaming = null;
       if (title && title !== name) {
         const conversation = await this.store.get(id);
         if (conversation) await this.keep({ ...conversation, title });
         this.onRename(id, title);
       }
       if (field.isConnected) field.replaceWith(opening);
+      await this.show();
       if (!isLeft) byId("conversations").querySelector(`[data-id="${id}"] .open`)?.focus();
     };
     field.addEventListener("keydown", (event) => {
@@ -110,6 +113,7 @@ export class History {
       end(event.key === "Enter" ? field.value.trim() : "", false);
     });
     field.addEventListener("blur", () => end(field.value.trim(), true));
+    this.renaming = field;
     opening.replaceWith(field);
     field.focus();
     field.select();
