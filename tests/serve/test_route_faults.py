@@ -312,6 +312,25 @@ def test_text_of_a_model_that_looks_like_usage_is_not_counted(answers: dict[str,
         assert metrics(routed)['hit_tokens_total{backend="0",kind="reported"}'] == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ({"metadata": {"usage": {"cached_tokens": 99}}, "usage": {"input_tokens_details": {"cached_tokens": 48}}}, 48),
+        ({"metadata": {"usage": {"cached_tokens": 99}}, "usage": None}, 0),
+        ({"cached_tokens": 99, "usage": {"prompt_tokens": 100}}, 0),
+        ({"usage": {"input_tokens": 4, "cache_read_input_tokens": 96}}, 96),
+        ({"usage": {"cached_tokens": 999_999_999}}, 100),
+    ],
+)
+def test_cached_tokens_are_those_of_the_last_usage_and_at_most_the_prompts(
+    answers: dict[str, Answer], said: dict[str, Any], counted: int
+) -> None:
+    with odd_backend({**answers, "/v1/completions": says(said)}) as odd, routing([odd.url]) as routed:
+        assert ask(routed).json() == said
+        routed.until(lambda: routed.backends()[0]["running"] == 0)
+        assert metrics(routed)['hit_tokens_total{backend="0",kind="reported"}'] == counted
+
+
 def test_a_backend_that_breaks_off_costs_a_second_try_and_ends_not_all(answers: dict[str, Answer]) -> None:
     broken = {**answers, "/v1/completions": is_rubbish}
     with (

@@ -295,6 +295,7 @@ def test_a_server_publishes_what_its_own_endpoint_tells(tmp_path: Path) -> None:
         ({"kv_events_config": {"endpoint": "ipc:///tmp/x"}}, "--kv-events|kv_events what"),
         ({"kv_events": "hashes", "kv_events_config": {}}, "ZeroMQ has no keys"),
         ({"kv_events": "hashes", "kv_events_config": {"endpoint": "here"}}, "tcp://HOST:PORT"),
+        ({"kv_events": "hashes", "kv_events_config": {"endpoint": "tcp://0.0.0.0:5559"}}, r"write tcp://\*:5559"),
         ({"kv_events": "hashes", "kv_events_config": "{"}, "JSON object"),
         ({"kv_events": "hashes", "kv_events_config": {"max_queue_size": 5}}, "max_queue_size"),
         (
@@ -325,6 +326,23 @@ def test_an_address_that_is_taken_and_a_package_that_is_missing_are_named(
     monkeypatch.setattr(zmq_events, "find_spec", lambda name: None if name == "zmq" else object())
     with pytest.raises(ConfigError, match=r"needs pyzmq: pip install 'ostinato\[zmq\]'"):
         ZmqPublisher(KvEventsConfig(endpoint="ipc:///tmp/x"))
+
+
+def test_the_log_says_whether_an_endpoint_was_opened_or_connected_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with publishing(Engine(), tmp_path, replay_endpoint=None):
+            pass
+        async with publishing(Engine(), tmp_path, endpoint="tcp://127.0.0.1:9", replay_endpoint=None):
+            pass
+
+    with caplog.at_level(logging.INFO, "ostinato.serve"):
+        run(work)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"kv_events_config: ipc://{tmp_path}/events is opened",
+        "kv_events_config: tcp://127.0.0.1:9 is connected to",
+    ]
 
 
 def test_a_config_of_vllms_that_publishes_nothing_publishes_nothing() -> None:

@@ -46,8 +46,8 @@ def check_installed() -> None:
 class ZmqPublisher:
     """Publisher of an engine's cache events: a PUB socket with numbered messages, and a ROUTER that replays them.
 
-    A reader that asks for messages which are not kept any more gets one with all that is cached in their place. That one
-    is kept too, and sent again with the messages after it as long as these are kept.
+    A reader that asks for messages which are not kept any more gets one with all that is cached in their place. It is
+    sent again, with the messages after it, as long as these are kept.
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
@@ -108,6 +108,7 @@ class ZmqPublisher:
         except zmq.ZMQError as error:
             message = f"kv_events_config: {endpoint} cannot be {'opened' if binds else 'reached'}: {error}"
             raise ConfigError(message) from None
+        log.info("kv_events_config: %s is %s", endpoint, "opened" if binds else "connected to")
         return socket
 
     async def _publish(self, hub: CacheEventHub) -> None:

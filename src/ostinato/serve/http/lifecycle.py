@@ -279,9 +279,13 @@ class Lifecycle(ServerLifecycle):
 
     async def stop(self) -> None:
         """Stop the engine, and with it unfinished requests. An engine that is being loaded is stopped too."""
-        await self.loop_delay.stop()
-        if self._publisher is not None:
-            await self._publisher.stop()
+        async with contextlib.AsyncExitStack() as stack:  # which goes on, whatever one part raises
+            stack.push_async_callback(self._stop_engine)
+            await self.loop_delay.stop()
+            if self._publisher is not None:
+                await self._publisher.stop()
+
+    async def _stop_engine(self) -> None:
         if self._workers is not None:
             await self._workers.stop()
         if self._engine is not None:

@@ -143,13 +143,11 @@ class RouteLifecycle(ServerLifecycle):
         self.on_end()
 
     async def stop(self) -> None:
-        """Stop watching backends, and the processes that read bodies."""
-        await self.loop_delay.stop()
-        if self._ext_proc is not None:
-            await self._ext_proc.stop()
-        await self.pool.stop()
-        if self.reader is not None:
-            await self.reader.stop()
+        """Stop watching backends, and the processes that read bodies, whatever one part raises."""
+        parts = [part for part in (self.loop_delay, self._ext_proc, self.pool, self.reader) if part is not None]
+        for result in await asyncio.gather(*(part.stop() for part in parts), return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("a part of the router did not stop", exc_info=result)
 
     def exit_status(self) -> int:
         if self.error is not None:
