@@ -6,10 +6,20 @@ import json
 
 import pytest
 
-from ostinato import ConfigError, RequestError
+from ostinato import ConfigError, ModelError, RequestError
 from ostinato.bench.serve.load_generator import LoadRun, RequestOutcome
-from ostinato.bench.serve.route import LAYOUTS, ONE, ROUTED, TURNS, RouteRound, round_of, route_figures
+from ostinato.bench.serve.route import (
+    LAYOUTS,
+    ONE,
+    ROUTED,
+    TURNS,
+    RouteRound,
+    round_of,
+    route_figures,
+    wait_for_backends,
+)
 from ostinato.cli.main import main
+from tests.support.odd_backends import odd_backend, says
 
 
 def run_of(*outcomes: RequestOutcome) -> LoadRun:
@@ -26,6 +36,22 @@ def test_a_round_adds_up_tokens_and_is_refused_if_a_request_failed_or_says_no_to
         round_of(run_of(outcome(10, 0), outcome(None, None, "http_500")), (1, 1))
     with pytest.raises(RequestError, match="does not say"):
         round_of(run_of(outcome(10, None)), (1,))
+
+
+def test_servers_that_are_lost_tell_nothing_or_do_not_answer_end_the_wait() -> None:
+    def backend(state: str, tells: bool) -> dict[str, object]:
+        return {"url": "http://server", "state": state, "reason": "its reason", "kv_events": tells}
+
+    with odd_backend({"/backends": says({"backends": [backend("ready", True)]})}) as router:
+        wait_for_backends(router.url, 1)
+        router.answers["/backends"] = says({"backends": [backend("down", False)]})
+        with pytest.raises(ModelError, match=r"lost a server: http://server is down \(its reason\)"):
+            wait_for_backends(router.url, 1)
+        router.answers["/backends"] = says({"backends": [backend("ready", False)]})
+        with pytest.raises(ModelError, match="what its servers cache after 0 s"):
+            wait_for_backends(router.url, 1, ready_within=0.0)
+    with pytest.raises(ModelError, match="does not answer"):
+        wait_for_backends(router.url, 1)
 
 
 def test_hit_rates_are_compared_with_that_of_one_server_round_by_round() -> None:

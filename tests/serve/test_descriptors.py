@@ -17,6 +17,7 @@ from ostinato.os_support import max_open_files, raise_max_open_files
 from ostinato.serve.http.connection_limits import RESERVED, fd_limited_connections, raise_fd_limit
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.listener import FIRST_FOR_ANYONE, free_port
+from ostinato.serve.route.proxy import RouteLifecycle, RouteSettings
 from ostinato.serve.settings import ServeSettings
 from tests.support.patience import PATIENCE
 from tests.support.server_process import RUN, Process
@@ -121,6 +122,13 @@ def test_connections_that_can_never_be_had_are_refused_with_a_number_that_can(li
     [remedy] = caught.value.remedies
     assert remedy.setting == "max_connections"
     raise_fd_limit(remedy.value)
+    limit[:] = [100, 200]
+    route = RouteSettings(("http://127.0.0.1:1",))
+    with pytest.raises(ConfigError, match="264 file descriptors, and the process may have 200") as caught:
+        RouteLifecycle(ServeSettings(max_connections=100), route)
+    [remedy] = caught.value.remedies
+    assert RouteLifecycle(ServeSettings(max_connections=remedy.value), route).occupancy.most == remedy.value
+    assert RouteLifecycle(ServeSettings(), route).occupancy.most == (200 - RESERVED) // 2
     limit[:] = [100, resource.RLIM_INFINITY]
     raise_fd_limit(1000)
     assert limit[0] == 1000 + RESERVED

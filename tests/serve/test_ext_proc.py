@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from random import Random
@@ -180,6 +181,52 @@ def test_a_body_that_is_wrong_or_ends_with_trailers_gets_a_server_and_one_too_la
     assert last.WhichOneof("response") == "request_trailers"
     [*_, refused] = ask(channel, headers(), body(b"x" * (2**20 + 1)))
     assert refused.immediate_response.status.code == 413
+
+
+def test_a_body_of_up_to_max_body_comes_in_one_message(servers: list[Served]) -> None:
+    with routing([servers[0].url], ext_proc="127.0.0.1:0", max_body=2**24 + 2**10) as routed:
+        served = routed.lifecycle._ext_proc
+        assert served is not None
+        routed.until(lambda: served.port)
+        with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            _, named = ask(channel, headers(messages.BUFFERED), body(b"x" * (2**24 + 2**10)))
+            assert destination(named, "request_body") == endpoint(servers[0])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no port"), OSError(24, "Too many open files")])
+def test_a_server_that_cannot_start_ends_the_router_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(**_: Any) -> Any:
+        raise error
+
+    async def work() -> RouteLifecycle:
+        lifecycle = RouteLifecycle(ServeSettings(), RouteSettings(("http://127.0.0.1:1",), ext_proc="127.0.0.1:0"))
+        lifecycle.start()
+        assert lifecycle._ext_proc is not None
+        await lifecycle._ext_proc.stop()
+        await lifecycle.stop()
+        return lifecycle
+
+    monkeypatch.setattr(grpc.aio, "server", fails)
+    with pytest.raises(ConfigError, match=r"ext_proc 127.0.0.1:0 cannot be opened: .*(no port|Too many)"):
+        asyncio.run(work()).exit_status()
+
+
+def test_the_router_stops_its_other_parts_after_one_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise RuntimeError("stuck")
+
+    async def work() -> None:
+        lifecycle = RouteLifecycle(ServeSettings(), RouteSettings(("http://127.0.0.1:1",)))
+        lifecycle.start()
+        await lifecycle.loop_delay.stop()
+        lifecycle.loop_delay.stop = fails  # type: ignore[method-assign]
+        await lifecycle.stop()
+        assert all(task.done() for task in lifecycle.pool._tasks)
+
+    asyncio.run(work())
+    assert "stuck" in caplog.text
 
 
 def test_health_is_that_of_the_router(routed: Routed, channel: Any) -> None:

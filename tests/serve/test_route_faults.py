@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import logging
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +20,7 @@ from ostinato.serve.route.backends import IndexReader, WrongEvents
 from tests.support.odd_backends import (
     CONTENTS,
     Answer,
+    OddBackend,
     begins_and_hangs,
     events,
     hangs,
@@ -107,15 +112,100 @@ def test_requests_of_a_backend_that_freezes_end_when_its_health_does(
         routed.until(lambda: metrics(routed)['failed_requests_total{backend="0"}'] == 1)
 
 
-def test_a_backend_that_is_silent_for_longer_than_a_request_may_take_is_given_up(
-    answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+class Connections:
+    """Connections of the router, which fail with `error` if it is set."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.num_failed = 0
+        self._open: Any = asyncio.open_connection
+
+    async def open(self, *args: Any, **options: Any) -> Any:
+        if self.error is not None:
+            self.num_failed += 1
+            raise self.error
+        return await self._open(*args, **options)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Connections:
+    connections = Connections()
+    monkeypatch.setattr(asyncio, "open_connection", connections.open)
+    return connections
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "ready"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "down"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), "down"),
+    ],
+    ids=["the router's own", "network", "name"],
+)
+def test_a_look_that_fails_without_the_backends_fault_ends_no_answer(
+    answers: dict[str, Answer], connections: Connections, error: OSError, state: str
 ) -> None:
-    monkeypatch.setattr(proxy, "SLACK", 0.0)
+    goes_on = threading.Event()
+
+    async def slow(backend: OddBackend, writer: asyncio.StreamWriter) -> None:
+        await events({"choices": []}, ends=True)(backend, writer)
+        backend.num_hanging += 1
+        while not goes_on.is_set():
+            await asyncio.sleep(0.01)
+        writer.write(b"data: [DONE]\n\n")
+
+    with odd_backend({**answers, "/v1/completions": slow}) as odd, routing([odd.url]) as routed:
+        got: list[httpx2.Response] = []
+        waiting = threading.Thread(target=lambda: got.append(ask(routed, stream=True)))
+        waiting.start()
+        routed.until(lambda: odd.num_hanging == 1)
+        connections.error = error
+        routed.until(lambda: connections.num_failed >= 3)
+        routed.until(lambda: states(routed) == [state])
+        if state == "ready":
+            refused = ask(routed)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_connection")
+        connections.error = None
+        goes_on.set()
+        waiting.join(PATIENCE)
+        assert got[0].text.endswith("data: [DONE]\n\n")
+        routed.until(lambda: states(routed) == ["ready"])
+        assert metrics(routed)['failed_requests_total{backend="0"}'] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 111] Connect call failed"),
+    ],
+    ids=["one address", "two"],
+)
+def test_requests_of_a_backend_that_refuses_connections_end(
+    answers: dict[str, Answer], connections: Connections, error: OSError
+) -> None:
+    with odd_backend({**answers, "/v1/completions": hangs}) as odd, routing([odd.url]) as routed:
+        got: list[httpx2.Response] = []
+        waiting = threading.Thread(target=lambda: got.append(ask(routed)))
+        waiting.start()
+        routed.until(lambda: odd.num_hanging == 1)
+        connections.error = error
+        waiting.join(PATIENCE)
+        assert got[0].json()["error"]["code"] == "backend_lost"
+
+
+def test_a_backend_that_is_silent_for_longer_than_a_request_may_take_is_given_up(
+    answers: dict[str, Answer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(proxy, "SLACK", 4.0)
     with (
         odd_backend({**answers, "/v1/completions": begins_and_hangs}) as odd,
         routing([odd.url], request_timeout=1.0) as routed,
+        caplog.at_level(logging.WARNING, "ostinato.serve"),
     ):
         assert "backend_lost" in ask(routed, stream=True).text
+        assert "its answer pauses for 5 s" in caplog.text
         odd.answers["/v1/completions"] = hangs
         late = ask(routed)
         assert (late.status_code, late.json()["error"]["code"]) == (504, "backend_timeout")
@@ -128,17 +218,14 @@ def test_a_backend_that_comes_back_with_another_model_gets_nothing(
 ) -> None:
     if not has_events:
         answers["/kv_events"] = says({}, 403)
+    ending = {"/kv_events": events(CONTENTS, ends=True)} if has_events else {}  # the stream ends with the process
     with (
-        odd_backend(dict(answers)) as odd,
+        odd_backend({**answers, **ending}) as odd,
         odd_backend(dict(answers)) as good,
-        routing([odd.url, good.url], num_ready=2 * has_events) as routed,
+        routing([odd.url, good.url], num_ready=0) as routed,
     ):
-        routed.until(lambda: states(routed) == ["ready", "ready"])
+        routed.until(lambda: "/kv_events" in odd.asked and states(routed)[1] == "ready")
         odd.answers["/v1/models"] = says({"data": [{"id": "another", "created": 5}]})
-        if has_events:  # its stream ends with the process
-            odd.answers["/kv_events"] = events(CONTENTS)
-            pool = routed.lifecycle.pool
-            pool.lose(odd.url, "its process ended")
         routed.until(lambda: states(routed) == ["foreign", "ready"])
         for _ in range(3):
             assert ask(routed).headers["x-ostinato-backend"] == "1"
@@ -223,6 +310,25 @@ def test_text_of_a_model_that_looks_like_usage_is_not_counted(answers: dict[str,
         assert ask(routed).json() == said
         routed.until(lambda: routed.backends()[0]["running"] == 0)
         assert metrics(routed)['hit_tokens_total{backend="0",kind="reported"}'] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ({"metadata": {"usage": {"cached_tokens": 99}}, "usage": {"input_tokens_details": {"cached_tokens": 48}}}, 48),
+        ({"metadata": {"usage": {"cached_tokens": 99}}, "usage": None}, 0),
+        ({"cached_tokens": 99, "usage": {"prompt_tokens": 100}}, 0),
+        ({"usage": {"input_tokens": 4, "cache_read_input_tokens": 96}}, 96),
+        ({"usage": {"cached_tokens": 999_999_999}}, 100),
+    ],
+)
+def test_cached_tokens_are_those_of_the_last_usage_and_at_most_the_prompts(
+    answers: dict[str, Answer], said: dict[str, Any], counted: int
+) -> None:
+    with odd_backend({**answers, "/v1/completions": says(said)}) as odd, routing([odd.url]) as routed:
+        assert ask(routed).json() == said
+        routed.until(lambda: routed.backends()[0]["running"] == 0)
+        assert metrics(routed)['hit_tokens_total{backend="0",kind="reported"}'] == counted
 
 
 def test_a_backend_that_breaks_off_costs_a_second_try_and_ends_not_all(answers: dict[str, Answer]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
@@ -151,7 +153,7 @@ def test_a_message_is_that_of_vllm_with_an_array_of_time_events_and_rank(tmp_pat
             engine.serve(1, 20)
             while len(publisher._kept) < 2:
                 await asyncio.sleep(0)
-            (number, begin), (later, stored) = publisher._replay_from(engine.hub, publisher._kept[0][0])
+            (number, begin), (later, stored) = await publisher._replay_from(engine.hub, publisher._kept[0][0])
             assert later == number + 1
             when, first, rank = msgpack.unpackb(begin)
             assert (type(when), first, rank) == (float, [{"type": "AllBlocksCleared"}], 0)
@@ -168,6 +170,66 @@ def test_a_message_is_that_of_vllm_with_an_array_of_time_events_and_rank(tmp_pat
                 assert subscriber.kinds.keys() == {"AllBlocksCleared", "BlockStored"}
 
     run(work)
+
+
+def test_all_that_is_cached_is_encoded_once_off_the_loop_and_sent_again_with_what_came_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = ZmqPublisher._encode_all, list[int]()
+
+    def noted(publisher: ZmqPublisher, parts: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return encode(publisher, parts)
+
+    monkeypatch.setattr(ZmqPublisher, "_encode_all", noted)
+
+    async def work() -> None:
+        engine = Engine()
+        async with publishing(engine, tmp_path, buffer_steps=3) as publisher:
+            for number, num_encoded in enumerate((1, 1, 1, 1, 2)):
+                before, told = publisher._number, engine.hub._number
+                engine.serve(number, 20)
+                while publisher._number < before + engine.hub._number - told:
+                    await asyncio.sleep(0)
+                async with subscribing(tmp_path) as late:
+                    await late.replay()
+                    assert engine.is_known_to(late.contents)
+                    assert late.last == publisher._number
+                assert len(threads) == num_encoded
+            assert threading.get_ident() not in threads
+
+    run(work)
+
+
+def test_a_publisher_that_fails_says_so_and_begins_again_and_one_that_was_stopped_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zmq_events, "PAUSE", 0.0)
+    fields, failures = zmq_events.event_fields, [RuntimeError("once")]
+
+    def failing(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return fields(*args)
+
+    monkeypatch.setattr(zmq_events, "event_fields", failing)
+
+    async def work() -> None:
+        engine = Engine()
+        async with publishing(engine, tmp_path) as publisher, subscribing(tmp_path) as subscriber:
+            await joined(engine, subscriber)
+            await caught_up(engine, subscriber)
+        assert not failures
+        assert caplog.text.count("begins again") == 1
+        publisher.start(engine.hub, BLOCK, "CPU")
+        await asyncio.sleep(0)
+        assert not engine.hub._readers
+        # Nothing is left of its sockets.
+        async with publishing(engine, tmp_path):
+            pass
+
+    with caplog.at_level(logging.ERROR, "ostinato.serve"):
+        run(work)
 
 
 def test_wrong_questions_for_a_replay_end_at_once_and_those_of_the_future_are_empty(tmp_path: Path) -> None:
@@ -233,6 +295,7 @@ def test_a_server_publishes_what_its_own_endpoint_tells(tmp_path: Path) -> None:
         ({"kv_events_config": {"endpoint": "ipc:///tmp/x"}}, "--kv-events|kv_events what"),
         ({"kv_events": "hashes", "kv_events_config": {}}, "ZeroMQ has no keys"),
         ({"kv_events": "hashes", "kv_events_config": {"endpoint": "here"}}, "tcp://HOST:PORT"),
+        ({"kv_events": "hashes", "kv_events_config": {"endpoint": "tcp://0.0.0.0:5559"}}, r"write tcp://\*:5559"),
         ({"kv_events": "hashes", "kv_events_config": "{"}, "JSON object"),
         ({"kv_events": "hashes", "kv_events_config": {"max_queue_size": 5}}, "max_queue_size"),
         (
@@ -263,6 +326,23 @@ def test_an_address_that_is_taken_and_a_package_that_is_missing_are_named(
     monkeypatch.setattr(zmq_events, "find_spec", lambda name: None if name == "zmq" else object())
     with pytest.raises(ConfigError, match=r"needs pyzmq: pip install 'ostinato\[zmq\]'"):
         ZmqPublisher(KvEventsConfig(endpoint="ipc:///tmp/x"))
+
+
+def test_the_log_says_whether_an_endpoint_was_opened_or_connected_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with publishing(Engine(), tmp_path, replay_endpoint=None):
+            pass
+        async with publishing(Engine(), tmp_path, endpoint="tcp://127.0.0.1:9", replay_endpoint=None):
+            pass
+
+    with caplog.at_level(logging.INFO, "ostinato.serve"):
+        run(work)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"kv_events_config: ipc://{tmp_path}/events is opened",
+        "kv_events_config: tcp://127.0.0.1:9 is connected to",
+    ]
 
 
 def test_a_config_of_vllms_that_publishes_nothing_publishes_nothing() -> None:

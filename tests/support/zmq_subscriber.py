@@ -36,7 +36,7 @@ class Subscriber:
         self.contents = CacheContents()
         self.kinds = Counter[str]()
         self.num_gaps = self.num_replayed = 0
-        self.last = -1
+        self.last = self._last_sent = -1
         self._context = Context()
         self._sub = self._context.socket(zmq.SUB)
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
@@ -49,8 +49,9 @@ class Subscriber:
         if loses:
             return
         seq = int.from_bytes(number, "big")
-        if seq <= self.last:  # the publisher was started anew, on a clock that was set back
+        if seq <= self._last_sent:  # the publisher was started anew, on a clock that was set back
             self.last, self.contents = -1, CacheContents()
+        self._last_sent = seq
         if seq > self.last + 1:
             self.num_gaps += 1
             await self.replay()

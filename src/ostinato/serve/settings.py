@@ -392,6 +392,15 @@ class ServeSettings(BaseModel):
         if self.kv_events == "off":
             message = "kv_events_config says where, and kv_events what: hashes, or tokens, which are clients' text"
             raise _wrong("kv_events", message, [Remedy("kv_events", "hashes")])
+        if not self.kv_events_config.binds and self.kv_events_config.endpoint.startswith(
+            ("tcp://0.0.0.0:", "tcp://0:")
+        ):
+            # vLLM's rule takes it for another's address, and connecting to it publishes to nobody.
+            port = self.kv_events_config.endpoint.rpartition(":")[2]
+            message = (
+                f"kv_events_config: endpoint {self.kv_events_config.endpoint} is opened nowhere: write tcp://*:{port}"
+            )
+            raise _wrong("kv_events_config", message, [])
         endpoint = self.kv_events_config.open_endpoint
         if endpoint is not None and not self.insecure:
             message = (

@@ -23,7 +23,7 @@ from ostinato.bench.serve.overhead import ostinato_command, running, server_proc
 from ostinato.bench.serve.sweep import find_model, load_settings, try_server
 from ostinato.bench.serve.workload import LoadSpec, make_conversations
 from ostinato.bench.statistics import paired_ratio, spread
-from ostinato.errors import ConfigError, RequestError
+from ostinato.errors import ConfigError, ModelError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.device.detect import detect
 from ostinato.serve.http.listener import free_port
@@ -149,14 +149,26 @@ def num_sent(url: str) -> Sequence[int]:
     return [each["sent"] for each in answer.json()["backends"]] if answer.status_code == 200 else []
 
 
-def wait_for_backends(url: str, count: int) -> None:
-    """Wait until a router has `count` backends that tell what they have cached."""
+def wait_for_backends(url: str, count: int, ready_within: float = 120.0) -> None:
+    """Wait until a router has `count` backends that tell what they have cached.
+
+    ModelError if one is lost, the router does not answer, or `ready_within` seconds are over.
+    """
     import time
 
+    deadline = time.monotonic() + ready_within
     while True:
-        found = httpx2.get(f"{url}/backends", timeout=30, trust_env=False).json()["backends"]
+        try:
+            found = httpx2.get(f"{url}/backends", timeout=30, trust_env=False).json()["backends"]
+        except httpx2.HTTPError as error:
+            raise ModelError(f"the router at {url} does not answer: {error!r}") from None
         if sum(each["state"] == "ready" and each["kv_events"] for each in found) == count:
             return
         if any(each["state"] == "foreign" for each in found):
             raise ConfigError("the servers differ in what they serve")
+        states = ", ".join(f"{each['url']} is {each['state']} ({each['reason']})" for each in found)
+        if any(each["state"] == "down" for each in found):
+            raise ModelError(f"the router has lost a server: {states}")
+        if time.monotonic() > deadline:
+            raise ModelError(f"the router does not know what its servers cache after {ready_within:g} s: {states}")
         time.sleep(0.1)

@@ -195,7 +195,6 @@ def _response(response_id: str, model: str) -> JsonObject:
         "status": "in_progress",
         "model": model,
         "output": [],
-        "usage": None,
         "error": None,
         "incomplete_details": None,
         "previous_response_id": None,
@@ -203,6 +202,7 @@ def _response(response_id: str, model: str) -> JsonObject:
         "background": False,
         "truncation": "disabled",
         _ECHO: None,
+        "usage": None,  # last, where `ostinato route` reads it: an echo may be long, and say anything
     }
 
 

@@ -100,15 +100,15 @@ class ConnectionCounter:
             return False
 
 
-def fd_limited_connections() -> int:
-    """Return the number of file descriptors that connections may have."""
+def fd_limited_connections(descriptors_each: int = 1) -> int:
+    """Return the number of connections that the process has file descriptors for."""
     limit = max_open_files()
-    return 2**20 if limit is None else _connections_within(limit)
+    return 2**20 if limit is None else _connections_within(limit, descriptors_each)
 
 
-def raise_fd_limit(connections: int) -> None:
+def raise_fd_limit(connections: int, descriptors_each: int = 1) -> None:
     """Raise the process's limit of descriptors if `connections` need that. ConfigError if it may not."""
-    needed = connections + RESERVED
+    needed = connections * descriptors_each + RESERVED
     limit = raise_max_open_files(needed)
     if limit is None:
         return
@@ -116,12 +116,12 @@ def raise_fd_limit(connections: int) -> None:
         f"max_connections {connections}: they need {needed} file descriptors, and the process may have {limit} (ulimit "
         "-n); allow more"
     )
-    raise ConfigError(message, [Remedy("max_connections", _connections_within(limit))])
+    raise ConfigError(message, [Remedy("max_connections", _connections_within(limit, descriptors_each))])
 
 
-def _connections_within(limit: int) -> int:
-    """Return the descriptors of `limit` that connections may have, which leaves those the process needs itself."""
-    return max(limit - RESERVED, limit // 2, 1)
+def _connections_within(limit: int, descriptors_each: int) -> int:
+    """Return the connections that `limit` descriptors allow, which leaves those that the process needs itself."""
+    return max(max(limit - RESERVED, limit // 2) // descriptors_each, 1)
 
 
 QUIET = 10.0

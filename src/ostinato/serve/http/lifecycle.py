@@ -85,6 +85,9 @@ StartEngine = Callable[..., Awaitable[AsyncEngine]]
 class ServerLifecycle(ABC):
     """Lifecycle of a server, whatever answers its requests; and what all its connections share."""
 
+    descriptors_per_connection = 1
+    """File descriptors that a client's connection takes."""
+
     def __init__(self, settings: ServeSettings) -> None:
         """Make the lifecycle. ConfigError if the process may not have as many connections as the settings say."""
         self.settings = settings
@@ -93,8 +96,8 @@ class ServerLifecycle(ABC):
         self.refusals = RefusalLog()
         """Requests and connections refused before the application."""
         self.proxies = TrustedProxies(settings.trusted_proxy)
-        raise_fd_limit(settings.max_connections)
-        most = settings.max_connections or fd_limited_connections()
+        raise_fd_limit(settings.max_connections, self.descriptors_per_connection)
+        most = settings.max_connections or fd_limited_connections(self.descriptors_per_connection)
         self.occupancy = ConnectionCounter(most, settings.max_connections_per_address, self.proxies.trusts)
         self.draining = False
         self.error: BaseException | None = None
@@ -276,9 +279,13 @@ class Lifecycle(ServerLifecycle):
 
     async def stop(self) -> None:
         """Stop the engine, and with it unfinished requests. An engine that is being loaded is stopped too."""
-        await self.loop_delay.stop()
-        if self._publisher is not None:
-            await self._publisher.stop()
+        async with contextlib.AsyncExitStack() as stack:  # which goes on, whatever one part raises
+            stack.push_async_callback(self._stop_engine)
+            await self.loop_delay.stop()
+            if self._publisher is not None:
+                await self._publisher.stop()
+
+    async def _stop_engine(self) -> None:
         if self._workers is not None:
             await self._workers.stop()
         if self._engine is not None:

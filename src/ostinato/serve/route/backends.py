@@ -25,8 +25,9 @@ from ostinato.serve.http.streaming import side_by_side
 from ostinato.serve.route.upstream import (
     BackendAddress,
     HeaderList,
+    OutOfResources,
+    Refused,
     Silent,
-    Unreachable,
     UpstreamError,
     UpstreamReply,
     open_reply,
@@ -236,7 +237,7 @@ class BackendPool:
                     await side_by_side([self._follow(backend), self._poll(backend)])
             except UpstreamError as error:
                 self.lose(backend.name, str(error))
-                if isinstance(error, Unreachable | Silent):
+                if isinstance(error, Refused | Silent):  # others may be the network's or a name server's
                     backend.end_requests()
             except ConfigError as error:
                 self.on_failure(error)
@@ -251,11 +252,14 @@ class BackendPool:
             await asyncio.sleep(PERIOD)
             if backend.state == "down":  # a request has found out
                 raise UpstreamError(backend.reason)
-            await self._check_health(backend)
-            # The end of its events shows it too, if there are any.
-            is_due = number % 10 == 0 and not backend.has_events
-            if is_due and await self._models(backend) != backend.started:
-                raise UpstreamError("it was started anew")
+            try:
+                await self._check_health(backend)
+                # The end of its events shows it too, if there are any.
+                is_due = number % 10 == 0 and not backend.has_events
+                if is_due and await self._models(backend) != backend.started:
+                    raise UpstreamError("it was started anew")
+            except OutOfResources as error:
+                log.warning("backend %s cannot be looked at: %s", backend.name, error)
 
     async def _check_health(self, backend: Backend) -> None:
         """Note a backend that drains. UpstreamError if it is not ready."""
@@ -322,7 +326,7 @@ class BackendPool:
             try:
                 await self._read_events(backend)
                 return
-            except WrongEvents as error:
+            except (WrongEvents, OutOfResources) as error:
                 log.log(
                     logging.DEBUG if str(error) == said else logging.WARNING,
                     "backend %s: %s; they begin anew", backend.name, error,
@@ -398,9 +402,11 @@ class BackendPool:
         """Ask a backend about itself, and close its reply. UpstreamError if it takes too long, or refuses."""
         try:
             async with asyncio.timeout(PATIENCE):
-                with contextlib.closing(
-                    await open_reply(backend.address, "GET", path.encode(), self.key_headers)
-                ) as reply:
+                # Without a connection for so long, it counts as silent too.
+                opening = open_reply(
+                    backend.address, "GET", path.encode(), self.key_headers, connect_seconds=2 * PATIENCE
+                )
+                with contextlib.closing(await opening) as reply:
                     if path != "/health":
                         _check_status(reply, path)
                     yield reply

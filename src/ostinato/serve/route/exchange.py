@@ -11,6 +11,7 @@ from ostinato.serve.route.upstream import UpstreamReply
 
 USAGE = 4096
 """Bytes at the end of an answer in which its usage stands."""
+_USAGE = re.compile(rb'"usage"\s*:\s*(?:null|\{(?:[^{}]|\{[^{}]*\})*\})')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})\b')
 
 
@@ -30,6 +31,7 @@ class Exchange:
         self._reply: UpstreamReply | None = None
         self._is_open, self._has_begun = True, False
         self._end = b""
+        self._most_hit_tokens = 10**9 if prompt is None else len(prompt.prompt_token_ids)
         backend.num_running += 1
         backend.counts.num_sent += 1
         backend.counts.prompt_tokens += 0 if prompt is None else len(prompt.prompt_token_ids)
@@ -52,10 +54,11 @@ class Exchange:
 
     def note_hit(self) -> None:
         """Count the cached tokens that the usage of an answer says, once it is whole, beside those expected."""
-        reported = _CACHED.findall(self._end)
-        if reported:
+        usages = _USAGE.findall(self._end)  # those before the last may be what a client said, echoed
+        cached = _CACHED.search(usages[-1]) if usages else None
+        if cached is not None:
             self.backend.counts.expected_hit_tokens += self.choice.hit
-            self.backend.counts.reported_hit_tokens += int(reported[-1])
+            self.backend.counts.reported_hit_tokens += min(int(cached[1]), self._most_hit_tokens)
 
     def note_failure(self) -> None:
         self.backend.counts.num_failed += 1

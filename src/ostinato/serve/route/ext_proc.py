@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.errors import ConfigError, Remedy
+from ostinato.os_support import extra_command
 from ostinato.serve.http.addresses import is_loopback, split_host_port
 from ostinato.serve.route.backends import BackendPool
 from ostinato.serve.route.exchange import Exchange
@@ -32,8 +33,8 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 PIECE = 62_000
 """Bytes of a body in one message to Envoy, which takes messages of 64 KiB."""
-MAX_MESSAGE = 2**24
-"""Bytes of a message from Envoy."""
+AROUND_BODY = 2**16
+"""Bytes of a message from Envoy besides a body."""
 GRACE = 1.0
 """Seconds that streams have to end with the router."""
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -65,7 +66,7 @@ def check_ext_proc(address: str, backends: Sequence[BackendAddress], is_insecure
     """Raise ConfigError unless external processing can be served at `address` for these backends."""
     missing = [name for name, module in (("grpcio", "grpc"), ("protobuf", "google.protobuf")) if not is_there(module)]
     if missing:
-        message = f"ext_proc needs {' and '.join(missing)}: pip install 'ostinato[extproc]', or leave ext_proc out"
+        message = f"ext_proc needs {' and '.join(missing)}: {extra_command('extproc')}, or leave ext_proc out"
         raise ConfigError(message, [Remedy("ext_proc", None)])
     host, port = split_host_port(address)
     if not address.startswith("unix:") and not (host and port.isdecimal()):
@@ -99,6 +100,13 @@ class ExtProcServer:
         self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
+        try:
+            await self._serve()
+        except Exception as error:
+            log.debug("external processing cannot start", exc_info=True)
+            self._picker.fail(ConfigError(f"ext_proc {self._address} cannot be opened: {str(error) or repr(error)}"))
+
+    async def _serve(self) -> None:
         import grpc
 
         from ostinato.serve.route import envoy_messages as messages
@@ -109,18 +117,15 @@ class ExtProcServer:
             response_serializer=messages.ProcessingResponse.SerializeToString,
         )
         check = grpc.unary_unary_rpc_method_handler(self._check)
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.so_reuseport", 0)])
+        longest = min(self._picker.settings.max_body + AROUND_BODY, 2**31 - 1)
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", longest), ("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
                 grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
             )
         )
-        try:
-            self.port = server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            self._picker.fail(ConfigError(f"ext_proc {self._address} cannot be opened: {error}"))
-            return
+        self.port = server.add_insecure_port(self._address)
         await server.start()
         self._server = server
         log.info("external processing at %s", self._address)

@@ -39,6 +39,7 @@ from ostinato.serve.route.upstream import (
     HOP_BY_HOP,
     BackendAddress,
     HeaderList,
+    OutOfResources,
     Unreachable,
     UpstreamError,
     UpstreamReply,
@@ -79,6 +80,8 @@ class RouteSettings:
 
 class RouteLifecycle(ServerLifecycle):
     """Lifecycle of a router: ready while a backend is."""
+
+    descriptors_per_connection = 2  # the client's and the backend's
 
     def __init__(self, settings: ServeSettings, route: RouteSettings) -> None:
         """Make the lifecycle. ConfigError for a URL or a key that cannot be."""
@@ -140,13 +143,11 @@ class RouteLifecycle(ServerLifecycle):
         self.on_end()
 
     async def stop(self) -> None:
-        """Stop watching backends, and the processes that read bodies."""
-        await self.loop_delay.stop()
-        if self._ext_proc is not None:
-            await self._ext_proc.stop()
-        await self.pool.stop()
-        if self.reader is not None:
-            await self.reader.stop()
+        """Stop watching backends, and the processes that read bodies, whatever one part raises."""
+        parts = [part for part in (self.loop_delay, self._ext_proc, self.pool, self.reader) if part is not None]
+        for result in await asyncio.gather(*(part.stop() for part in parts), return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("a part of the router did not stop", exc_info=result)
 
     def exit_status(self) -> int:
         if self.error is not None:
@@ -278,6 +279,10 @@ class RouterProxy:
             exchange = Exchange(pool, pool.backends[choice.name], request.state.request_id, choice, prompt)
             try:
                 reply = await self._open(request, exchange, target, sent)
+            except OutOfResources as error:
+                exchange.close()
+                log.warning("request %s: %s", request.state.request_id, error)
+                raise _no_resources() from None
             except UpstreamError as error:
                 exchange.note_failure()
                 exchange.close()
@@ -363,7 +368,7 @@ async def _pieces(reply: UpstreamReply, exchange: Exchange, is_stream: bool, sec
             yield piece
     except (UpstreamError, TimeoutError) as error:
         exchange.note_failure()
-        log.warning("backend %s: %s", exchange.backend.name, error or f"its answer pauses for {seconds:g} s")
+        log.warning("backend %s: %s", exchange.backend.name, str(error) or f"its answer pauses for {seconds:g} s")
         raise _broken() from None  # in a stream of events, its last event; any other answer stays incomplete
     if is_stream:
         exchange.note_answer(num_events)
@@ -374,6 +379,11 @@ def _no_backend(pool: BackendPool) -> ApiError:
     states = ", ".join(f"{backend.number} is {backend.state}" for backend in pool.backends.values())
     message = f"no server behind the router takes the request: {states}"
     return ApiError(503, message, code="no_backend", headers={"Retry-After": "1"})
+
+
+def _no_resources() -> ApiError:
+    message = "the router can open no more connections to servers; the request may be repeated"
+    return ApiError(503, message, code="no_connection", headers={"Retry-After": "1"})
 
 
 def _broken() -> ApiError:

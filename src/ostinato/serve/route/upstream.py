@@ -6,7 +6,9 @@ A reply is read as fast as its reader takes it, so a slow client holds its own a
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import re
 import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -24,6 +26,8 @@ MAX_HEAD = 2**16
 MAX_JSON = 2**24
 """Bytes of a reply that is read whole."""
 PIECE = 2**16
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     b"upgrade expect content-length host".split()
@@ -37,6 +41,14 @@ class UpstreamError(Exception):
 
 class Unreachable(UpstreamError):
     """Raised if there is no connection to a backend, so that it has seen nothing of the request."""
+
+
+class Refused(Unreachable):
+    """Raised if a backend refuses connections: its process has ended."""
+
+
+class OutOfResources(UpstreamError):
+    """Raised if the router has no descriptor, port or memory for a connection, which says nothing of the backend."""
 
 
 class Silent(UpstreamError):
@@ -172,7 +184,7 @@ async def open_reply(
 
     `on_connection` is called before anything is sent, with the reply that is to come: closing it ends the request.
 
-    UpstreamError if there is none, Unreachable if nothing was sent. Cancelled, it ends the request.
+    UpstreamError if there is none, Unreachable or OutOfResources if nothing was sent. Cancelled, it ends the request.
     """
     try:
         async with asyncio.timeout(connect_seconds):
@@ -181,7 +193,7 @@ async def open_reply(
     except TimeoutError:
         raise Unreachable(f"no connection within {connect_seconds:g} s") from None
     except OSError as error:
-        raise Unreachable(f"no connection: {error}") from None
+        raise _without_connection(error) from None
     reply = UpstreamReply(reader, writer)
     on_connection(reply)
     try:
@@ -198,3 +210,15 @@ async def open_reply(
         reply.close()
         raise
     return reply
+
+
+def _without_connection(error: OSError) -> UpstreamError:
+    """Return the error for a connection that could not be opened."""
+    # For a name with several addresses, asyncio has their numbers in its text alone.
+    numbers = {error.errno} if error.errno is not None else {int(each) for each in _ERRNO.findall(str(error))}
+    kind: type[UpstreamError] = Unreachable
+    if numbers & _OWN_LIMITS:
+        kind = OutOfResources
+    elif numbers and numbers <= {errno.ECONNREFUSED, errno.ECONNRESET}:
+        kind = Refused
+    return kind(f"no connection: {error}")
