@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
 import shutil
@@ -343,6 +344,15 @@ def test_a_dtype_may_be_that_of_torch(setting: str) -> None:
 def test_what_is_listed_of_the_package_is_what_it_exports_each_once() -> None:
     assert dir(ostinato) == sorted([*ostinato.__all__, "__version__"])
     assert all(getattr(ostinato, name) is not None for name in dir(ostinato))
+
+
+def test_a_type_checker_sees_what_the_package_exports() -> None:
+    tree = ast.parse(Path(ostinato.__file__).read_text())
+    [checked] = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    homes = {name.name: node.module for node in imports for name in node.names}
+    assert homes == ostinato._HOMES
+    assert homes.keys() == set(ostinato.__all__)
 
 
 @pytest.mark.parametrize(
