@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import pickle
 import shutil
@@ -28,6 +29,7 @@ from ostinato import (
     errors,
     other_engines,
 )
+from ostinato.engine.outputs import RequestTimes, decode_logprobs
 from ostinato.errors import OstinatoError
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -409,7 +411,35 @@ def test_log_probabilities_have_texts_and_are_read_as_those_of_vllm(llm: LLM) ->
     first, *others = output.prompt_logprobs
     assert first is None
     assert [entry and entry.text for entry in others] == [decode(token, False) for token in output.prompt_token_ids[1:]]
-    assert pickle.loads(pickle.dumps(output)).outputs[0].logprobs == sample.logprobs
+    pickled = pickle.dumps(output)
+    assert b"okenizer" not in pickled
+    back = pickle.loads(pickled).outputs[0].logprobs
+    assert back == copy.deepcopy(sample.logprobs) == sample.logprobs
+    assert [entry.texts for entry in back] == [entry.texts for entry in sample.logprobs]
+    assert str(sample.logprobs[0].texts) in repr(back[0])
+
+
+def test_texts_of_log_probabilities_are_decoded_when_they_are_read() -> None:
+    decoded = []
+
+    class Texts:
+        def decode_token(self, token_id: int, skip_special_tokens: bool) -> str:
+            decoded.append((token_id, skip_special_tokens))
+            return f"<{token_id}>"
+
+    scored = ostinato.TokenLogprobs(7, -2.0, 3, ((5, -0.5), (9, -1.0)))
+    sample = ostinato.CompletionOutput(0, logprobs=[scored])
+    times = RequestTimes(0.0)
+    output = ostinato.RequestOutput("a", None, [1, 2], [sample], times, prompt_logprobs=[None, scored])
+    decode_logprobs(output, Texts())
+    assert decoded == []
+    assert sample.logprobs is not None
+    [entry] = sample.logprobs
+    assert output.prompt_logprobs == [None, entry]
+    assert entry.text == entry[7].text == "<7>"
+    assert entry[9].text == "<9>"
+    assert decoded == [(7, False), (7, False), (9, False)], "one token's text decodes no other's"
+    assert entry.texts == ["<7>", "<5>", "<9>"]
 
 
 def test_plans_for_any_device_come_from_python() -> None:
