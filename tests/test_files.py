@@ -67,6 +67,49 @@ def test_a_link_stays_one_and_permissions_stay(tmp_path):
     assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("after", 0o640)
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV])
+@pytest.mark.parametrize("call", ["write_bytes", "replace"])
+def test_a_file_that_none_can_take_the_place_of_is_written_in_place(tmp_path, monkeypatch, number, call):
+    path, original = tmp_path / "plan.json", getattr(Path, call)
+    path.write_text("before")
+
+    def refuse(self, *arguments):
+        if self.suffix == ".part":
+            raise OSError(number, os.strerror(number))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Path, call, refuse)
+    write_text(path, "after", "the plan")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("plan.json", "after")]
+
+
+def test_a_name_may_be_as_long_as_the_system_takes_it(tmp_path):
+    path = tmp_path / ("n" * 250)
+    write_text(path, "text", "the plan")
+    assert path.read_text() == "text"
+
+
+def test_an_interrupt_leaves_the_file_before_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path, "after", "the plan")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("plan.json", "before")]
+
+
+def test_a_text_that_is_no_utf_8_leaves_the_file_before(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    with pytest.raises(RequestError, match=r"the plan cannot be written to .*: UTF-8 has no '\\udcff'"):
+        write_text(path, "a\udcff", "the plan")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("plan.json", "before")]
+
+
 def test_a_plan_that_was_cut_off_is_no_plan(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)

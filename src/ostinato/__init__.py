@@ -16,18 +16,24 @@ if TYPE_CHECKING:
     from ostinato.engine.async_llm import AsyncLLM
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.engine.planning import plan_model
     from ostinato.errors import (
         CapacityError,
         ConfigError,
+        ContextLengthError,
+        EngineFailed,
+        EngineStopped,
         ForkError,
         MediaError,
         ModelError,
         OstinatoError,
         PromptsFailed,
         RequestError,
+        StepFailed,
     )
     from ostinato.sampling.guide import Guide
     from ostinato.sampling.params import SamplingParams
+    from ostinato.scheduler.batch import TokenLogprobs
     from ostinato.serve.chat.tool_chat import ToolChat
     from ostinato.verify.verify import verify_model
 

@@ -241,6 +241,8 @@ def os_error_text(error: Exception) -> str:
     """Return why a file could not be read or written, in the system's words without its numbers and paths."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text in UTF-8"
+    if isinstance(error, UnicodeEncodeError):
+        return f"UTF-8 has no {error.object[error.start]!a}, which the text holds"
     if isinstance(error, json.JSONDecodeError):
         return f"it is not JSON ({error})"
     return getattr(error, "strerror", None) or str(error)

@@ -49,36 +49,44 @@ def why_unreadable(path: Path | str) -> str:
     return ""
 
 
-def why_unwritable(path: Path, error: OSError) -> str:
+def why_unwritable(path: Path, error: OSError | UnicodeError) -> str:
     """Return why a file could not be written, and what to do if its folder is not there, or takes no more."""
     if isinstance(error, FileNotFoundError) and not is_directory(path.parent):
         return f"{os_error_text(error)}; make its folder first: mkdir -p {path.parent}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return f"{os_error_text(error)}; make room there, or choose another place"
     return os_error_text(error)
+
+
+_NO_PART = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG, errno.EXDEV)
+"""Errors of a file beside the one to write, or of its taking that one's place."""
 
 
 def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
     """Write a text file whole, or leave what was there.
 
-    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are.
+    An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are,
+    and a file that none can take the place of (a folder without permission, a mount) is written in place.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
+        content = text.encode()
         if exists(target) and not is_file(target):
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(content)
             return
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(content)
             if is_file(target):
                 os.chmod(part, os.stat(target).st_mode)
             part.replace(target)
-        except OSError:
+        except BaseException as error:
             with suppress(OSError):
                 part.unlink()
-            raise
-    except OSError as error:
+            if not isinstance(error, OSError) or error.errno not in _NO_PART:
+                raise
+            target.write_bytes(content)
+    except (OSError, UnicodeError) as error:
         raise error_class(f"{what} cannot be written to {path}: {why_unwritable(path, error)}") from None
 
 

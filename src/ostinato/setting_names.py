@@ -98,7 +98,6 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
 
 
 _PYDANTIC_WORDS = {
-    r"^(Value error|Assertion failed), ": "",
     r"^(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": "should ",
     r", (unable to|got a number with|but was|not) .*$| after validation.*$": "",
     r"greater than or equal to": "at least",
@@ -118,8 +117,11 @@ _PYDANTIC_WORDS = {
 
 
 def plain_words(message: object) -> str:
-    """Return pydantic's message about a value in plain words, without what the value was; others as they are."""
+    """Return pydantic's message about a value in plain words, without what the value was; our own as they are."""
     text = str(message)
+    own = re.match("(Value error|Assertion failed), ", text)
+    if own is not None:
+        return text[own.end() :]
     for pattern, words in _PYDANTIC_WORDS.items():
         text = re.sub(pattern, words, text)
     return text

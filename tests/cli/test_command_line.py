@@ -295,6 +295,31 @@ def test_all_that_is_wrong_with_a_command_line_is_named_at_once(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("line", "named", "made_up"),
+    [
+        ("serve demo --host 0.0.0.0 --api-keyfil /tmp/k", "--api-keyfil", ["there is no api_key", "--insecure"]),
+        ("serve demo --replicas x --routing prefix", "'--replicas'", ["give replicas", "--replicas 2"]),
+        ("serve demo --uds-mode 600 --udss /tmp/s", "--udss", ["give uds"]),
+        ("generate hi --min-tokens 5 --max-tokens 4 --qqq", "--qqq", ["min_tokens", "--min-tokens"]),
+    ],
+)
+def test_a_mistyped_flag_makes_up_no_problem_of_others(
+    capsys: pytest.CaptureFixture[str], line: str, named: str, made_up: list[str]
+) -> None:
+    status, _, err = run(capsys, *line.split())
+    assert (status, named in err) == (2, True), err
+    assert not [text for text in made_up if text in err], err
+
+
+def test_a_file_of_settings_is_read_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("temperature: 1\nport: many\n")
+    status, _, err = run(capsys, "serve", "demo", "--config", str(file))
+    assert (status, "'--port'" in err) == (2, True), err
+    assert err.count("passes over") == 1
+
+
 HEAVY = ("numpy", "torch", "tokenizers", "jinja2", "fastapi", "uvicorn", "ostinato.kv_cache.manager")
 PLANNER = ("ostinato.plan.plan", "ostinato.models.checkpoint")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import json
 import pickle
 import shutil
@@ -27,6 +29,7 @@ from ostinato import (
     errors,
     other_engines,
 )
+from ostinato.engine.outputs import RequestTimes, decode_logprobs
 from ostinato.errors import OstinatoError
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -345,6 +348,15 @@ def test_what_is_listed_of_the_package_is_what_it_exports_each_once() -> None:
     assert all(getattr(ostinato, name) is not None for name in dir(ostinato))
 
 
+def test_a_type_checker_sees_what_the_package_exports() -> None:
+    tree = ast.parse(Path(ostinato.__file__).read_text())
+    [checked] = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    homes = {name.name: node.module for node in imports for name in node.names}
+    assert homes == ostinato._HOMES
+    assert homes.keys() == set(ostinato.__all__)
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
@@ -399,7 +411,35 @@ def test_log_probabilities_have_texts_and_are_read_as_those_of_vllm(llm: LLM) ->
     first, *others = output.prompt_logprobs
     assert first is None
     assert [entry and entry.text for entry in others] == [decode(token, False) for token in output.prompt_token_ids[1:]]
-    assert pickle.loads(pickle.dumps(output)).outputs[0].logprobs == sample.logprobs
+    pickled = pickle.dumps(output)
+    assert b"okenizer" not in pickled
+    back = pickle.loads(pickled).outputs[0].logprobs
+    assert back == copy.deepcopy(sample.logprobs) == sample.logprobs
+    assert [entry.texts for entry in back] == [entry.texts for entry in sample.logprobs]
+    assert str(sample.logprobs[0].texts) in repr(back[0])
+
+
+def test_texts_of_log_probabilities_are_decoded_when_they_are_read() -> None:
+    decoded = []
+
+    class Texts:
+        def decode_token(self, token_id: int, skip_special_tokens: bool) -> str:
+            decoded.append((token_id, skip_special_tokens))
+            return f"<{token_id}>"
+
+    scored = ostinato.TokenLogprobs(7, -2.0, 3, ((5, -0.5), (9, -1.0)))
+    sample = ostinato.CompletionOutput(0, logprobs=[scored])
+    times = RequestTimes(0.0)
+    output = ostinato.RequestOutput("a", None, [1, 2], [sample], times, prompt_logprobs=[None, scored])
+    decode_logprobs(output, Texts())
+    assert decoded == []
+    assert sample.logprobs is not None
+    [entry] = sample.logprobs
+    assert output.prompt_logprobs == [None, entry]
+    assert entry.text == entry[7].text == "<7>"
+    assert entry[9].text == "<9>"
+    assert decoded == [(7, False), (7, False), (9, False)], "one token's text decodes no other's"
+    assert entry.texts == ["<7>", "<5>", "<9>"]
 
 
 def test_plans_for_any_device_come_from_python() -> None:

@@ -18,7 +18,7 @@ from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import make_plan
 from ostinato.serve.settings import ServeSettings
-from ostinato.setting_names import ALIASES
+from ostinato.setting_names import ALIASES, plain_words
 from ostinato.units import format_bytes, number_in, parse_bytes
 
 
@@ -422,3 +422,13 @@ def test_a_number_of_thousands_of_digits_is_no_size_and_no_number() -> None:
     assert number_in("9" * 5000) is None
     with pytest.raises(ConfigError, match=r"max_num_seqs = '9{50,}.* \.\.\. 9+'"):
         EngineConfig(model="demo", max_num_seqs="9" * 5000)
+
+
+@pytest.mark.parametrize("kind", ["Value error", "Assertion failed"])
+def test_a_message_of_our_own_is_not_cut(kind: str) -> None:
+    said = "the tool's name should be a valid string, not a number greater than 3 after validation of it"
+    assert plain_words(f"{kind}, {said}") == said
+    assert (
+        plain_words("Input should be a valid integer, got a number with a fractional part")
+        == "should be a whole number"
+    )

@@ -227,6 +227,21 @@ def test_the_digest_is_of_the_checkpoint_wherever_it_is(served, client, tmp_path
     assert checkpoint_digest(copy) != listed.digest
 
 
+def test_the_digest_stays_when_the_files_have_gone(tmp_path):
+    copy = shutil.copytree(checkpoint_dir("demo"), tmp_path / "copy")
+    digest = checkpoint_digest(copy)
+    with serving({"served_model_name": "tiny"}, model=str(copy), max_num_seqs=1) as served:
+        shutil.rmtree(copy)
+        [listed], shown = of(served).list().models, post(served, "show", model="tiny").json()
+    assert listed.digest == shown["digest"] == digest
+
+
+def test_without_its_file_a_checkpoint_is_identified_by_its_name(tmp_path):
+    digests = {checkpoint_digest(tmp_path / name) for name in ("a.gguf", "b.gguf")}
+    assert len(digests) == 2
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+
+
 def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client):
     for answer in (client.generate("demo"), client.chat("demo", []), client.generate("demo", keep_alive=0)):
         assert (answer.done, answer.done_reason) == (True, "load")

@@ -59,6 +59,7 @@ def is_alive(pid):
         ("http://0.0.0.0:8000", {"host": "0.0.0.0", "insecure": True}, "open http://10.1.2.3:8000"),
         ("https://0.0.0.0:8000", {"host": "0.0.0.0", "api_key": ("k",)}, "open https://10.1.2.3:8000"),
         ("http://0.0.0.0:80", {"host": "0.0.0.0", "insecure": True, "root_path": "/llm"}, "http://10.1.2.3:80/llm"),
+        ("http://[::]:8000", {"host": "::", "insecure": True}, "open http://[fd00::2]:8000"),
         ("http://127.0.0.1:8000", {}, "--host 0.0.0.0, with a key (OSTINATO_API_KEY) or --insecure"),
         ("http://127.0.0.1:8000", {"api_key": ("k",)}, "--host 0.0.0.0 lets"),
         ("http://192.168.0.7:8000", {"host": "192.168.0.7", "insecure": True}, None),
@@ -66,14 +67,24 @@ def is_alive(pid):
     ],
 )
 def test_what_a_phone_on_the_network_opens_is_said(monkeypatch, url, settings, said):
-    monkeypatch.setattr(listener, "_network_address", lambda: "10.1.2.3")
+    addresses = {socket.AF_INET: "10.1.2.3", socket.AF_INET6: "fd00::2"}
+
+    class Routed(socket.socket):
+        def connect(self, address):
+            assert ipaddress.ip_address(address[0]).version == (6 if self.family == socket.AF_INET6 else 4)
+
+        def getsockname(self):
+            return addresses[self.family], 9
+
+    monkeypatch.setattr(listener.socket, "socket", Routed)
     text = listener.reach_text(url, ServeSettings(**settings))
     assert text is None if said is None else said in text
 
 
-def test_the_address_on_the_network_is_one_that_others_can_use():
-    address = listener._network_address()
-    assert address is None or not ipaddress.ip_address(address).is_loopback
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_address_on_the_network_is_one_that_others_can_use(family):
+    address = listener._network_address(family)
+    assert address is None or not ipaddress.ip_address(address.strip("[]")).is_loopback
 
 
 @pytest.fixture

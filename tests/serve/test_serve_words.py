@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 
 from ostinato.config import EngineConfig
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.serve.app import make_api
+from ostinato.serve.chat.answer_formats import THINK
+from ostinato.serve.chat.answer_parser import detect_formats
+from ostinato.serve.chat.conversation import template_kwargs
+from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.settings import ServeSettings
+from tests.support.chat_templates import THINKING
 from tests.support.patience import PATIENCE
 from tests.support.serving import serving
 from tests.support.told import public_names, strange_words
@@ -159,6 +166,34 @@ def test_a_field_that_the_template_would_ignore_is_refused_by_name(served, path,
     nothing.pop("verbosity", None)
     if path == CHAT:
         assert post(served, path, asking(path, **nothing)).status_code == 200
+
+
+ALWAYS = "{{ messages[0].content }}{% if add_generation_prompt %}<think>{% endif %}"
+OFF: list[dict[str, Any]] = [{"thinks": False}, {"reasoning_effort": "none"}]
+
+
+def variables_of(template: str, thinks: bool | None = None, reasoning_effort: str | None = None) -> dict[str, Any]:
+    chat_template = ChatTemplate({"default": template})
+    text: Any = SimpleNamespace(chat_template=chat_template, formats=detect_formats(chat_template))
+    return template_kwargs(text, None, reasoning_effort, thinks=thinks, tools=())
+
+
+@pytest.mark.parametrize("asked", OFF)
+def test_a_model_that_always_thinks_refuses_by_name_not_to(asked):
+    assert detect_formats(ChatTemplate({"default": ALWAYS})).reasoning == THINK
+    with pytest.raises(ApiError, match="sets enable_thinking, and enable_thinking is no variable") as caught:
+        variables_of(ALWAYS, **asked)
+    assert caught.value.param == ("thinking" if "thinks" in asked else "reasoning_effort")
+
+
+@pytest.mark.parametrize("asked", OFF)
+@pytest.mark.parametrize("template", [THINKING, "{{ messages[0].content }}"])
+def test_a_model_that_can_do_without_thinking_is_asked_to(template, asked):
+    assert variables_of(template, **asked)["enable_thinking"] is False
+
+
+def test_a_template_that_reads_the_effort_takes_none():
+    assert variables_of(ALWAYS + "{{ reasoning_effort }}", reasoning_effort="none")["reasoning_effort"] == "none"
 
 
 @pytest.mark.parametrize(

@@ -170,13 +170,16 @@ class HelpCommand(TyperCommand):
         for param in sorted(self.get_params(ctx), key=lambda each: not each.is_eager):
             if param is wrong or param.param_type_name == "argument" or param.name in ("help", "help_all"):
                 continue
+            if param.name in ctx.params:  # it was right, and its callback has run
+                continue
             try:
                 param.handle_parse_result(ctx, opts, [])
             except UsageError as error:
                 yield self._explained(ctx, error, args)
             except OstinatoError as error:  # of a file of settings
                 yield error
-        yield from self._wrong_settings(ctx)
+        # What is missing beside a setting may be what is mistyped.
+        yield from filter(_is_of_single_settings, self._wrong_settings(ctx))
 
     def _wrong_settings(self, ctx: Any) -> Iterator[OstinatoError]:
         """Yield the errors of the command's settings, each kind of settings checked by itself."""
@@ -331,6 +334,16 @@ def _as_one(problems: list[Any], ctx: Any) -> Any:
     if any(isinstance(each, OstinatoError) for each in problems):
         return ConfigError("\n".join(lines), remedies)
     return UsageError("\n".join(lines), ctx)
+
+
+def _is_of_single_settings(error: BaseException) -> bool:
+    """Return whether settings are wrong each by itself, by pydantic's account, and not one beside another."""
+    from pydantic import ValidationError  # imported here: help needs none of it
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ValidationError):
+        cause = cause.__context__
+    return cause is not None and all(problem["loc"] for problem in cause.errors())
 
 
 def _without_flag(args: list[str], flag: str) -> list[str]:

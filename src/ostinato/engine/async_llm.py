@@ -271,8 +271,10 @@ class AsyncLLM:
                     stream = await self._submit(prompt, own_params, cache_salt, pooling)
                 streams.append(await stack.enter_async_context(stream))
             outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+        tokenizer = self.get_tokenizer()
         for output in outputs:
-            decode_logprobs(output, self.get_tokenizer())
+            if output.prompt_logprobs is not None or any(sample.logprobs is not None for sample in output.outputs):
+                await asyncio.to_thread(decode_logprobs, output, tokenizer)  # they may be a million
         note_failures(outputs)
         return outputs
 

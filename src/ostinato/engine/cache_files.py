@@ -68,9 +68,13 @@ def weights_identity(path: Path) -> list[list[object]]:
 def checkpoint_digest(path: Path) -> str:
     """Return 64 hex digits that identify a checkpoint's files, wherever they lie and whenever they were written.
 
-    Like `weights_identity`, they cover parts of each file. Without files they are those of the empty text.
+    Like `weights_identity`, they cover parts of each file. Without files they are those of the empty text, and those of
+    the checkpoint's name if a file has gone.
     """
-    about = [[file.name, *file_fingerprint(file)] for file in checkpoint_files(path)]
+    try:
+        about: list[object] = [[file.name, *file_fingerprint(file)] for file in checkpoint_files(path)]
+    except OSError:
+        about = [path.name]
     return hashlib.sha256(json.dumps(about).encode() if about else b"").hexdigest()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Never, Protocol
 
 import numpy as np
@@ -161,22 +162,17 @@ def _logprobs(scored: TokenLogprobs, tokenizer: TokenTexts | None) -> JsonObject
 
 
 def decode_logprobs(output: RequestOutput, tokenizer: TokenTexts) -> None:
-    """Give the log-probabilities of a finished output their texts."""
+    """Give the log-probabilities of a finished output their texts, as the tokenizer decodes them."""
+    decode = partial(tokenizer.decode_token, skip_special_tokens=False)
 
-    def decoded(scored: Iterable[TokenLogprobs | None]) -> Iterable[DecodedLogprobs | None]:
-        for each in scored:
-            if each is None:
-                yield None
-                continue
-            ids = [each.token_id, *(token_id for token_id, _ in each.top)]
-            texts = tuple(tokenizer.decode_token(token_id, False) for token_id in ids)
-            yield DecodedLogprobs(each.token_id, each.logprob, each.rank, each.top, texts)
+    def decoded(scored: TokenLogprobs) -> TokenLogprobs:
+        return DecodedLogprobs(scored.token_id, scored.logprob, scored.rank, scored.top, decode=decode)
 
     for sample in output.outputs:
         if sample.logprobs is not None:
-            sample.logprobs = [each for each in decoded(sample.logprobs) if each is not None]
+            sample.logprobs = list(map(decoded, sample.logprobs))
     if output.prompt_logprobs is not None:
-        output.prompt_logprobs = list(decoded(output.prompt_logprobs))
+        output.prompt_logprobs = [None if each is None else decoded(each) for each in output.prompt_logprobs]
 
 
 def note_failures(outputs: Sequence[RequestOutput]) -> None:

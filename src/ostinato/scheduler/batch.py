@@ -5,7 +5,7 @@ A type with one instance for every row of every step is a named tuple, made in a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,20 +130,22 @@ class TokenLogprobs(Mapping[int, Logprob]):
     @property
     def text(self) -> str | None:
         """Text of the token, which the outputs of LLM and AsyncLLM have."""
-        return self[self.token_id].text
+        return self._text_of(self.token_id)
 
     @property
     def texts(self) -> Sequence[str | None]:
         """Text of the token, then of each in `top`."""
-        return [None] * (1 + len(self.top))
+        return [self._text_of(token_id) for token_id in (self.token_id, *(best for best, _ in self.top))]
+
+    def _text_of(self, token_id: int) -> str | None:  # noqa: ARG002
+        return None
 
     def __getitem__(self, token_id: int) -> Logprob:
-        texts = self.texts
         if token_id == self.token_id:
-            return Logprob(self.logprob, self.rank, texts[0])
+            return Logprob(self.logprob, self.rank, self._text_of(token_id))
         for place, (best, logprob) in enumerate(self.top, 1):
             if best == token_id:
-                return Logprob(logprob, place, texts[place])
+                return Logprob(logprob, place, self._text_of(token_id))
         raise KeyError(f"{token_id} is not among {', '.join(map(str, self))}; a larger logprobs gives more tokens")
 
     def __iter__(self) -> Iterator[int]:
@@ -154,15 +156,23 @@ class TokenLogprobs(Mapping[int, Logprob]):
         return sum(1 for _ in self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DecodedLogprobs(TokenLogprobs):
-    """Log-probabilities with the texts of their tokens."""
+    """Log-probabilities with the texts of their tokens, which are decoded when they are read: most never are."""
 
-    decoded: tuple[str, ...] = ()
+    decode: Callable[[int], str] = field(kw_only=True, compare=False)
 
-    @property
-    def texts(self) -> Sequence[str]:
-        return self.decoded
+    def _text_of(self, token_id: int) -> str:
+        return self.decode(token_id)
+
+    def __repr__(self) -> str:
+        shown = (self.token_id, self.logprob, self.rank, self.top)
+        return f"DecodedLogprobs({', '.join(map(repr, shown))}, texts={self.texts!r})"
+
+    def __getstate__(self) -> list[object]:
+        """Return the fields, with the texts in place of the tokenizer."""
+        texts = {token_id: self.decode(token_id) for token_id in self}
+        return [self.token_id, self.logprob, self.rank, self.top, texts.__getitem__]
 
 
 class RowResult(NamedTuple):

@@ -135,7 +135,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         service_router(lifecycle, served_model),
         observation_router(lifecycle),
         kv_events_router(lifecycle),
-        ollama_reports_router(lifecycle),
+        ollama_reports_router(lifecycle, served_model),
     ]
     pages = [page_router(lifecycle.settings.root_path), openapi_page_router(app.openapi)]
     for router in with_bodies:

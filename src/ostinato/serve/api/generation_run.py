@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
+from ostinato.engine.cache_files import checkpoint_digest
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.output_deltas import OutputDelta
@@ -60,6 +61,8 @@ class ServedModel:
     compiler: GuideCompiler
     context: RequestContext
     """Context of requests that are prepared on the event loop."""
+    digest: str
+    """64 hex digits that identify the checkpoint as it was when the server started."""
     slices: LoopSlices = field(default_factory=LoopSlices)
     """Slices of the event loop's time for making long answers."""
 
@@ -67,7 +70,7 @@ class ServedModel:
 def model_of(
     engine: AsyncEngine, settings: ServeSettings, model_name: str, workers: Callable[[], BodyWorkerPool] | None = None
 ) -> ServedModel:
-    """Return the model of an engine; its guides are tried by `workers`, if there are any."""
+    """Return the model of an engine, whose files are read; its guides are tried by `workers`, if there are any."""
 
     async def try_out(client: str, guide: Guide) -> None:
         assert workers is not None, "asked only if there are some"
@@ -77,7 +80,8 @@ def model_of(
     max_model_len = engine.plan.settings.max_model_len
     text = ModelText(engine.tokenizer, engine.chat_template, engine.media, engine.vocab_size, max_model_len, settings)
     context = RequestContext(text, settings, model_name, engine.default_params)
-    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), context)
+    digest = checkpoint_digest(engine.started.directory)
+    return ServedModel(engine, text, GuideCompiler(engine, try_out if workers else None), context, digest)
 
 
 class GenerationRun:

@@ -5,17 +5,14 @@ An answer is a JSON object, or one object for each of its parts, in lines. Times
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from functools import cache
 from itertools import chain
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from ostinato._version import __version__
-from ostinato.engine.cache_files import checkpoint_digest
 from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.json_io import JsonObject
@@ -104,19 +101,18 @@ def ollama_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel])
     @router.post("/show", response_model=None)
     async def show(body: ShowRequest, request: Request) -> Response:  # noqa: ARG001
         """Describe the model."""
-        shown = _shown(served_model(), lifecycle) | {"digest": await _digest(lifecycle)}
-        return Response(compact(shown), media_type="application/json")
+        return Response(compact(_shown(served_model(), lifecycle)), media_type="application/json")
 
     return router
 
 
-def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
+def ollama_reports_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -> ApiRouter:
     router = ApiRouter(PREFIX, dialect="ollama")
 
     @router.get("/tags")
     async def tags() -> JsonObject:
         """Return the models that may be asked for: the names of the one that is served."""
-        digest = await _digest(lifecycle)
+        digest = served_model().digest
         return {"models": [_listed(lifecycle, name, digest) for name in _names(lifecycle)]}
 
     @router.get("/ps")
@@ -125,7 +121,7 @@ def ollama_reports_router(lifecycle: Lifecycle) -> ApiRouter:
         plan = lifecycle.engine.plan
         vram = plan.memory.weights if plan.device.kind != "cpu" else 0
         more = {"expires_at": _NEVER, "size_vram": vram, "context_length": plan.settings.max_model_len}
-        digest = await _digest(lifecycle)
+        digest = served_model().digest
         return {"models": [_listed(lifecycle, name, digest) | more for name in _names(lifecycle)]}
 
     @router.get("/version")
@@ -252,14 +248,6 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-_digest_of = cache(checkpoint_digest)
-
-
-async def _digest(lifecycle: Lifecycle) -> str:
-    """Return what identifies the checkpoint; its files are read once."""
-    return await asyncio.to_thread(_digest_of, lifecycle.engine.started.directory)
-
-
 def _listed(lifecycle: Lifecycle, name: str, digest: str) -> JsonObject:
     return {
         "name": name,
@@ -306,6 +294,7 @@ def _shown(model: ServedModel, lifecycle: Lifecycle) -> JsonObject:
     defaults = model.engine.default_params
     parameters = ("temperature", "top_p", "top_k", "min_p")
     return {
+        "digest": model.digest,
         "modelfile": f"FROM {plan.settings.model}",
         "parameters": "\n".join(f"{name} {getattr(defaults, name)}" for name in parameters),
         "template": template if isinstance(template, str) else compact(template) if template else "",

@@ -238,7 +238,7 @@ def template_kwargs(
     """Return the variables of the template. ApiError for one that has a separate field, or that it does not use.
 
     `effort_field` and `think_field` are the API's names for reasoning effort and thinking. Effort `none` and no
-    thinking are what a model without thinking does.
+    thinking are what a model without thinking does; one that always thinks refuses them.
     """
     kwargs = dict(given or {})
     for name in kwargs.keys() & _OWN:
@@ -254,8 +254,11 @@ def template_kwargs(
     variables: dict[str, tuple[str, object]] = {"verbosity": ("verbosity", verbosity)}
     if reasoning_effort != "none":
         variables["reasoning_effort"] = effort_field, reasoning_effort
-    if thinks and text.formats.reasoning is None:
+    if thinks is not None and thinks is (text.formats.reasoning is None):
         variables["enable_thinking"] = think_field, thinks
+    if thinks is None and reasoning_effort == "none" and text.formats.reasoning is not None:
+        reads_effort = _problem_with(text, "reasoning_effort", tools) is None
+        variables["reasoning_effort" if reads_effort else "enable_thinking"] = effort_field, reasoning_effort
     for name, (field, value) in variables.items():
         if value is not None:
             _check_variable(text, name, field, tools)
@@ -267,11 +270,19 @@ def template_kwargs(
 
 def _check_variable(text: ModelText, name: str, field: str, tools: Sequence[Tool]) -> None:
     """Raise ApiError if a field sets a variable that the template does not use."""
+    problem = _problem_with(text, name, tools)
+    if problem is not None:
+        message = problem if name == field else f"{field} sets {name}, and {problem}"
+        raise ApiError(400, f"{message}; leave it out", param=field, code=UNKNOWN)
+
+
+def _problem_with(text: ModelText, name: str, tools: Sequence[Tool]) -> str | None:
+    """Return why a variable cannot be set; None if the template uses it."""
     try:
         text.chat_template.check_variables([name], tools)
     except RequestError as error:
-        message = error.message if name == field else f"{field} sets {name}, and {error.message}"
-        raise ApiError(400, f"{message}; leave it out", param=field, code=UNKNOWN) from None
+        return error.message
+    return None
 
 
 def check_counts(

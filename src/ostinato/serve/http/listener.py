@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import os
 import select
@@ -120,19 +121,23 @@ def reach_text(url: str, settings: ServeSettings) -> str | None:
         return f"for this machine alone; --host 0.0.0.0{key} lets other devices of the network in, such as a phone"
     if parts.hostname not in ("0.0.0.0", "::"):
         return None
-    address = _network_address()
+    address = _network_address(_family(parts.hostname))
     if address is None:
         return "on all addresses of this machine; it has none on a network now"
     return f"other devices of the network, such as a phone, open {parts.scheme}://{address}:{parts.port}{settings.root_path}"
 
 
-def _network_address() -> str | None:
-    """Return this machine's address on its network, as its routes have it. Nothing is sent."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation, which only a default route leads to
+_DOCUMENTATION_ADDRESS = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Address of each family that only a default route leads to."""
+
+
+def _network_address(family: socket.AddressFamily) -> str | None:
+    """Return this machine's address on its network, as its routes have it and a URL writes it. Nothing is sent."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_DOCUMENTATION_ADDRESS[family], 9))
         address = str(probe.getsockname()[0])
-        if not is_loopback(address) and address != "0.0.0.0":
-            return address
+        if not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+            return f"[{address}]" if family == socket.AF_INET6 else address
     return None
 
 
