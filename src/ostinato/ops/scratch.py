@@ -197,8 +197,8 @@ def native_moe(
     thread: the order of all choices, and what a row of `linear` takes for an expert that all tokens chose, as each
     thread multiplies alone.
 
-    Matrix units take no more shared memory: they run if there are 16 choices or more for each expert, so that whole
-    tiles contain at most twice the choices, and each choice takes half the bytes.
+    Matrix units pack choices in half the bytes, in at most twice the places, as they run if there are 16 choices or
+    more for each expert on average; and they add each token's sums.
     """
     places = tokens * top_k
     apart = 3 * VECTOR * 2  # Whole vectors, and an odd number of cache lines.

@@ -87,7 +87,10 @@ class Ukernel:
     max_k: int | None = None
     k_multiple: int = 1
     fixed_order: bool = False
-    """True if a token's bits do not depend on m, so that `deterministic` may use the row."""
+    """True if a token's bits do not depend on m, or, for experts, if those of the rows that it takes do not.
+
+    `deterministic` may use such rows.
+    """
     fallback: str | None = None
     """Row that computes tokens with NaN or infinity, which integers cannot hold."""
     why: str = ""

@@ -123,11 +123,8 @@ class RequestQueues:
         Those are short prompts, of half of the step at most, that would wait for all of another client's long ones. No
         request of a higher priority may run. Some request must run.
         """
-        below, num_reserved, priority = (
-            self.clients_below_share(len(self.running) + 1),
-            0,
-            self.running[0].service_order[0],
-        )
+        below, priority = self.clients_below_share(len(self.running) + 1), self.running[0].service_order[0]
+        num_reserved = 0
         for request in self.waiting if below else ():
             is_next = request.client in below and request.service_order[0] <= priority
             if is_next and num_reserved + request.num_tokens <= budget // 2:
