@@ -177,7 +177,7 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
     if request.state.dialect == "ollama":
         url = f"{request.url.scheme}://{request.url.netloc}{settings.root_path}/v1"
         theirs = [each for method in ("POST", "GET") for each in served[method] if each.startswith(f"{OLLAMA}/")]
-        theirs = list(dict.fromkeys([*get_close_matches(path, theirs, 1, 0.75), *theirs]))
+        theirs = list(dict.fromkeys([*get_close_matches(path, theirs, 1, 0.8), *theirs]))
         return (
             f"{path} is not served; of Ollama's API there are {', '.join(theirs)}: one model is served, and neither "
             f"pulled nor made here. For clients of OpenAI's the base_url is {url}"
