@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -85,8 +86,9 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     ValueError for any other text, also for one that is too deep to read. `options` are those of `json.loads`.
     """
     try:
-        # `json` decodes bytes itself, and takes halves of surrogate pairs for text.
-        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text, **options)
+        # `json` decodes bytes itself, and takes halves of surrogate pairs for text. The codec "utf-8-sig" is a module,
+        # which a server without a free descriptor cannot import.
+        return json.loads(text.removeprefix(BOM_UTF8).decode() if isinstance(text, bytes) else text, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (json.JSONDecodeError, UnicodeDecodeError, DuplicateMemberError):
