@@ -8,7 +8,10 @@ namespace ostinato {
 namespace {
 
 template <Driver DRIVER>
-struct MoeFunction {
+struct MoeFunction;
+
+template <>
+struct MoeFunction<Driver::MOE_BY_EXPERT> {
     static void run(const ThreadGroup& threads, const MoeGemm& g) { run_by_expert(threads, g); }
 };
 

@@ -189,7 +189,7 @@ def test_every_size_that_a_rule_of_an_operation_asks_for_is_one_that_the_plan_gi
         of_kernels = [kernel for kernel in (row.reference, row.native, row.triton) if kernel is not None]
         rules = [rule for kernel in of_kernels for rule in (kernel.scratch, kernel.launches)]
         for rule in (*rules, row.work):
-            # Only ranks gather inputs in the order of their activations; the encoder's memory is asked for directly, and
-            # only encoders clip.
+            # Only ranks gather inputs in the order of their activations; the encoder's memory is asked for directly,
+            # and only encoders clip.
             if rule not in (None, reference_gather_act_order, native_encoder_attention, clip_launches):
                 assert inspect.signature(rule).parameters.keys() <= given.get(rule, set()), (name, rule)
