@@ -41,7 +41,7 @@ struct RowPrefetch {
     }
 };
 
-constexpr int MAX_BF16_TOKENS = 12;  // the most tokens that one call of `dot_bf16` takes
+constexpr int MAX_BF16_TOKENS = 5;  // the most tokens that one call of `dot_bf16` takes
 
 // Processors with bfloat16 products in vectors but no matrix units use gemm/mid_m_dequant_bf16.h.
 #if defined(OSTINATO_HAS_AVX512_BF16) && !defined(OSTINATO_TILES)
@@ -71,10 +71,9 @@ struct BlockFormat {
     std::int64_t elements, bytes;  // of a block
     BlockOps<float> with_f32;
     BlockOps<bf16> with_bf16;  // `dot` is null without AVX512-BF16
-    // The dot product with weights rounded to bfloat16, where `dot` is exact: for `min_bf16_tokens` tokens or more, 3
-    // to MAX_BF16_TOKENS at a time. Null without AVX512-BF16.
+    // The dot product with weights rounded to bfloat16, where `dot` is exact, of 3 to MAX_BF16_TOKENS tokens. Null
+    // without AVX512-BF16.
     decltype(with_bf16.dot) dot_bf16 = nullptr;
-    int min_bf16_tokens = 0;
     // The dot product with rounded weights of 3 to NR tokens, which also dequantizes. Null without
     // OSTINATO_DEQUANT_BF16.
     void (*dequant_dot)(int tokens, const DequantStep& work) = nullptr;

@@ -1,4 +1,4 @@
-// Routing of tokens to experts: the tokens' choices sorted by expert, and what all drivers of experts share.
+// Routing of tokens to experts: the choices of all tokens, sorted by expert, and the shape of a layer.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,7 @@ struct ExpertAssignment {
 
     std::int64_t token(std::int64_t at) const { return order[at] / top_k; }
     std::int64_t count(std::int64_t expert) const { return starts[expert + 1] - starts[expert]; }
-    int expert(std::int64_t place) const { return static_cast<int>(of(place)[0]); }
-    float weight(std::int64_t at) const { return of(order[at])[top_k]; }
+    int expert(std::int64_t place) const { return static_cast<int>(choices[place / top_k * top_k + place]); }
 
     void sort() {
         std::fill(starts, starts + experts + 1, 0);
@@ -32,43 +31,12 @@ struct ExpertAssignment {
         std::copy_backward(starts, starts + experts, starts + experts + 1);
         starts[0] = 0;
     }
-
-    // Call body(expert, next, begin, end) for each chosen expert in ascending order; `next` is the one after it.
-    template <typename Body>
-    void each(Body&& body) const {
-        std::int64_t e = after(-1);
-        while (e < experts) {
-            const std::int64_t next = after(e);
-            body(e, next < experts ? next : e, starts[e], starts[e + 1]);
-            e = next;
-        }
-    }
-
-  private:
-    const float* of(std::int64_t place) const { return choices + place / top_k * 2 * top_k + place % top_k; }
-
-    std::int64_t after(std::int64_t e) const {
-        do ++e;
-        while (e < experts && starts[e] == starts[e + 1]);
-        return e;
-    }
 };
-
-template <typename T>
-void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; i += LANES) {
-        Float value = load(sums + i);
-        if (residual) value += load_partial(residual + i, end - i);
-        store_partial(y + i, value, end - i);
-    }
-}
 
 struct MoeShape {
     std::int64_t experts, size, inner;
     Activation activation;
     Clamp clamp;
-
-    Float activate(Float value, Float gated) const { return activated(activation, clamp, value, gated); }
 };
 
 }  // namespace ostinato

@@ -27,7 +27,6 @@ BlockFormat make_block_format(const BlockSize& size) {
 #if defined(OSTINATO_HAS_AVX512_BF16)
     format.with_bf16 = {dot_blocks_up_to<F, bf16>, dequantize_blocks_to_bf16<F>};
     format.dot_bf16 = dot_bf16_blocks<F>;
-    format.min_bf16_tokens = MIN_BF16_TOKENS<F>;
 #if defined(OSTINATO_DEQUANT_BF16)
     format.dequant_dot = dequant_dot<SuperblockRows<F, MR>>;
 #endif

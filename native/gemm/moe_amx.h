@@ -13,6 +13,28 @@
 namespace ostinato {
 namespace tiles {
 
+// A weight of all experts, [experts, n, k]. If quantised, it has `scales` [experts, n], or [experts, n, k / group] if
+// `group` is not 0, or is in blocks of `format`. It may have a `bias` [experts, n].
+template <typename W>
+struct ExpertWeights {
+    const W* first;
+    const float* scales;
+    std::int64_t group, n, k;
+    const BlockFormat* format = nullptr;
+    const float* bias = nullptr;
+
+    WeightView<W> of(std::int64_t expert) const {
+        const W* weights = first + expert * n * row_stride<W>(format, k);
+        if (format) return {weights, n, k, nullptr, 0, format};
+        if (!scales || group == 0) return {weights, n, k};
+        return {weights, n, k, scales + expert * n * ((k + group - 1) / group), group};
+    }
+
+    // Return the scales of an expert's rows, if each row has one, or null; and its biases, or null.
+    const float* row_scales(std::int64_t expert) const { return scales && group == 0 ? scales + expert * n : nullptr; }
+    const float* biases(std::int64_t expert) const { return bias ? bias + expert * n : nullptr; }
+};
+
 // Return rows of an expert's weight: `half[i]` and the 15 behind it, up to `end[i]`.
 template <typename W>
 TileRows<W> expert_rows(const ExpertWeights<W>& stack, std::int64_t expert, const std::int64_t (&half)[2], const std::int64_t (&end)[2]) {
@@ -49,23 +71,43 @@ struct ExpertBlocks {
 
     std::int64_t count() const {
         std::int64_t all = 0;
-        for (std::int64_t e = 0; e < chosen.experts; ++e) all += blocks_of(chosen.starts[e + 1] - chosen.starts[e]);
+        for (std::int64_t e = 0; e < chosen.experts; ++e) all += blocks_of(chosen.count(e));
         return all;
     }
 
-    // Call body(expert, next, first block, first choice, choices); `next` is the expert of the next call.
+    // Call body(expert, next, first block, first choice, choices) for the chosen experts in ascending order; `next` is
+    // the expert of the next call, or of this one if it is the last.
     template <typename Body>
     void each(Body&& body) const {
-        std::int64_t block = 0;
-        chosen.each([&](std::int64_t expert, std::int64_t next, std::int64_t begin, std::int64_t end) {
-            for (std::int64_t from = begin; from < end; from += most * SIDE) {
+        std::int64_t block = 0, next = after(-1);
+        while (next < chosen.experts) {
+            const std::int64_t expert = next, end = chosen.starts[expert + 1];
+            next = after(expert);
+            for (std::int64_t from = chosen.starts[expert]; from < end; from += most * SIDE) {
                 const std::int64_t choices = std::min(most * SIDE, end - from);
-                body(expert, from + choices < end ? expert : next, block, from, choices);
+                body(expert, from + choices < end || next == chosen.experts ? expert : next, block, from, choices);
                 block += blocks_of(choices);
             }
-        });
+        }
+    }
+
+  private:
+    // Return the next chosen expert, or the number of experts.
+    std::int64_t after(std::int64_t expert) const {
+        do ++expert;
+        while (expert < chosen.experts && chosen.count(expert) == 0);
+        return expert;
     }
 };
+
+template <typename T>
+void store_with_residual(const float* sums, const T* residual, T* y, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += LANES) {
+        Float value = ostinato::load(sums + i);
+        if (residual) value += load_partial(residual + i, end - i);
+        store_partial(y + i, value, end - i);
+    }
+}
 
 // Call body(expert, first block, first choice, choices, row) for each panel of `mine`, `width` rows of an expert from
 // `row` on, with their sums in `work`. `rows_of(expert, row)` returns the rows.
@@ -138,7 +180,7 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
                    const auto value = [&](std::int64_t b, std::int64_t r) {
                        if (row + r >= inner) return Float{};
                        const Float second = gated ? sum(b, SIDE + r, inner + row + r) : Float{};
-                       return layer.activate(sum(b, r, row + r), second);
+                       return activated(layer.activation, layer.clamp, sum(b, r, row + r), second);
                    };
                    for (std::int64_t b = 0; b < blocks_of(of_choices); ++b) {
                        for (std::int64_t r = 0; r < up_width && row + r < inner; r += 2) {
@@ -170,9 +212,10 @@ void run_experts(const ThreadGroup& threads, std::int64_t tokens, const bf16* x,
                            }
                            transpose(square);
                            for (std::int64_t t = 0; t < std::min<std::int64_t>(SIDE, of_choices - b * SIDE); ++t) {
-                               const std::int64_t choice = begin + b * SIDE + t;
-                               float* total = totals + chosen.token(choice) * size_stride + row + half;
-                               ostinato::store(total, fma(splat(chosen.weight(choice)), square[t], ostinato::load(total)));
+                               const std::int64_t choice = begin + b * SIDE + t, token = chosen.token(choice);
+                               const float weight = choices[token * top_k + chosen.order[choice] + top_k];
+                               float* total = totals + token * size_stride + row + half;
+                               ostinato::store(total, fma(splat(weight), square[t], ostinato::load(total)));
                            }
                        }
                    }

@@ -94,7 +94,10 @@ inline void run_by_expert(const ThreadGroup& threads, const MoeGemm& g) {
         if (chosen.count(chosen.expert(order[at])) == 1) continue;
         std::memcpy(copies + at * stride * bytes, token_at(at), g.layer.size * bytes);
     }
-    if (g.tokens > 1) threads.barrier();
+    // Even one token has copies if it chose an expert twice, as with infinite scores.
+    bool has_copies = false;
+    for (std::int64_t e = 0; e < experts; ++e) has_copies |= chosen.count(e) > 1;
+    if (has_copies) threads.barrier();
 
     const auto multiply = [&](std::int64_t expert, const ThreadGroup& alone, const std::byte* lhs, std::int64_t lhs_stride,
                               const Rhs& rhs, const Candidates& rows, Epilogue o, std::byte* out, DType out_type) {

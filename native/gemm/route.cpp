@@ -18,7 +18,8 @@ void multiply_rows(const WeightView<T>& w, Range mine, std::int64_t tokens, cons
                    std::int64_t stride) {
     const TokenBlocks<T> blocks(tokens, NR);
     for (std::int64_t row = mine.begin; row < mine.end; row += MR) {
-        // Behind the last row it is the last row again, whose result is not used. The next rows are prefetched.
+        // Behind the last row it is the last row again, whose result is not used. The first block of tokens prefetches
+        // the next rows.
         const T *here[MR], *then[MR];
         for (int r = 0; r < MR; ++r) {
             here[r] = w.at(std::min(row + r, w.n - 1));
@@ -26,9 +27,10 @@ void multiply_rows(const WeightView<T>& w, Range mine, std::int64_t tokens, cons
         }
         for (int block = 0; block < blocks.count; ++block) {
             const std::int64_t t = blocks.begin(block);
-            dot_tokens<NR, false>(blocks.size(block), 0, Tokens<T>{x + t * x_stride, x_stride}, static_cast<const T* const*>(here),
-                                  static_cast<const T* const*>(then), w.k, static_cast<const float* const*>(nullptr), 0,
-                                  scores + t * stride + row, static_cast<int>(stride));
+            dot_tokens<NR, false>(blocks.size(block), block == 0 ? MR : 0, Tokens<T>{x + t * x_stride, x_stride},
+                                  static_cast<const T* const*>(here), static_cast<const T* const*>(then), w.k,
+                                  static_cast<const float* const*>(nullptr), 0, scores + t * stride + row,
+                                  static_cast<int>(stride));
         }
     }
 }

@@ -40,12 +40,10 @@ inline PrefetchShare prefetch_share(int number, int blocks) {
 
 template <int TOKENS, bool PACKED, typename... Args>
 inline void dot_with_prefetch(int prefetch, const Args&... args) {
-    if constexpr (!PACKED) {
-        dot_block<TOKENS, TOKENS <= MAX_UNPREFETCHED_TOKENS ? 0 : MR, PACKED>(args...);
-    } else if (prefetch == MR) {
-        dot_block<TOKENS, MR, PACKED>(args...);
-    } else if (prefetch == 0) {
+    if (prefetch == 0 || (!PACKED && TOKENS <= MAX_UNPREFETCHED_TOKENS)) {
         dot_block<TOKENS, 0, PACKED>(args...);
+    } else if (!PACKED || prefetch == MR) {
+        dot_block<TOKENS, MR, PACKED>(args...);
     } else if (prefetch == 1) {
         dot_block<TOKENS, 1, PACKED>(args...);
     } else {

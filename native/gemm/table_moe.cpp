@@ -8,7 +8,10 @@ namespace ostinato {
 namespace {
 
 template <Driver DRIVER>
-struct MoeFunction {
+struct MoeFunction;
+
+template <>
+struct MoeFunction<Driver::MOE_BY_EXPERT> {
     static void run(const ThreadGroup& threads, const MoeGemm& g) { run_by_expert(threads, g); }
 };
 
@@ -21,8 +24,8 @@ struct MoeFunction<Driver::MOE_AMX> {
             using W = decltype(weight);
             if constexpr (is_used<Driver::MOE_AMX, T, W>()) {
                 const auto of = [&](const Rhs& rhs) {
-                    return ExpertWeights<W>{reinterpret_cast<const W*>(rhs.first), rhs.scales, rhs.group, rhs.n, rhs.k,
-                                            rhs.format, rhs.bias};
+                    return tiles::ExpertWeights<W>{reinterpret_cast<const W*>(rhs.first), rhs.scales, rhs.group, rhs.n,
+                                                   rhs.k, rhs.format, rhs.bias};
                 };
                 tiles::run_experts(threads, g.tokens, reinterpret_cast<const T*>(g.x), g.x_stride,
                               g.choices, g.top_k, g.layer, of(g.up), of(g.down), reinterpret_cast<const T*>(g.residual),

@@ -273,6 +273,14 @@ def dynamic_llama() -> transformers.PretrainedConfig:
     return config
 
 
+def dynamic_granite_swa() -> transformers.PretrainedConfig:
+    """Layers of two rotary bases and one without positions."""
+    config = recipe("granite_swa")
+    config.max_position_embeddings = 64
+    config.rope_parameters = {"rope_theta": 900.0} | DYNAMIC
+    return config
+
+
 def long_phi3() -> transformers.PretrainedConfig:
     """Factors that change what attention sees, so that the wrong ones would be noticed."""
     config = transformers.Phi3Config.from_pretrained(checkpoint("phi3"))
@@ -284,7 +292,15 @@ def long_phi3() -> transformers.PretrainedConfig:
 
 @pytest.mark.parametrize(
     "make_config",
-    [dynamic_llama, long_phi3, windowed("gemma3_text", **DYNAMIC), windowed("gemma3_text", **LONG_ROPE)],
+    [
+        dynamic_llama,
+        long_phi3,
+        dynamic_granite_swa,
+        windowed("gemma3_text", **DYNAMIC),
+        windowed("gemma3_text", **LONG_ROPE),
+        windowed("lfm3", **DYNAMIC),
+        windowed("mellum", **DYNAMIC),
+    ],
 )
 @pytest.mark.parametrize("length", [150, 65, 64, 40])
 def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(

@@ -122,6 +122,18 @@ def test_a_token_has_the_same_bits_among_others(isa: str, dtype: torch.dtype, de
 
 
 @experts_of
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_token_may_choose_an_expert_twice(isa: str, dtype: torch.dtype) -> None:
+    """As with infinite scores."""
+    generator = torch.Generator().manual_seed(8)
+    x, experts = normal(generator, 1, 1500).to(dtype), random_experts(generator, 3, 1500, 400, "swiglu", dtype)
+    choices = torch.tensor([[[1.0, 1.0], [0.3, 0.6]]])
+    out = checked_kernel(isa, "moe")(x, choices, *experts, "swiglu")
+    expected = matmul.moe(x.double(), choices, *(w.double() for w in experts), "swiglu")
+    torch.testing.assert_close(out.double(), expected, rtol=3 * rounding(dtype), atol=12 * rounding(dtype))
+
+
+@experts_of
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_experts_that_nobody_chose_are_not_read(isa: str, count: int) -> None:
     generator = torch.Generator().manual_seed(count)

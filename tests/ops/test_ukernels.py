@@ -140,12 +140,12 @@ def test_each_row_of_linear_computes_its_products(isa: str, row: Ukernel) -> Non
     assert row in reached, "no product takes this row"
 
 
-def run_alone(isa: str, kernel: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, int]:
+def run_alone(isa: str, kernel: Any, *args: Any, num_threads: int = 1, **kwargs: Any) -> tuple[torch.Tensor, int]:
     """The result of a call in a new thread, and the bytes of scratch memory that this thread has made for it."""
     results = []
 
     def run() -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(num_threads)
         load_extension(isa).free_idle_scratch()
         results.append((kernel(*args, **kwargs), load_extension(isa).scratch_bytes()))
 
@@ -215,10 +215,12 @@ def test_each_row_computes_experts_within_the_scratch_that_the_plan_counts(isa: 
             tokens = m * experts if row.op == "moe" else m and m + 1
             choices = choices_with(tokens, experts, 0 if row.op == "moe" else m)
             x = spaced(torch.randn(tokens, k, generator=generator).to(dtype), 3)
+            if row.fallback and tokens:
+                x[0, 0] = torch.nan
             out, held = run_alone(isa, kernel, x, choices, *stacks, "silu", **given)
             expected = matmul.moe(x.double(), choices, *wide, "silu")
             tolerance = rounding(dtype)
-            torch.testing.assert_close(out.double(), expected, rtol=6 * tolerance, atol=16 * tolerance)
+            torch.testing.assert_close(out.double(), expected, rtol=6 * tolerance, atol=16 * tolerance, equal_nan=True)
             if tokens == 0:
                 continue
             problem = Problem("moe", lhs, (kind, kind), k, row.fixed_order)
@@ -240,3 +242,33 @@ def test_each_row_computes_experts_within_the_scratch_that_the_plan_counts(isa: 
             )
             assert held <= planned.shared + planned.own, (kind, m)
     assert row in reached, "no layer takes this row"
+
+
+@pytest.mark.parametrize("isa", PRODUCT_SETS)
+def test_gated_experts_of_two_threads_keep_within_the_scratch_that_the_plan_counts(isa: str) -> None:
+    """Each token has two experts, whose intermediate values are more than its own; an expert has few tokens or many."""
+    generator = torch.Generator().manual_seed(4)
+    size, inner, experts, top_k = 64, 96, 4, 2
+    up, down = (torch.randn(experts, *shape, generator=generator) / 8 for shape in ((2 * inner, size), (size, inner)))
+    up, down = up.bfloat16(), down.bfloat16()
+    for tokens in (1, 7, 40):
+        ids = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
+        choices = torch.stack((ids.float(), torch.full(ids.shape, 0.5)), dim=1)
+        x = torch.randn(tokens, size, generator=generator).bfloat16()
+        out, held = run_alone(isa, native_kernel(isa, "moe"), x, choices, up, down, "swiglu", num_threads=2)
+        expected = matmul.moe(x.double(), choices, up.double(), down.double(), "swiglu")
+        tolerance = rounding(torch.bfloat16)
+        torch.testing.assert_close(out.double(), expected, rtol=6 * tolerance, atol=16 * tolerance)
+        layers = ukernels.candidates(Problem("moe", "bfloat16", ("same", "same"), size, False), features(isa))
+        rows = ukernels.candidates(Problem("linear", "bfloat16", ("same",), size, False), features(isa))
+        planned = native_moe(
+            tokens=tokens,
+            size=size,
+            intermediate_size=inner,
+            num_experts=experts,
+            top_k=top_k,
+            moe_rows=layers,
+            linear_rows=rows,
+            group_size=0,
+        )
+        assert held <= planned.shared + planned.own, tokens  # the other thread makes its own

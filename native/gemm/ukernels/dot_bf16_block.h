@@ -138,76 +138,6 @@ struct SuperblockRows {
     }
 };
 
-// Compute sums[t * stride + r] of `some` tokens, up to TOKENS, which is even, and MR rows of rounded weights: 24
-// accumulators, two rows that are multiplied, two that are dequantized, and a token. Behind the last token it is
-// multiplied once more.
-//
-// Rounding weights uses the multipliers and waits for the multiplications before it, and the products that need the
-// weights wait for it. So weights are dequantized a subblock ahead, and their scales a superblock ahead.
-template <typename F, int TOKENS>
-void dot_bf16_blocks_pairwise(int some, const Tokens<bf16>& tokens, const BlockByte* const* rows, const RowPrefetch& next,
-                     std::int64_t count, float* sums, int stride) {
-    using D = Dot<bf16, bf16>;
-    constexpr int PAIR = 2;
-    using Group = SuperblockRows<F, PAIR>;
-    constexpr int TOGETHER = Group::TOGETHER;
-    const std::int64_t token_stride = tokens.stride ? tokens.stride : SUBBLOCK;
-    const std::int64_t step = tokens.stride ? SUBBLOCK : SUBBLOCK * some;
-    const std::int64_t last = (some - 1) * token_stride;
-    const std::int64_t row_subblocks = count * Group::SUBBLOCKS_PER_BLOCK, superblocks = (row_subblocks + SUBBLOCKS - 1) / SUBBLOCKS;
-    for (int first_row = 0; first_row < MR; first_row += PAIR) {
-        Float total[TOKENS][PAIR] = {};
-        const bf16* x = tokens.x;
-        Group here, then;
-        here.prepare(rows + first_row, 0, row_subblocks);
-        __m512bh w[PAIR];
-        for (int r = 0; r < PAIR; ++r) w[r] = here.read(r, 0);
-        for (std::int64_t superblock = 0; superblock < superblocks; ++superblock) {
-            const std::int64_t begin = superblock * SUBBLOCKS, next_superblock = std::min(superblock + 1, superblocks - 1);
-            const int subblocks = static_cast<int>(std::min<std::int64_t>(SUBBLOCKS, row_subblocks - begin));
-            if (first_row == 0) next(begin / Group::SUBBLOCKS_PER_BLOCK * F::BYTES, subblocks / Group::SUBBLOCKS_PER_BLOCK * F::BYTES);
-            // Behind the last superblock, the last one is prepared once more.
-            then.prepare(rows + first_row, next_superblock, row_subblocks - next_superblock * SUBBLOCKS);
-#pragma GCC unroll 1
-            for (int first = 0; first < subblocks; first += TOGETHER) {
-                const bool is_last = first + TOGETHER >= subblocks;
-#pragma GCC unroll 4
-                for (int i = 0; i < TOGETHER; ++i, x += step) {
-                    __m512bh made[PAIR];
-#pragma GCC unroll 2
-                    for (int r = 0; r < PAIR; ++r) {
-                        if (i + 1 < TOGETHER) {
-                            made[r] = here.read(r, first + i + 1);
-                        } else {
-                            made[r] = (is_last ? then : here).read(r, is_last ? 0 : first + TOGETHER);
-                        }
-                    }
-                    // Have the compiler dequantize these before it multiplies the previous ones, not when they are
-                    // needed.
-                    asm("" : "+v"(total[0][0]), "+v"(total[0][1]) : "v"((__m512i)made[0]), "v"((__m512i)made[1]));
-#pragma GCC unroll 12
-                    for (int t = 0; t < TOKENS; ++t) {
-                        const __m512bh token = D::read(x + (t == TOKENS - 1 ? last : t * token_stride));
-                        total[t][0] = D::multiply_add(total[t][0], token, w[0]);
-                        total[t][1] = D::multiply_add(total[t][1], token, w[1]);
-                    }
-                    w[0] = made[0];
-                    w[1] = made[1];
-                }
-            }
-            here = then;
-        }
-#pragma GCC unroll 12
-        for (int t = 0; t < TOKENS; t += 2) {
-            float of_two[2 * PAIR];
-            sum4(total[t], of_two);
-            for (int i = 0; i < 2 * PAIR; ++i) {
-                if (t + i / PAIR < some) sums[(t + i / PAIR) * stride + first_row + i % PAIR] = of_two[i];
-            }
-        }
-    }
-}
-
 // Tokens from which on rounding a format's weights costs less than scaling its sums token by token. Results depend on
 // it; all formats of the same bits share a value, as docs/architecture/integer-products.md says.
 template <typename F>
@@ -217,22 +147,15 @@ template <typename F>
 void dot_bf16_blocks(int tokens, const Tokens<bf16>& x, const BlockByte* const* rows, const BlockByte* const* next,
                         int prefetch, std::int64_t count, float* sums, int stride) {
     const RowPrefetch to_come{next, prefetch};
-    const auto few = [&](auto some) {
-        // Blocks of more tokens have at least half of MAX_BF16_TOKENS.
+    const auto multiply = [&](auto some) {
         if constexpr (some.value >= MIN_BF16_TOKENS<F>) {
             dot_blocks<F, some.value, true>(x, rows, to_come, count, sums, stride);
         }
     };
     switch (tokens) {
-        case 3: return few(std::integral_constant<int, 3>{});
-        case 4: return few(std::integral_constant<int, 4>{});
-        case 5: return few(std::integral_constant<int, 5>{});
-        case 6: return few(std::integral_constant<int, 6>{});
-        case 7:
-        case 8: return dot_bf16_blocks_pairwise<F, 8>(tokens, x, rows, to_come, count, sums, stride);
-        case 9:
-        case 10: return dot_bf16_blocks_pairwise<F, 10>(tokens, x, rows, to_come, count, sums, stride);
-        default: return dot_bf16_blocks_pairwise<F, 12>(tokens, x, rows, to_come, count, sums, stride);
+        case 3: return multiply(std::integral_constant<int, 3>{});
+        case 4: return multiply(std::integral_constant<int, 4>{});
+        default: return multiply(std::integral_constant<int, MAX_BF16_TOKENS>{});
     }
 }
 

@@ -53,7 +53,7 @@ def encoding_bytes(
     is true if attention is masked over all patches, as the reference does on a GPU in float32.
     """
     inputs = encoder_buffer_bytes(vision, dtype, tokens, tokens)
-    peak = inputs + _peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= vision.ops)
+    peak = inputs + encoder_peak_bytes(vision, dtype, tokens, widens=not {*native, *triton} >= vision.ops)
     held = peak // 4 + min(HEAP, peak // 2)
     return peak + held + _mask_bytes(vision, tokens, sees_all) + _scratch(vision, tokens, native, threads)
 
@@ -86,7 +86,7 @@ def encoder_graph_bytes(
         widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
         product = triton_linear(tokens=patches, out_size=widest, element_bytes=DTYPE_BYTES[dtype]).shared
         return buffers + pool_bytes(vision.calls.arena_bytes(DTYPE_BYTES[dtype], patches) + product)
-    peak = _peak_bytes(vision, dtype, largest, widens=True)
+    peak = encoder_peak_bytes(vision, dtype, largest, widens=True)
     return buffers + pool_bytes(peak + _mask_bytes(vision, largest, sees_all))
 
 
@@ -96,8 +96,11 @@ def encoder_buffer_bytes(vision: VisionSpec, dtype: str, tokens: int, items: int
     return table_bytes(encoder_table(dtype), encoder_sizes(patches, items, vision.patch_elements, vision.taps))
 
 
-def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
-    """Return the bytes of the results, and of the residual stream and intermediate results at the peak before them."""
+def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
+    """Return the bytes of the results, and of the residual stream and intermediate results at the peak before them.
+
+    `widens` counts a float32 copy of everything, as references may need.
+    """
     patches, width = tokens * vision.patches_per_token, DTYPE_BYTES[dtype]
     element = width + 4 if widens else width
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
@@ -115,10 +118,12 @@ def _peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> in
     # the weights and their products.
     convolution = patches * (6 + 3 * vision.conv_size) * size * element if vision.conv_size else 0
     residual = patches * size * element
+    # The results that later calls read, and the inputs that a block and a module in it hold until they return.
+    calls = vision.calls.live_bytes(element, patches) + 2 * patches * size * element
     angles = patches * size // vision.num_heads * 4
     # Results are separate tensors first and are then concatenated, so they count twice.
     results = 2 * tokens * vision.hidden_rows * vision.out_hidden_size * width
-    return results + angles + residual + max(embedding, attention, mlp, merger, convolution)
+    return results + angles + max(residual + max(embedding, attention, mlp, merger, convolution), calls)
 
 
 def _mask_bytes(vision: VisionSpec, tokens: int, sees_all: bool) -> int:

@@ -136,13 +136,20 @@ class CallTrace:
     @property
     def widest_elements(self) -> int:
         """Largest number of elements, for one entry, of the results that are alive at once, whatever their dtypes."""
-        steps = _steps(self, dict.fromkeys((*FIXED_BYTES, "model"), 1), frozenset())
+        return -(-self._live_size(dict.fromkeys((*FIXED_BYTES, "model"), 1)) // self.entries)
+
+    def live_bytes(self, dtype_bytes: int, entries: int) -> int:
+        """Return the bytes of the results that are alive at once without an arena, for `entries` entries."""
+        return self._live_size(FIXED_BYTES | {"model": dtype_bytes}) * entries // self.entries
+
+    def _live_size(self, widths: Mapping[str, int]) -> int:
+        steps = _steps(self, widths, frozenset())
         sizes, lives = _lives(steps, self.result)
         at_once = (
             sum(size for call, size in sizes.items() if lives[call][0] <= i <= lives[call][1])
             for i in range(len(steps))
         )
-        return -(-max(at_once) // self.entries)
+        return max(at_once, default=0)
 
 
 NO_CALLS = CallTrace()
