@@ -14,22 +14,15 @@ import pytest
 from ostinato.engine.process.cache_event_hub import MAX_READERS, MAX_WAITING, CacheEventHub, SlowReader
 from ostinato.errors import ConfigError
 from ostinato.kv_cache.cache_events import (
-    AllBlocksCleared,
-    BlockRemoved,
     BlockStored,
     CacheContents,
-    CacheEvent,
-    CheckpointRemoved,
-    CheckpointStored,
 )
 from ostinato.kv_cache.prefix_index import BlockHashes
 from ostinato.serve.settings import ServeSettings
+from tests.support.cache_events import event_of
 from tests.support.patience import PATIENCE
 from tests.support.serving import Served, serving
 
-KINDS: dict[str, type[CacheEvent]] = {
-    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared, CheckpointStored, CheckpointRemoved)
-}
 PROMPT = [7 + token % 50 for token in range(100)]
 
 
@@ -57,9 +50,7 @@ def reading(served: Served) -> Iterator[Iterator[dict[str, Any]]]:
 
 def follow(contents: CacheContents, batch: dict[str, Any]) -> None:
     for fields in batch["events"]:
-        kind = KINDS[fields.pop("type")]
-        members = {name: fields[name] for name in kind.__dataclass_fields__}
-        contents.apply(kind(**members))
+        contents.apply(event_of(fields))
 
 
 def test_a_reader_gets_what_is_cached_and_then_what_changes(served: Served) -> None:

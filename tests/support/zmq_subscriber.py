@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import msgpack
 import zmq
 from zmq.asyncio import Context
 
-from ostinato.kv_cache.cache_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    CacheContents,
-    CacheEvent,
-    CheckpointRemoved,
-    CheckpointStored,
-)
-
-KINDS: dict[str, type[CacheEvent]] = {
-    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared, CheckpointStored, CheckpointRemoved)
-}
-
-
-def event_of(fields: dict[str, Any]) -> CacheEvent:
-    kind = KINDS[fields["type"]]
-    return kind(**{name: fields[name] for name in kind.__dataclass_fields__})
+from ostinato.kv_cache.cache_events import CacheContents
+from tests.support.cache_events import event_of
 
 
 class Subscriber:
