@@ -63,7 +63,7 @@ ATTACKS = {
     "stop strings": (lambda: chat(stop=["a"] * 5000), "stop"),
     "biased tokens": (lambda: chat(logit_bias={str(i): 1.0 for i in range(5000)}), "logit_bias"),
     "a long prompt": (
-        lambda: chat()[:-1] + b',"messages":[{"role":"user","content":"' + b"ab " * 4_000_000 + b'"}]}',
+        lambda: chat(messages=[{"role": "user", "content": "ab " * 4_000_000}]),
         "maximum context length",
     ),
 }
