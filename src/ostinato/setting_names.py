@@ -99,7 +99,8 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
 
 _PYDANTIC_WORDS = {
     r"^(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": "should ",
-    r", (unable to|got a number with|but was|not) .*$| after validation.*$": "",
+    r" after validation.*$": "",
+    r"^(should .*?), (unable to|got a number with|but was|not) .*$": r"\1",
     r"greater than or equal to": "at least",
     r"less than or equal to": "at most",
     r"greater than": "more than",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import RequestOutput
     from ostinato.sampling.params import SamplingParams
+    from ostinato.scheduler.batch import TokenLogprobs
 
 
 @engine_options
@@ -152,10 +152,14 @@ def _entries(prompt: str, output: RequestOutput) -> Iterator[JsonObject]:
             entry["error"] = str(output.error)
         if completion.logprobs is not None:
             entry["cumulative_logprob"] = completion.cumulative_logprob
-            entry["logprobs"] = [asdict(each) for each in completion.logprobs]
+            entry["logprobs"] = [_plain(each) for each in completion.logprobs]
         if output.prompt_logprobs is not None:
-            entry["prompt_logprobs"] = [each and asdict(each) for each in output.prompt_logprobs]
+            entry["prompt_logprobs"] = [each and _plain(each) for each in output.prompt_logprobs]
         yield entry
+
+
+def _plain(scored: TokenLogprobs) -> JsonObject:
+    return {"token_id": scored.token_id, "logprob": scored.logprob, "rank": scored.rank, "top": scored.top}
 
 
 def _print(prompts: list[str], outputs: list[RequestOutput], params: SamplingParams) -> None:
