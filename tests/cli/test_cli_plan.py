@@ -355,7 +355,7 @@ def test_more_device_memory_is_a_remedy_beside_those_of_settings(capsys, checkpo
     [
         (["--device", "abacus"], "ConfigError", "h200-141gb"),
         (["--max-num-seqz", "3"], "ConfigError", "--max-num-seqs"),
-        (["--max-num-seqs", "many"], "ConfigError", "integer"),
+        (["--max-num-seqs", "many"], "ConfigError", "whole number"),
         (["--dtype", "int8"], "ConfigError", "bfloat16"),
         (["--device-memory", "lots"], "ConfigError", "--device-memory 'lots' is not a size; write it like 4GiB"),
         (["--model", "/no/such/place"], "ConfigError", "twice"),

@@ -178,8 +178,8 @@ def test_the_config_refuses_what_is_no_size_with_the_nearest_that_is(settings: d
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"encoder_max_items_per_batch": True}, "integer"),
-        ({"encoder_max_items_per_batch": 2.0}, "integer"),
+        ({"encoder_max_items_per_batch": True}, "whole number"),
+        ({"encoder_max_items_per_batch": 2.0}, "whole number"),
         ({"encoder_token_budgets": 64}, "not a list of whole numbers"),
         ({"encoder_token_budgets": "64,many"}, "encoder_token_budgets has 'many'"),
         ({"encoder_graph_mode": "full"}, "'auto', 'always' or 'none'"),
@@ -187,7 +187,7 @@ def test_the_config_refuses_what_is_no_size_with_the_nearest_that_is(settings: d
         ({"video_pruning_rate": "half"}, "number"),
         ({"video_pruning_rate": True}, "number"),
         ({"video_pruning_rate": float("nan")}, "at least 0"),
-        ({"allow_remote_images": 1}, "boolean"),
+        ({"allow_remote_images": 1}, "true or false"),
     ],
 )
 def test_the_config_refuses_values_of_the_wrong_kind_with_what_is_possible(settings: dict, word: str) -> None:
