@@ -98,7 +98,7 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
 
 
 _PYDANTIC_WORDS = {
-    r"^(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": "should ",
+    r"(^|: )(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": r"\1should ",
     r" after validation.*$": "",
     r"^(should .*?), (unable to|got a number with|but was|not) .*$": r"\1",
     r"greater than or equal to": "at least",

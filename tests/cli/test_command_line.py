@@ -562,7 +562,7 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
         ("enforce_eager: true", "serve has no setting 'enforce_eager'; here it is graph_mode"),
         ("config: other.yaml", "serve has no setting 'config'"),
         ("config_file: other.yaml", "serve has no setting 'config_file'\n"),
-        ("print_config: true", "serve has no setting 'print_config'; did you mean speculative_config?"),
+        ("print_config: true", "serve has no setting 'print_config'; did you mean kv_events_config?"),
     ],
 )
 def test_a_file_that_says_nothing_we_know_is_refused(

@@ -265,7 +265,7 @@ def test_what_is_not_http_is_refused(private):
         ({"api_key": ("",)}, "api_key"),
         ({"api_key": ("schlüssel",)}, "ASCII"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
-        ({"api_key": "only-text"}, "tuple"),
+        ({"api_key": "only-text"}, "should be a list"),
         ({"port": 70000}, "65535"),
         ({"otlp_endpoint": "nonsense"}, "http://localhost:4318"),
         ({"otlp_endpoint": "http://"}, "http://localhost:4318"),
