@@ -120,8 +120,7 @@ _FIELDS = {
     "tokens": "ids token_ids",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
     "guided_regex guided_json": "regex",
-    "guided_regex, or guided_json: grammars are read by the command line and in Python": "grammar ebnf"
-    " guided_grammar",
+    "guided_regex, or guided_json: grammars are read by the command line and in Python": "grammar ebnf guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
