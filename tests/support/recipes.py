@@ -1005,6 +1005,25 @@ def falcon_mamba() -> PretrainedConfig:
     )
 
 
+def hrm_text() -> PretrainedConfig:
+    """Two layers in each stack, of which L runs four times and H twice; a prompt that is causal."""
+    return transformers.HrmTextConfig(
+        **COMMON,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+        H_cycles=2,
+        L_cycles=2,
+        embedding_scale=1.7,
+        prefix_lm=False,
+    )
+
+
 def jamba() -> PretrainedConfig:
     """Mixers and attention without positions; experts weighed by a softmax over all of them, or an MLP."""
     return transformers.JambaConfig(
@@ -1126,6 +1145,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         granitemoe_swa_alone,
         granitemoehybrid,
         granitemoehybrid_dense,
+        hrm_text,
         jamba,
         kimi_linear,
         lfm2,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear, PackedLinear
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
@@ -26,7 +26,8 @@ class Attention(Module):
     keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
     (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
     gate, whose sigmoid multiplies the head's output (Qwen3.5). If it `has_head_gates`, gate_proj gives each head a
-    gate of one number (LFM3). `out_size` is the size of the result, if it differs from the input's (Zamba2). If it
+    gate of one number (LFM3). If it `has_channel_gates`, gate_proj gives each channel of the heads one (HRM-Text).
+    A checkpoint may have all these projections as one tensor, of this `whole_name`. `out_size` is the size of the result, if it differs from the input's (Zamba2). If it
     `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate together side by side (Ernie
     4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a checkpoint, that is `qkv_proj`
     (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position (Ministral 3). With `value_norm_eps`
@@ -51,6 +52,8 @@ class Attention(Module):
         first_key: int = 0,
         is_gated: bool = False,
         has_head_gates: bool = False,
+        has_channel_gates: bool = False,
+        whole_name: str = "",
         qk_norm_whole: bool = False,
         out_size: int | None = None,
         has_neighbours: bool = False,
@@ -75,6 +78,11 @@ class Attention(Module):
         )
         parts = parts[: 1 if spec.keys_of is not None else 2 if values_are_keys else 3]
         facts: dict[str, Any] = {}
+        self.has_channel_gates = has_channel_gates
+        if has_channel_gates:
+            parts = (("gate_proj", self.q_size), *parts)
+        if whole_name:
+            facts |= {"whole_name": f"{whole_name}.weight", "segments": tuple(size for _, size in parts)}
         if has_neighbours:
             facts["neighbours"] = (0, self.q_size + self.kv_size, spec.head_dim, spec.head_dim)
         if is_one_tensor:
@@ -117,6 +125,9 @@ class Attention(Module):
 
         Without `angles` attention has no positions.
         """
+        if self.has_channel_gates:
+            gates, *qkv = split_columns(self.qkv(x), (self.q_size, self.q_size, self.kv_size, self.kv_size))
+            return self.attend(*qkv, angles, inputs, memory, residual, gates)
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
         return self.attend(*self.project(x), angles, inputs, memory, residual, head_gates)
 
@@ -143,7 +154,7 @@ class Attention(Module):
     ) -> Array:
         """Compute the part of `forward` after the projections -> [tokens, hidden].
 
-        The sigmoid of `head_gates` [tokens, heads] multiplies the outputs of the heads.
+        The sigmoid of `head_gates` [tokens, heads], or of as many as channels, multiplies the outputs of the heads.
         """
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

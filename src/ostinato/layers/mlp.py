@@ -37,7 +37,7 @@ class GatedMLP(Module):
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
     the checkpoint's for gate, up and down. If gate and up are what `is_one_tensor` in it, that is `gate_up_proj`
-    (Phi-3).
+    (Phi-3). It may also have them as one tensor of this `whole_name`.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class GatedMLP(Module):
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         activation: str = "swiglu",
         is_one_tensor: bool = False,
+        whole_name: str = "",
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -60,7 +61,10 @@ class GatedMLP(Module):
         segments: tuple[int, ...] = ()
         if is_one_tensor:
             parts, segments = (("gate_up_proj", 2 * size),), (size, size)
-        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True, segments=segments)
+        facts: dict[str, Any] = {"segments": segments}
+        if whole_name:
+            facts = {"segments": (size, size), "whole_name": f"{whole_name}.weight"}
+        self.gate_up = PackedLinear(build, hidden_size, parts, bias, multiplier, is_gated=True, **facts)
         self.down_proj = Linear(build, size, hidden_size, bias, down_multiplier, cuts_inputs=True)
         self.token_gate = sigmoid_gate(build, size)
         self.names = {"down_proj": names[2]}

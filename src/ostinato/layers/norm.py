@@ -42,6 +42,19 @@ class RMSNorm(Module):
         return self.op(x, self.weight, self.eps, *self.offset, **added)
 
 
+class PlainRMSNorm(Module):
+    """RMS norm over the last dimension, without a weight."""
+
+    def __init__(self, build: ModelBuilder, size: int, eps: float) -> None:
+        super().__init__()
+        self.op, self.eps = build.ops.rms_norm, eps
+        self.ones = build.constant([1.0] * size, build.dtype)
+
+    def forward(self, x: Array) -> Array:
+        """Normalise `x` [..., size], rounded to the model's dtype -> [..., size] in that dtype."""
+        return self.op(x, self.ones, self.eps)
+
+
 class LayerNorm(Module):
     """Norm to mean 0 and variance 1 over the last dimension, then weight and bias, if it `has_bias`."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Rotary
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, QuantizableMatrix
-from ostinato.layers.norm import LayerNorm, RMSNorm, sigmoid_gate
+from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
@@ -33,7 +33,7 @@ class Backbone(Module):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
-        final_norm: LayerNorm | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ MODELS = {
     "granitemoe": "granitemoehybrid.model:GraniteMoeHybrid",
     "granitemoe_swa": "granite_swa.model:GraniteSwa",
     "granitemoehybrid": "granitemoehybrid.model:GraniteMoeHybrid",
+    "hrm_text": "hrm_text.model:HrmText",
     "jamba": "jamba.model:Jamba",
     "kimi_linear": "kimi_linear.model:KimiLinear",
     "lfm2": "lfm2.model:Lfm2",

@@ -43,8 +43,8 @@ class Pass:
 
 
 def model_pass(model: ModelSpec) -> Pass:
-    """Return the pass through the model itself, where the residual stream and its normed form stay alive."""
-    return Pass(2 * model.hidden_size, model.layers)
+    """Return the pass through the model itself, where its streams and a normed form of one stay alive."""
+    return Pass((model.num_streams + 1) * model.hidden_size, model.layers)
 
 
 def drafter_pass(model: ModelSpec) -> Pass | None:
