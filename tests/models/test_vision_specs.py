@@ -147,7 +147,7 @@ def test_gemma4_is_planned_with_its_encoder_from_its_config_alone() -> None:
         tower = transformers.AutoModel.from_config(theirs)
     # The projection beside the tower has as many weights as it has inputs and outputs.
     assert spec.vision.parameters == tower.num_parameters() + 768 * 2560
-    sees = {layer.attention.window: layer.attention.sees_images for layer in spec.layers if layer.attention}
+    sees = {layer.attention.window: layer.attention.sees_ahead for layer in spec.layers if layer.attention}
     assert sees == {512: True, None: False}
     plan = make_plan(EngineConfig(), spec, cpu(64 * GIB))
     assert plan.encoder is not None

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from tests.support.folders import shared_folder
 from tests.support.recipes import EOS as EOS
-from tests.support.recipes import HEADED, RECIPES, VOCAB_SIZE
+from tests.support.recipes import HEADED, PREFIX_LMS, RECIPES, VOCAB_SIZE
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -61,7 +61,7 @@ def oracle(name: str, seed: int = 0) -> PreTrainedModel:
 
 def recipe(name: str) -> PretrainedConfig:
     """The configuration of a model, with or without a head."""
-    return (RECIPES | HEADED)[name]()
+    return (RECIPES | HEADED | PREFIX_LMS)[name]()
 
 
 def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -215,6 +215,9 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 
 @torch.inference_mode()
-def oracle_logits(name: str, token_ids: list[int], seed: int = 0) -> torch.Tensor:
-    """[tokens, vocab] of the whole prompt at once."""
-    return oracle(name, seed)(torch.tensor([token_ids]), use_cache=False).logits[0]
+def oracle_logits(name: str, token_ids: list[int], seed: int = 0, prompt: int = 0) -> torch.Tensor:
+    """[tokens, vocab] of the whole text at once; a prefix LM's first `prompt` tokens see each other."""
+    types = {}
+    if name in PREFIX_LMS:
+        types["token_type_ids"] = (torch.arange(len(token_ids)) < prompt).long()[None]
+    return oracle(name, seed)(torch.tensor([token_ids]), use_cache=False, **types).logits[0]

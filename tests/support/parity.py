@@ -61,7 +61,7 @@ def _find_decided(name: str, length: int, before: tuple[int, ...]) -> Case:
         own = random_prompt(length - len(before), seed + 100 * length if before else seed)
         prompt = [*before, *own]
         tokens = proposed(engine, prompt, {"temperature": 0})
-        whole = oracle_logits(name, prompt + tokens)[:-1]
+        whole = oracle_logits(name, prompt + tokens, prompt=length)[:-1]
         logits = whole[length - 1 :]
         best, second = logits.topk(2).values.unbind(-1)
         decided = (best - second > GAP * logits.abs().amax(-1)).all().item()
@@ -100,7 +100,7 @@ def _find_sampled(name: str, length: int, before: tuple[int, ...]) -> Case:
         prompt = [*before, *random_prompt(length - len(before), seed + 1000 * length)]
         settings = {"temperature": TEMPERATURE, "seed": seed, "logit_bias": dict.fromkeys(NARROW, 100.0)}
         tokens = proposed(engine, prompt, settings)
-        whole = oracle_logits(name, prompt + tokens)[:-1]
+        whole = oracle_logits(name, prompt + tokens, prompt=length)[:-1]
         keys = noise.keys([(seed, length + i) for i in range(NEW)])
         chances = whole[length - 1 :, allowed] / TEMPERATURE + noise.gumbel(keys[:, None], allowed.int())
         best, second = chances.topk(2).values.unbind(-1)

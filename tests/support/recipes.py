@@ -1011,7 +1011,7 @@ def hrm_text() -> PretrainedConfig:
         **COMMON,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=2,
         head_dim=24,
         attention_bias=True,
         mlp_bias=True,
@@ -1253,3 +1253,14 @@ HEADED: dict[str, Callable[[], PretrainedConfig]] = {
     )
 }
 """Models with a prediction head."""
+
+
+def hrm_text_prefix() -> PretrainedConfig:
+    """The same model with prompts whose tokens see each other."""
+    config = hrm_text()
+    config.prefix_lm = True
+    return config
+
+
+PREFIX_LMS: dict[str, Callable[[], PretrainedConfig]] = {"hrm_text_prefix": hrm_text_prefix}
+"""Models whose prompts are computed whole."""

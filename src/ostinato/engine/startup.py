@@ -139,6 +139,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         policy=settings.scheduling_policy,
         max_item_tokens=0 if plan.encoder is None else plan.encoder.max_item_tokens,
         whole_images=plan.encoder is not None and plan.encoder.whole_images,
+        whole_prompts=plan.model.is_prefix_lm,
         graph_tokens=_graph_tokens(plan),
         scored_tokens=scored_tokens(plan.model.vocab_size),
     )
@@ -147,6 +148,7 @@ def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> 
         mode=settings.state_cache_mode,
         state_block_size=settings.state_block_size,
         branches=settings.checkpoint_policy == "boundaries+branches",
+        whole_prompts=plan.model.is_prefix_lm,
     )
     encoder_cache = None if plan.encoder is None else EncoderCache(plan.encoder.num_cells)
     return Scheduler(limits, cache, policy, choose_drafts, encoder_cache)

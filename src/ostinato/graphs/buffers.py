@@ -103,12 +103,14 @@ class StepBuffers(Buffers):
         takes_images: bool = False,
         max_window_blocks: int = 0,
         media_token_id: int | None = None,
+        is_prefix_lm: bool = False,
     ) -> None:
         """Allocate the buffers. `media_token_id` is `VisionSpec.text_token_id`."""
         sizes = step_sizes(max_rows, max_tokens, max_blocks, slots_per_request, max_window_blocks)
-        super().__init__(step_table(takes_images, max_window_blocks > 0), sizes, arrays)
+        super().__init__(step_table(takes_images, max_window_blocks > 0, is_prefix_lm), sizes, arrays)
         self.takes_images, self.has_window_blocks = takes_images, max_window_blocks > 0
         self.media_token_id = media_token_id
+        self.sees_ahead = takes_images or is_prefix_lm
         self.written_tables: list[Sequence[int]] = [()] * max_rows
         """Block tables that the rows hold now. Zeros follow them."""
         self.written_window_blocks: list[Sequence[int]] = [()] * max_rows

@@ -31,6 +31,8 @@ class PrefixCachePolicy:
     """Tokens between checkpoints inside a prompt; a multiple of the block size."""
     branches: bool = True
     """True to take a checkpoint where a prompt leaves an indexed prefix, at the end of their common blocks."""
+    whole_prompts: bool = False
+    """True if the tokens of a prompt see each other in both directions, so that only the same prompt has its keys."""
 
 
 @dataclass(slots=True)

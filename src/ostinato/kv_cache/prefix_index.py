@@ -37,6 +37,15 @@ class MediaSpan:
     """The encoder's input; the cache and the scheduler do not look into it."""
 
 
+def whole_prompt_span(token_ids: Sequence[int]) -> MediaSpan:
+    """Return a span over a whole prompt, which makes its blocks differ from those of any other prompt.
+
+    The keys of a prefix LM's prompt depend on all of its tokens, as those of an image do on the whole image.
+    """
+    digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=32).hexdigest()
+    return MediaSpan(0, len(token_ids), f"prompt {digest}")
+
+
 def xxh3_hash(previous_hash: int, content: bytes) -> int:
     """Return a fast hash, which is not cryptographic.
 

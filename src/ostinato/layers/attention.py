@@ -232,7 +232,7 @@ class Attention(Module):
             memory.v_scales,
             self.sinks,
             self.spec.softcap,
-            inputs.last_seen if self.spec.sees_images else None,
+            inputs.last_seen if self.spec.sees_ahead else None,
         )
 
 

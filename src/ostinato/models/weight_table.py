@@ -157,7 +157,7 @@ def _step_inputs(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 
 
 def _step_buffers(sketch: Sketch, model: CausalLM, rows: int) -> dict[str, Any]:
     """Return the buffers of a step with one token in each of its rows."""
-    table = step_table(takes_images=model.encoder is not None)
+    table = step_table(takes_images=model.encoder is not None, is_prefix_lm=model.spec.is_prefix_lm)
     return _inputs(sketch, table, step_sizes(rows=rows, tokens=rows, blocks=1, slots=1))
 
 

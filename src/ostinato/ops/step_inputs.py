@@ -40,6 +40,8 @@ class InputSpec:
     """
     of_images: bool = False
     """True if only models that take images have it."""
+    of_prefix_lms: bool = False
+    """True if prefix LMs have it too."""
     for_windows: bool = False
     """True if only models that have window blocks have it."""
     is_padded: bool = True
@@ -99,8 +101,8 @@ class StepInputs:
     """Encoder cache cell of each token, [tokens], 0 for tokens of text; for models with images."""
     window_kv_cells: Array | None = field(default=None, metadata=_of("token", "int64", for_windows=True))
     """Cells [tokens] like `kv_cells`, in the window blocks of layers with a window."""
-    last_seen: Array | None = field(default=None, metadata=_of("token", "int32", of_images=True))
-    """Last position [tokens] that each token sees, its own or its image's last one; for models with images."""
+    last_seen: Array | None = field(default=None, metadata=_of("token", "int32", of_images=True, of_prefix_lms=True))
+    """Last position [tokens] that each token sees: its own, or the last one of its image or its prefix LM's prompt."""
     row_starts: Array = field(metadata=_of("row", "int32", ends=True))
     """First token of each row, and the end of the last one, [rows + 1]."""
     start_positions: Array = field(metadata=_of("row", "int32"))
@@ -229,12 +231,13 @@ def encoder_table(dtype: str) -> Table:
     }
 
 
-def step_table(takes_images: bool, has_window_blocks: bool = False) -> Table:
-    """Return the inputs of a step, with those of models that take images or have window blocks only if asked for."""
+def step_table(takes_images: bool, has_window_blocks: bool = False, is_prefix_lm: bool = False) -> Table:
+    """Return the inputs of a step; those of models of one kind only if asked for."""
     return {
         name: each
         for name, each in _table(StepInputs).items()
-        if (takes_images or not each.of_images) and (has_window_blocks or not each.for_windows)
+        if (takes_images or not each.of_images or (is_prefix_lm and each.of_prefix_lms))
+        and (has_window_blocks or not each.for_windows)
     }
 
 

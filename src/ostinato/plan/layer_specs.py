@@ -43,8 +43,8 @@ class AttentionSpec:
     softcap: float | None = None
     """A score s becomes softcap * tanh(s / softcap)."""
 
-    sees_images: bool = False
-    """True if the tokens of an image see each other in both directions."""
+    sees_ahead: bool = False
+    """True if the tokens of an image, or of a prefix LM's prompt, see each other in both directions."""
 
     keys_of: int | None = None
     """Number of an earlier layer whose keys and values it reads; None: it stores its own."""

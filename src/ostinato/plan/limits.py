@@ -76,6 +76,11 @@ def wanted_limits(
         raise ConfigError(message, [Remedy("expected_prefix_tokens", max_model_len), Remedy("max_model_len", prefix)])
     _check_drafts(config, max_model_len)
     rows, tokens, row_decisions = _wanted_rows_and_tokens(config, kind, slots_per_request)
+    longest = min(max_model_len, DEFAULT_MAX_NUM_BATCHED_TOKENS["cuda"])
+    if model.is_prefix_lm and not config.is_given("max_num_batched_tokens") and tokens < longest:
+        reason = "raised, since one step computes a prompt, whose tokens see each other in both directions"
+        decisions.append(Decision("max_num_batched_tokens", tokens, longest, reason))
+        tokens = longest
     return Limits(rows, tokens, max_model_len), [*row_decisions, *decisions]
 
 

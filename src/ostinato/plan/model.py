@@ -136,6 +136,8 @@ class ModelSpec:
     """Further rotary embeddings, of the attention whose `rope` is 1 and more."""
     backbone: str = "model."
     """Prefix of the names of the layers in the checkpoint."""
+    is_prefix_lm: bool = False
+    """True if the tokens of a prompt see each other in both directions, so that one step computes all of them."""
     num_streams: int = 1
     """Hidden vectors of a token that are alive through a layer: the residual stream, and others beside it."""
     left_out: str | None = None

@@ -45,6 +45,20 @@ def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["o
     return "off", [Decision("overlap", asked, "off", reason)]
 
 
+def choose_chunks(config: EngineConfig, model: ModelSpec) -> tuple[EngineConfig, list[Decision]]:
+    """Return the config for the model: prompts whose tokens see each other in both directions are not cut.
+
+    ConfigError if they are to be.
+    """
+    name, chunked = "enable_chunked_prefill", config.enable_chunked_prefill
+    if not model.is_prefix_lm or not chunked:
+        return config, []
+    reason = "the tokens of a prompt see each other in both directions (prefix_lm), so one step computes all of them"
+    if config.is_given(name):
+        raise ConfigError(f"{name} cuts prompts, and with this model none can be cut: {reason}", [Remedy(name, False)])
+    return config.with_settings(**{name: False}), [Decision(name, chunked, False, reason)]
+
+
 def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
     """Yield the decisions on a part that is not run, and on a given tokenizer or template."""
     if model.left_out is not None:

@@ -30,7 +30,7 @@ from ostinato.plan.memory.prefix_plan import HitLaw, PinLimits, hit_law, pin_lim
 from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.open_settings import choose_overlap, text_decisions
+from ostinato.plan.open_settings import choose_chunks, choose_overlap, text_decisions
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies
 from ostinato.plan.render.html import plan_html
@@ -85,6 +85,8 @@ class ModelSummary:
     states: tuple[StateSummary, ...]
     """Arrays of each kind of state layer."""
     vision: VisionSummary | None
+    is_prefix_lm: bool = False
+    """True if the tokens of a prompt see each other in both directions, so that one step computes all of them."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     """
     assert model.ranks == config.tensor_parallel_size, "the model is one rank's part"
     try:
+        config, of_chunks = choose_chunks(config, model)
         settled_overlap = choose_overlap(config, device)
         fitted = fit(config, model, device)
         flops = prefill_flops(fitted.settled.model)
@@ -162,7 +165,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         raise ConfigError(error.message, working_remedies(error.remedies, config, model, device)) from None
     settled = fitted.settled
     model, dtype, ssm_state_dtype = settled.model, settled.dtype, settled.ssm_state_dtype
-    decisions = [*fitted.decisions, *prefix_decisions(fitted), *of_files]
+    decisions = [*of_chunks, *fitted.decisions, *prefix_decisions(fitted), *of_files]
     decisions += quantization_decisions(config, model, dtype, settled.kernels, device.kind)
     decisions += expansion_decisions(config, model, dtype, settled.kernels, device.kind)
     if not config.enable_chunked_prefill and fitted.limits.max_num_batched_tokens < fitted.limits.max_model_len:
@@ -265,6 +268,7 @@ def _summary(fitted: FitResult) -> ModelSummary:
         * fitted.memory.slots_per_request,
         states=_states(model, {"model": dtype, "state": fitted.settled.ssm_state_dtype}),
         vision=None if model.vision is None else _vision_summary(model.vision),
+        is_prefix_lm=model.is_prefix_lm,
     )
 
 

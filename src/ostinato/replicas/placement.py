@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.kv_cache.eviction import EvictionCosts
-from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan
+from ostinato.kv_cache.prefix_index import BlockHashes, MediaSpan, whole_prompt_span
 from ostinato.plan.plan import Plan
 from ostinato.replicas.router import MAX_SESSIONS, PromptTimes, ReplicaChoice, ReplicaRouter, RoutingPolicy
 
@@ -112,7 +112,9 @@ class ReplicaPlacement:
         None if no such replica takes new requests.
         """
         router = self.router
-        media = () if request.media is None else request.media.in_chain(request.cache_salt)
+        media = [] if request.media is None else request.media.in_chain(request.cache_salt)
+        if self.plan.model.is_prefix_lm:
+            media = [whole_prompt_span(request.prompt_token_ids)]
         block_hashes = hash_prompt(request.prompt_token_ids, router.block_size, request.cache_salt, media)
         expected = self.answers.expected(request.params.max_tokens) * request.params.n
         session = self._conversations.session(block_hashes)

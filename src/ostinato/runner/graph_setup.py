@@ -59,6 +59,7 @@ def make_graphs(
         takes_images=model.spec.vision is not None,
         max_window_blocks=most if plan.memory.num_window_blocks else 0,
         media_token_id=None if model.spec.vision is None else model.spec.vision.text_token_id,
+        is_prefix_lm=model.spec.is_prefix_lm,
     )
 
     def persistent() -> Mapping[int, str]:

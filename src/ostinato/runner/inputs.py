@@ -51,9 +51,10 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
             deltas = [0 if row.rope is None else row.rope.delta for row in rows]
             arrays["rope_positions"][:count] = np.add(starts, deltas)[:, None]
             arrays["media_cells"][:count] = 0
+        if buffers.sees_ahead:
             arrays["last_seen"][:count] = starts
         return buffers.view(count, count, 1, count)
-    if batch.num_decode_rows == count and not buffers.takes_images and all(len(e) == batch.num_drafts for e in drafts):
+    if batch.num_decode_rows == count and not buffers.sees_ahead and all(len(e) == batch.num_drafts for e in drafts):
         return _write_drafts(buffers, batch, starts, block_size, drafts)
     counts = [len(each) for each in drafts] if any(drafts) else [0] * count
     width = 1 + batch.num_drafts if any(counts) else 1
@@ -84,9 +85,11 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
             cells[:tokens][is_padding] = 0
     if is_padding is not None:
         positions[is_padding] = 0
+    if buffers.sees_ahead:
+        ends = np.array([row.prompt_end if row.start < row.prompt_end else 0 for row in rows])
+        arrays["last_seen"][:tokens] = np.maximum(positions, ends[row_of_token] - 1)
     if buffers.takes_images:
         _write_rope_positions(arrays["rope_positions"][:tokens], rows, row_starts, row_of_token, positions)
-        arrays["last_seen"][:tokens] = positions
         _write_media_cells(arrays["media_cells"][:tokens], arrays["last_seen"], rows, row_starts)
         if buffers.media_token_id is not None:
             arrays["token_ids"][:tokens][arrays["media_cells"][:tokens] > 0] = buffers.media_token_id
@@ -115,6 +118,7 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
         ]
     if buffers.takes_images:
         arrays["rope_positions"][:count] += 1
+    if buffers.sees_ahead:
         arrays["last_seen"][:count] += 1
 
 
@@ -130,7 +134,17 @@ def make_step_inputs(
     blocks = max((len(row.block_table) for row in rows), default=0)
     window_blocks = max((len(row.window_block_table) for row in rows), default=0)
     token_id, slots = None if vision is None else vision.text_token_id, 1 + batch.num_drafts
-    buffers = StepBuffers(len(rows), tokens, blocks, slots, arrays, vision is not None, window_blocks, token_id)
+    buffers = StepBuffers(
+        len(rows),
+        tokens,
+        blocks,
+        slots,
+        arrays,
+        vision is not None,
+        window_blocks,
+        token_id,
+        any(row.prompt_end for row in rows),
+    )
     inputs = write_step_inputs(buffers, batch, block_size, drafts)
     buffers.pad(len(rows), inputs.num_tokens, len(rows), inputs.num_tokens)
     return inputs

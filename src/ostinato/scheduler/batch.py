@@ -72,6 +72,8 @@ class BatchRow(NamedTuple):
     num_scored: int = 0
     """Number of positions that give prompt log-probabilities: the first of those with logits. Such a row has no drafts.
     """
+    prompt_end: int = 0
+    """Position after a prefix LM's prompt, whose tokens see each other in both directions; else 0."""
 
     @property
     def end(self) -> int:

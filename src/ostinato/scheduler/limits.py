@@ -29,6 +29,8 @@ class SchedulerLimits:
     """Most tokens of an image, for models that have an encoder: activations were planned for this many at once."""
     whole_images: bool = False
     """True if a step computes all tokens of an image, since they see each other in both directions."""
+    whole_prompts: bool = False
+    """True if a step computes all tokens of a prompt, since they see each other in both directions."""
     graph_tokens: int = 0
     """The largest step that has a graph of its own size, where `max_num_batched_tokens` has none; 0: no preference."""
     scored_tokens: int = 2**63
@@ -99,11 +101,16 @@ def check_servable(
         )
     check_prompt_length(num_prompt, limits.max_model_len, has_output=request.has_output)
     if not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:
+        why = "whose tokens see each other" if limits.whole_prompts else "which without chunked prefill"
+        remedy = Remedy("enable_chunked_prefill", True)
+        advice = "turn enable_chunked_prefill on"
+        if limits.whole_prompts:
+            remedy = Remedy("max_num_batched_tokens", num_prompt)
+            advice = f"raise max_num_batched_tokens to {num_prompt}"
         raise RequestError(
-            f"the request has a prompt of {num_prompt} tokens, which without chunked prefill must be computed "
-            f"in one step of {limits.max_num_batched_tokens} (max_num_batched_tokens); shorten it, or "
-            "turn enable_chunked_prefill on",
-            [Remedy("enable_chunked_prefill", True)],
+            f"the request has a prompt of {num_prompt} tokens, {why} must be computed "
+            f"in one step of {limits.max_num_batched_tokens} (max_num_batched_tokens); shorten it, or {advice}",
+            [remedy],
         )
     max_computed = cache.max_request_tokens()
     if max_total_tokens(request, limits) - 1 > max_computed:

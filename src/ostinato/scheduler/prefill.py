@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ostinato.kv_cache.checkpoints import CheckpointPositions, PrefixCachePolicy, pin_hit_marks, plan_checkpoints
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.offload.save_restore import restore_from_files
-from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MissCause, explain_misses
+from ostinato.kv_cache.prefix_index import BlockHashes, CacheReport, MissCause, explain_misses, whole_prompt_span
 from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.kv_cache.store import Match
 from ostinato.observe.counts import MigrationCounts, PrefixCounts, SchedulerCounts
@@ -93,7 +93,7 @@ class Admission:
         start = match.hit if snapshot is None else snapshot.num_tokens
         remaining, is_cut = request.num_tokens - start, False
         if remaining > budget and not limits.enable_chunked_prefill:
-            if remaining <= limits.max_num_batched_tokens:
+            if remaining <= limits.max_num_batched_tokens or budget < whole_prompt_end(request, limits) - start:
                 return None
             is_cut = True
         # All but the last token is cached: this is a decode row at once, with as many tokens as the others.
@@ -210,6 +210,11 @@ class Admission:
         )
 
 
+def whole_prompt_end(request: Request, limits: SchedulerLimits) -> int:
+    """Return the position before which no chunk may end: the end of a prompt that one step computes; else 0."""
+    return len(request.prompt_token_ids) if limits.whole_prompts else 0
+
+
 def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolicy) -> Match:
     """Return the indexed part of the request's known tokens. The last of them is computed in any case.
 
@@ -220,7 +225,8 @@ def match_prefix(request: Request, cache: CacheManager, policy: PrefixCachePolic
         return Match()
     if request.block_hashes is None:
         root = None if cache.store.files is None else cache.store.files.root
-        request.block_hashes = BlockHashes(cache.block_size, request.cache_salt, request.media, root=root)
+        media = (whole_prompt_span(request.prompt_token_ids),) if policy.whole_prompts else request.media
+        request.block_hashes = BlockHashes(cache.block_size, request.cache_salt, media, root=root)
     request.block_hashes.extend(request.tokens, request.num_tokens)
     return cache.store.match(request.block_hashes, _max_hit_tokens(request))
 
@@ -332,12 +338,16 @@ class PrefillScheduler:
                 return None
             end = request.checkpoint_positions.chunk_end(start, reach)
             media = self._media.pin_images(request, start, end)
+        if end < whole_prompt_end(request, self._limits):
+            return None
         positions = request.checkpoint_positions.positions_inside(start, end) if end - start > 1 else []
         if positions:
             self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
         if self._cache.window_blocks is not None:
             self._cache.allocate_window_blocks(request.request_id, end)
-        row = make_row(request, self._cache.request_cache(request.request_id), end - start, media=media)
+        row = make_row(
+            request, self._cache.request_cache(request.request_id), end - start, 0, media, self._limits.whole_prompts
+        )
         if self._scores_left is not None:
             self._scores_left -= row.num_scored
         return row
@@ -359,8 +369,9 @@ class PrefillScheduler:
         that has a graph if no request waits longer for that: it needs no more steps of such a size than of the full
         one, and no other request has a prompt that could fill the step.
         """
-        limits, remaining = self._limits, request.num_tokens - request.num_computed_tokens
-        is_whole = limits.whole_images and len(request.media) > 0
+        limits, start = self._limits, request.num_computed_tokens
+        remaining = request.num_tokens - start
+        is_whole = limits.whole_images and len(request.media) > 0 or start < whole_prompt_end(request, limits)
         if not limits.graph_tokens or remaining <= budget or is_whole:
             return min(budget, remaining)
         room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)

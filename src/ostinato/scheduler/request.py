@@ -203,12 +203,17 @@ _UNKNOWN_TOKEN = (0,)
 
 
 def make_row(
-    request: Request, request_cache: RequestCache, count: int, num_drafts: int = 0, media: tuple[MediaUse, ...] = ()
+    request: Request,
+    request_cache: RequestCache,
+    count: int,
+    num_drafts: int = 0,
+    media: tuple[MediaUse, ...] = (),
+    sees_prompt: bool = False,
 ) -> BatchRow:
     """Return the row that computes the next `count` known tokens of `request` and `num_drafts` drafts after them.
 
     The row uses the memory of `request_cache`, and may get fewer drafts. `media` are the images that its tokens belong
-    to.
+    to. Its prompt's tokens see each other in both directions if it `sees_prompt`.
 
     Logits are needed where the row samples, which is after its last token and after each draft, and where prompt
     log-probabilities are owed: of all positions from the first one owed to the row's end.
@@ -238,6 +243,7 @@ def make_row(
         None,
         request_cache.window_block_table,
         num_scored,
+        len(request.prompt_token_ids) if sees_prompt else 0,
     )
 
 

@@ -86,9 +86,9 @@ def _differences(engine: EngineCore, reference: EngineCore, prompt: Sequence[int
 
     Returns [tokens of the answer, 4] float64.
     """
-    text = [*prompt, *answer[:-1]]
     given, exact = (
-        host_values(text_logits(each, text, len(answer))).astype(np.float64) for each in (engine, reference)
+        host_values(text_logits(each, prompt, answer[:-1], len(answer))).astype(np.float64)
+        for each in (engine, reference)
     )
     apart = np.abs(given - exact) / np.abs(exact).max(-1, keepdims=True)
     expected = _log_softmax(exact)

@@ -163,10 +163,11 @@ class OnlineChecks:
             seed=request_state.seed,
             grammar=None if guidance is None else guidance.grammar,  # compiling takes up to a second
         )
-        text, first = [*prompt, *tokens[:-1]], len(prompt) - 1
-        for start in range(0, len(text), CHUNK):
-            end = min(start + CHUNK, len(text))
-            for row, logits in enumerate(self._logits(text, start, end, min(end - start, end - first))):
+        text, first, end = [*prompt, *tokens[:-1]], len(prompt) - 1, 0
+        whole = len(prompt) if engine.spec.is_prefix_lm else 0
+        while end < len(text):
+            start, end = end, min(max(end + CHUNK, whole), len(text))
+            for row, logits in enumerate(self._logits(text, start, end, min(end - start, end - first), whole)):
                 place = max(start, first) - first + row
                 scores = token_scores(engine, state, logits)
                 best, came = scores.best[0][0], tokens[place]
@@ -178,8 +179,11 @@ class OnlineChecks:
             yield
         self.counts.checked += 1
 
-    def _logits(self, text: list[int], start: int, end: int, count: int) -> list[Array]:
-        """Compute tokens `start` to `end - 1`, and return the logits [vocab] of the last `count` of them, if any."""
+    def _logits(self, text: list[int], start: int, end: int, count: int, prompt_end: int) -> list[Array]:
+        """Compute tokens `start` to `end - 1`, and return the logits [vocab] of the last `count` of them, if any.
+
+        `prompt_end` is that of `BatchRow`.
+        """
         from ostinato.runner.inputs import make_step_inputs
         from ostinato.runner.step_logits import logit_positions
 
@@ -196,6 +200,7 @@ class OnlineChecks:
             write_slots=(slot,),
             num_logits=count,
             num_scored=count,
+            prompt_end=prompt_end,
         )
         batch = Batch((row,), num_decode_rows=0)
         with runner.arrays.inference_mode():

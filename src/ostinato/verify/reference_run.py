@@ -147,13 +147,13 @@ class PlainPath:
 
     def scores(self, case: ReferenceCase, place: int) -> Scores:
         """Return the scores of the token after the first `place` tokens of the case's output."""
-        [logits] = text_logits(self.engine, [*case.prompt, *case.tokens[:place]], 1, case.media)
+        [logits] = text_logits(self.engine, case.prompt, case.tokens[:place], 1, case.media)
         return self._scores(case, place, logits)
 
     def contradictions(self, case: ReferenceCase) -> list[Divergence]:
         """Return where the tokens, computed in one step each, differ from those of the whole text in one step."""
         count = len(case.tokens)
-        logits = text_logits(self.engine, [*case.prompt, *case.tokens[:-1]], count, case.media)
+        logits = text_logits(self.engine, case.prompt, case.tokens[:-1], count, case.media)
         scores = [self._scores(case, place, logits[place]) for place in range(count)]
         best = [score.best[0][0] for score in scores]
         return compare(case.tokens, best, scores.__getitem__, lambda done: best[done:])
@@ -190,16 +190,19 @@ def _rounding(engine: EngineCore) -> float:
     return max(coarse, *(float(ml_dtypes.finfo(numpy_dtype(dtype)).eps) for dtype in (settings.dtype, *kept)))
 
 
-def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: MediaPrompt | None = None) -> Array:
-    """Compute the logits of the last `count` tokens of `text`, with its images, in one step, without a graph.
+def text_logits(
+    engine: EngineCore, prompt: Sequence[int], output: Sequence[int], count: int, media: MediaPrompt | None = None
+) -> Array:
+    """Compute the logits of the last `count` tokens of a prompt, with its images, and its output.
 
-    Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
+    That is one step, without a graph. Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
     """
     runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
+    text = (*prompt, *output)
     num_blocks = -(-len(text) // block_size) if memory.num_blocks else 0
     row = BatchRow(
         request_id="",
-        token_ids=tuple(text),
+        token_ids=text,
         start=0,
         block_table=tuple(range(1, 1 + num_blocks)),
         window_block_table=tuple(range(1, 1 + -(-len(text) // block_size))) if memory.num_window_blocks else (),
@@ -208,6 +211,7 @@ def text_logits(engine: EngineCore, text: Sequence[int], count: int, media: Medi
         num_scored=count,
         rope=None if media is None else media.rope,
         media=_encoded(engine, media),
+        prompt_end=len(prompt) if engine.spec.is_prefix_lm else 0,
     )
     batch = Batch((row,), num_decode_rows=0)
     with runner.arrays.inference_mode():

@@ -445,7 +445,7 @@ class Replay:
         request_state, engine = self._states[serial], self.engine
         prompt, params = request_state.output.prompt_token_ids, request_state.params
         engine.reset_prefix_cache()
-        [logits] = text_logits(engine, [*prompt, *trace.tokens[:place]], 1, request_state.media)
+        [logits] = text_logits(engine, prompt, trace.tokens[:place], 1, request_state.media)
         state = SamplingState(
             params,
             prompt,

@@ -14,6 +14,7 @@ from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.open_settings import choose_chunks
 from ostinato.sampling.params import SamplingParams
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
@@ -61,6 +62,7 @@ def verify(settings: JsonObject, trial: Trial, progress: Callable[[str, int, int
     begin = time.perf_counter()
     config = base_config(settings)
     model = load_spec(config)
+    config, _ = choose_chunks(config, model)
     methods = speculations(config, model, trial.draft)
     most_drafts = max((method.num_speculative_tokens for method in methods if method is not None), default=0)
     texts = make_texts(config, model, trial.lines, trial.num_prompts, trial.seed)

@@ -57,7 +57,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 def sees_images(layer: LayerSpec) -> LayerSpec:
     """Return the layer with attention in both directions within an image."""
     assert layer.attention is not None, "every layer has attention"
-    return replace(layer, attention=replace(layer.attention, sees_images=True))
+    return replace(layer, attention=replace(layer.attention, sees_ahead=True))
 
 
 def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, flag, flag_is, integer, number, parse_rope, shared_fields
+from ostinato.models.config_json import activation, flag, integer, number, parse_rope, shared_fields
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
@@ -38,7 +38,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
     `num_hidden_layers` is the number of uses, beside `num_layers_per_stack`; without that, the layers of a stack.
     """
     activation(config, "hidden_act", "silu", ("silu",))
-    flag_is(config, "prefix_lm", False)
     stack_size = integer(config, "num_layers_per_stack", integer(config, "num_hidden_layers"))
     high_cycles, low_cycles = integer(config, "H_cycles", H_CYCLES), integer(config, "L_cycles", L_CYCLES)
     if min(stack_size, high_cycles) < 1:
@@ -52,6 +51,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         **shared_fields(config),
         layers=tuple(LayerSpec("attention", attention, use=use) for use in range(num_uses)),
         rope=parse_rope(config, attention.head_dim),
+        is_prefix_lm=attention.sees_ahead,
         num_streams=3,  # of a block, and the states of both stacks
         sharded_dims=("intermediate_size",),
         hyperparameters=HrmTextHyperparameters(
@@ -79,7 +79,8 @@ def _attention(config: JsonMapping) -> AttentionSpec:
             f"config.json has num_key_value_heads = {config['num_key_value_heads']}; supported: as many as "
             f"num_attention_heads, {num_heads}"
         )
-    return AttentionSpec(num_heads, num_heads, integer(config, "head_dim", HEAD_DIM))
+    head_dim, sees_ahead = integer(config, "head_dim", HEAD_DIM), flag(config, "prefix_lm", True)
+    return AttentionSpec(num_heads, num_heads, head_dim, sees_ahead=sees_ahead)
 
 
 def _embedding_scale(config: JsonMapping) -> float:

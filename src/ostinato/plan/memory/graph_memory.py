@@ -70,7 +70,13 @@ def graph_bytes(
     max_window_blocks = most if has_window_blocks else 0
     tokens, takes_images = limits.max_num_batched_tokens, model.vision is not None
     buffers = buffer_bytes(
-        tokens, limits.max_num_seqs, max_blocks, largest.tokens_per_row, takes_images, max_window_blocks
+        tokens,
+        limits.max_num_seqs,
+        max_blocks,
+        largest.tokens_per_row,
+        takes_images,
+        max_window_blocks,
+        is_prefix_lm=model.is_prefix_lm,
     )
     gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
     arena = arena_bytes(model, dtype, largest, capture, gathered_rows)
@@ -84,10 +90,11 @@ def buffer_bytes(
     slots_per_request: int,
     takes_images: bool = False,
     max_window_blocks: int = 0,
+    is_prefix_lm: bool = False,
 ) -> int:
     """Return the bytes of the buffers that hold a step's inputs."""
     sizes = step_sizes(rows, tokens, max_blocks, slots_per_request, max_window_blocks)
-    return table_bytes(step_table(takes_images, max_window_blocks > 0), sizes)
+    return table_bytes(step_table(takes_images, max_window_blocks > 0, is_prefix_lm), sizes)
 
 
 def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture, gathered_rows: int = 0) -> int:
@@ -130,7 +137,12 @@ def drafter_graph_bytes(
         return 0
     most_tokens = limits.max_num_seqs if is_head else limits.max_num_batched_tokens
     buffers = buffer_bytes(
-        most_tokens, limits.max_num_seqs, max_blocks, slots_per_request=1, max_window_blocks=max_window_blocks
+        most_tokens,
+        limits.max_num_seqs,
+        max_blocks,
+        slots_per_request=1,
+        max_window_blocks=max_window_blocks,
+        is_prefix_lm=drafter.model is not None and drafter.model.is_prefix_lm,
     )
     buffers += limits.max_num_seqs * drafter.hidden_elements * DTYPE_BYTES[dtype]
     if capture.backend == "tape":

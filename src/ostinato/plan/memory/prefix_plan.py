@@ -41,6 +41,8 @@ class HitLaw:
     step: int
     min_repeated: int
     repeated_step: int
+    whole_prompts: bool = False
+    """True if only the same prompt hits, since its tokens see each other in both directions."""
 
     def hit(self, shared: int, earlier: int, prompt: int, is_repeated: bool = False) -> int:
         """Return the cached tokens of a prompt of `prompt` tokens that shares `shared` with one of `earlier` tokens.
@@ -48,7 +50,7 @@ class HitLaw:
         Both are served alone, without output. `is_repeated`: another prompt has left the earlier one in the same block.
         """
         boundary = min(shared, earlier, prompt - 1) // self.block_size * self.block_size
-        if self.min_shared == 0:
+        if self.min_shared == 0 or (self.whole_prompts and not shared == earlier == prompt):
             return 0
         if not self.has_state or (is_repeated and self.branches):
             return boundary
@@ -72,6 +74,8 @@ class HitLaw:
     def __str__(self) -> str:
         if self.min_shared == 0:
             return "no prompt hits"
+        if self.whole_prompts:
+            return f"the same prompt hits, up to its last multiple of {self.block_size} tokens; no other does"
         text = f"prompts that share at least {self.min_shared} tokens hit; then every {self.step}"
         if self.mode == "align":
             text += f", of which each step of {self.step_tokens} tokens leaves the last"
@@ -126,6 +130,7 @@ def hit_law(config: EngineConfig, fitted: FitResult) -> HitLaw:
         step=first,
         min_repeated=repeated,
         repeated_step=repeated,
+        whole_prompts=settled.model.is_prefix_lm,
     )
 
 
