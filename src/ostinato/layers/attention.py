@@ -25,14 +25,14 @@ class Attention(Module):
     scores (default head_dim ** -0.5). `in_multiplier`, `key_multiplier` and `out_multiplier` multiply the input, the
     keys and the output before the residual (Falcon-H1, Granite). Keys before position `first_key` are not attended to
     (a prediction head has none for a request's first token). If it `is_gated`, q_proj gives each head a query and a
-    gate, whose sigmoid multiplies the head's output (Qwen3.5). If it `has_head_gates`, gate_proj gives each head a
-    gate of one number (LFM3). If it `has_channel_gates`, gate_proj gives each channel of the heads one (HRM-Text).
-    A checkpoint may have all these projections as one tensor, of this `whole_name`. `out_size` is the size of the result, if it differs from the input's (Zamba2). If it
-    `has_neighbours`, a checkpoint has the rows of queries and keys that positions rotate together side by side (Ernie
-    4.5, Cohere). If queries, keys and values are projected by what `is_one_tensor` in a checkpoint, that is `qkv_proj`
-    (Phi-3). `query_scales` [positions, 1] multiplies the queries of each position (Ministral 3). With `value_norm_eps`
-    the values have a norm without weights; if `values_are_keys`, they are the keys before norm and rotation (Gemma 4).
-    A layer that reads another's keys has queries alone.
+    gate, whose sigmoid multiplies the head's output (Qwen3.5). If it `has_head_gates`, gate_proj gives each head a gate
+    of one number (LFM3). If it `has_channel_gates`, gate_proj gives each channel of the heads one (HRM-Text). A
+    checkpoint may have all these projections as one tensor, of this `whole_name`. `out_size` is the size of the result,
+    if it differs from the input's (Zamba2). If it `has_neighbours`, a checkpoint has the rows of queries and keys that
+    positions rotate together side by side (Ernie 4.5, Cohere). If queries, keys and values are projected by what
+    `is_one_tensor` in a checkpoint, that is `qkv_proj` (Phi-3). `query_scales` [positions, 1] multiplies the queries of
+    each position (Ministral 3). With `value_norm_eps` the values have a norm without weights; if `values_are_keys`,
+    they are the keys before norm and rotation (Gemma 4). A layer that reads another's keys has queries alone.
     """
 
     def __init__(

@@ -87,8 +87,8 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
     """Return `model` with the drafter that `config` asks for, None if the method needs none.
 
     `draft` is the second model of method `draft`; without it, the one that is attached already. ConfigError if the
-    model does not support the method, or the draft model has another vocabulary, an encoder of images or prompts seen in
-    both directions.
+    model does not support the method, or the draft model has another vocabulary, an encoder of images, or prompts seen
+    in both directions.
     """
     speculative = config.speculative
     if speculative is None or speculative.method == "ngram":
@@ -110,8 +110,8 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
         )
     if draft.is_prefix_lm and not model.is_prefix_lm:
         raise ConfigError(
-            f"speculative: the tokens of the draft model {speculative.model!r} see later ones of the prompt (prefix_lm), "
-            "and this model's prompts are computed in parts; give one with causal prompts",
+            f"speculative: the tokens of the draft model {speculative.model!r} see later ones of the prompt "
+            "(prefix_lm), and this model's prompts are computed in parts; give one with causal prompts",
             [Remedy("speculative", f"ngram:{speculative.num_speculative_tokens}")],
         )
     if draft.vocab_size != model.vocab_size:

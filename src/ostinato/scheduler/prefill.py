@@ -371,7 +371,7 @@ class PrefillScheduler:
         """
         limits, start = self._limits, request.num_computed_tokens
         remaining = request.num_tokens - start
-        is_whole = limits.whole_images and len(request.media) > 0 or start < whole_prompt_end(request, limits)
+        is_whole = (limits.whole_images and len(request.media) > 0) or start < whole_prompt_end(request, limits)
         if not limits.graph_tokens or remaining <= budget or is_whole:
             return min(budget, remaining)
         room = budget - (limits.max_num_batched_tokens - limits.graph_tokens)

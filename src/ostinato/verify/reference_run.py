@@ -193,9 +193,10 @@ def _rounding(engine: EngineCore) -> float:
 def text_logits(
     engine: EngineCore, prompt: Sequence[int], output: Sequence[int], count: int, media: MediaPrompt | None = None
 ) -> Array:
-    """Compute the logits of the last `count` tokens of a prompt, with its images, and its output.
+    """Compute the logits of the last `count` tokens of a prompt, with its images, and its output, in one step.
 
-    That is one step, without a graph. Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory is free.
+    There is no graph. Returns [count, vocab] float32. The engine has no request, and nothing is cached: all its memory
+    is free.
     """
     runner, memory, block_size = engine.runner, engine.plan.memory, engine.plan.settings.block_size
     text = (*prompt, *output)

@@ -38,7 +38,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     `num_hidden_layers` is the number of uses, beside `num_layers_per_stack`; without that, the layers of a stack.
     """
     activation(config, "hidden_act", "silu", ("silu",))
-    stack_size = integer(config, "num_layers_per_stack", integer(config, "num_hidden_layers"))
+    is_split = config.get("num_layers_per_stack") is not None
+    stack_size = integer(config, "num_layers_per_stack" if is_split else "num_hidden_layers")
     high_cycles, low_cycles = integer(config, "H_cycles", H_CYCLES), integer(config, "L_cycles", L_CYCLES)
     if min(stack_size, high_cycles) < 1:
         raise ModelError(
