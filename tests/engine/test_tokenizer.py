@@ -178,5 +178,5 @@ def test_a_word_without_a_token_is_an_error_of_the_request(tmp_path: Path) -> No
     write(tmp_path, tokenizers.Tokenizer(models.WordLevel({"known": 0}, unk_token="[UNK]")))
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.encode("known") == [0]
-    with pytest.raises(RequestError, match="cannot encode this prompt.*UNK"):
+    with pytest.raises(RequestError, match=r"cannot encode this prompt.*UNK"):
         tokenizer.encode("other")

@@ -25,7 +25,7 @@ from ostinato.models.named_models import looks_like_model
 from ostinato.models.registry import MODELS
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
-from tests.support.checkpoints import checkpoint
+from tests.support.checkpoints import checkpoint, recipe
 from tests.support.folders import lock
 
 LLAMA = {
@@ -222,6 +222,16 @@ def test_sizes_that_no_model_has_are_refused_before_anything_is_planned(name: st
         model_spec(LLAMA | {name: value})
 
 
+@pytest.mark.parametrize("value", [2**40, "1", [1]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("nemotron_h", "moe_latent_size"), ("ministral3", "max_position_embeddings"), ("falcon_mamba", "state_size")],
+)
+def test_a_number_that_a_part_of_a_model_reads_is_checked_too(name: str, key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        model_spec(recipe(name).to_dict() | {key: value})
+
+
 @pytest.mark.parametrize(
     "rope",
     [
@@ -234,6 +244,7 @@ def test_sizes_that_no_model_has_are_refused_before_anything_is_planned(name: st
         {"rope_type": "dynamic", "factor": -3.5},
         {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [math.nan] * 8},
         {"rope_type": "default", "rope_theta": math.inf},
+        {"rope_type": "proportional", "partial_rotary_factor": 2**31},
     ],
     ids=str,
 )

@@ -329,7 +329,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     _check_sizes(spec)
     try:
         spec = with_weight_table(spec)
-    except ArithmeticError as error:  # a factor of 0
+    except (ArithmeticError, TypeError, ValueError) as error:  # a factor of 0, a list for a number
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
     if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:

@@ -38,7 +38,10 @@ def require(config: JsonMapping, name: str) -> object:
 
 
 def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
-    """Return a whole number from 0 to the limit for such values. Without a default the key is required; null counts as absent."""
+    """Return a whole number from 0 to the limit for such values.
+
+    Without a default the key is required; null counts as absent.
+    """
     value = _value(config, name, default)
     most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
     if name == "num_hidden_layers" or "experts" in name:
@@ -321,9 +324,9 @@ def parse_rope(
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
     rotary_dim = int(head_dim * partial)
+    if not 0 <= partial <= 1:
+        raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
     if kind == "proportional":
-        if not 0 <= partial <= 1:
-            raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
         rotary_dim, parameters["partial_rotary_factor"] = head_dim, partial
     if default_partial is None and rotary_dim != head_dim:
         raise ModelError(
