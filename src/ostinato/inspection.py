@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
+from ostinato.engine.startup import load_default_params
 from ostinato.engine.text.chat_template import load_chat_template
+from ostinato.engine.text.tokenizer import load_tokenizer
 from ostinato.errors import OstinatoError
 from ostinato.files import find_in_checkpoint, is_file, matches
 from ostinato.formats import quantization_config
@@ -167,7 +169,8 @@ def inspect_checkpoint(path: Path, device: DeviceSpec) -> CheckpointReport:
     tensors = _told(report, lambda: stored_tensors(path, files)) or []
     report.tensors = _by_type(tensors)
     config = _told(report, lambda: read_config(path)) or {}
-    report.architecture = config.get("model_type") or _word(path)
+    kind = config.get("model_type")
+    report.architecture = kind if kind and isinstance(kind, str) else _word(path)
     inner = config.get("text_config") or config
     report.context_length = inner.get("max_position_embeddings")
     report.tokenizer = _told(report, lambda: _tokenizer(path))
@@ -232,7 +235,11 @@ def _by_type(tensors: list[Stored]) -> list[OfType]:
 
 
 def _tokenizer(path: Path) -> JsonObject | None:
-    """Return facts about the tokenizer; None if prompts can be given as token ids alone."""
+    """Return facts about the tokenizer; None if prompts can be given as token ids alone.
+
+    ModelError if an engine would refuse it, or the sampling defaults beside it.
+    """
+    load_default_params(load_tokenizer(path), path)
     parts = read_checkpoint_json(path, "tokenizer.json")
     if not parts:
         return None

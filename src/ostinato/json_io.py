@@ -105,9 +105,15 @@ def read_json_value(path: Path, absent: object = None) -> Any:
     if find_in_checkpoint(path.parent, path.name) is None:
         return absent
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = parse_json(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"{path} cannot be read: it holds half of a surrogate pair, which is no Unicode") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
+    return value
 
 
 def read_json(path: Path) -> JsonObject:

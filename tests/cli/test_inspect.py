@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from ostinato import LLM
 from ostinato.cli.main import main
+from ostinato.demo import checkpoint_dir
 from ostinato.errors import ModelError
 from ostinato.formats.mapped_files import INDEX, SINGLE, SafetensorsFile
 from ostinato.inspection import inspect_checkpoint
@@ -121,6 +124,30 @@ def test_a_directory_with_nothing_in_it_and_a_damaged_file_are_reports_too(
     assert "damaged or truncated" in reason
     (tmp_path / "model.safetensors").write_bytes((2**40).to_bytes(8, "little"))
     assert "header too large" in inspected(capsys, tmp_path, 1)["refused"][0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "word"),
+    [
+        ("tokenizer.json", {"model": "x"}, "cannot be read as a tokenizer"),
+        ("tokenizer.json", {"model": {"type": "BPE"}}, "cannot be read as a tokenizer"),
+        ("tokenizer_config.json", {"eos_token": "\ud800"}, "half of a surrogate pair"),
+        ("generation_config.json", {"eos_token_id": ["x"]}, "should be a token id"),
+        ("generation_config.json", {"repetition_penalty": -1}, "asks for sampling that cannot be done"),
+        ("config.json", {"model_type": math.nan}, "is not known"),
+    ],
+)
+def test_what_an_engine_refuses_is_refused_by_inspect_too(
+    file: str, content: dict[str, object], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint_dir(), directory)
+    (directory / file).write_text(json.dumps(content))
+    assert word in " ".join(inspected(capsys, directory, 1)["refused"])
+    with pytest.raises(ModelError):
+        LLM(str(directory))
+    with pytest.raises(SystemExit):
+        main(["inspect", str(directory)])
 
 
 @pytest.mark.parametrize("index", ["{", '{"weight_map": {"a": "absent.safetensors"}}', "[]"])

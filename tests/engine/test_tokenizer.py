@@ -172,3 +172,11 @@ def test_tokenizers_agree_where_each_id_that_both_know_has_one_text(tmp_path: Pa
         read[name] = load_tokenizer(write(tmp_path / name, backend))
     agree = {(a, b) for a in read for b in read if read[a].agrees_with(read[b])}
     assert {(a, b) for a in read for b in read} - agree == {("longer", "other"), ("other", "longer")}
+
+
+def test_a_word_without_a_token_is_an_error_of_the_request(tmp_path: Path) -> None:
+    write(tmp_path, tokenizers.Tokenizer(models.WordLevel({"known": 0}, unk_token="[UNK]")))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("known") == [0]
+    with pytest.raises(RequestError, match=r"cannot encode this prompt.*UNK"):
+        tokenizer.encode("other")

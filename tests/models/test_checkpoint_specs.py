@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from ostinato.demo import checkpoint_dir
 from ostinato.errors import ConfigError, ModelError
 from ostinato.formats.checkpoint_json import read_checkpoint_json
+from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import (
     model_spec,
     read_config,
@@ -23,7 +25,7 @@ from ostinato.models.named_models import looks_like_model
 from ostinato.models.registry import MODELS
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
-from tests.support.checkpoints import checkpoint
+from tests.support.checkpoints import checkpoint, recipe
 from tests.support.folders import lock
 
 LLAMA = {
@@ -195,6 +197,7 @@ def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
         (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
         (b'{"hidden_size": ' + b"1" * 5000 + b"}", "a number of thousands of digits"),
         (b'{"model_type": "\xff"}', "not text in UTF-8"),
+        (b'{"model_type": ["\\uD800"]}', "half of a surrogate pair"),
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
@@ -207,13 +210,47 @@ def test_a_file_that_is_no_json_is_named_whatever_is_wrong(
     assert str(tmp_path / name) in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "max_position_embeddings", "rope_theta"])
-@pytest.mark.parametrize("value", [10**400, 10**30, 0])
+SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "rope_theta", "head_dim")
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [10**400, 10**30, 2**40, 0])
 def test_sizes_that_no_model_has_are_refused_before_anything_is_planned(name: str, value: int) -> None:
-    if name == "rope_theta" and value == 10**30:
-        return  # a number, and no size
+    if (name, value) in (("rope_theta", 10**30), ("rope_theta", 2**40), ("max_position_embeddings", 2**40)):
+        return  # numbers that a model may have
     with pytest.raises(ModelError, match=r"config\.json"):
         model_spec(LLAMA | {name: value})
+
+
+@pytest.mark.parametrize("value", [2**40, "1", [1]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("nemotron_h", "moe_latent_size"), ("ministral3", "max_position_embeddings"), ("falcon_mamba", "state_size")],
+)
+def test_a_number_that_a_part_of_a_model_reads_is_checked_too(name: str, key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        model_spec(recipe(name).to_dict() | {key: value})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "linear", "factor": math.nan},
+        {"rope_type": "yarn", "factor": "4"},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": "x"},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0},
+        {"rope_type": "dynamic", "factor": -3.5},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [math.nan] * 8},
+        {"rope_type": "default", "rope_theta": math.inf},
+        {"rope_type": "proportional", "partial_rotary_factor": 2**31},
+    ],
+    ids=str,
+)
+def test_a_rotary_embedding_without_finite_frequencies_is_refused_whatever_the_length(rope: JsonObject) -> None:
+    with pytest.raises(ModelError, match=r"config\.json|rotary embedding"):
+        model_spec(LLAMA | {"max_position_embeddings": 256, "rope_parameters": rope})
 
 
 def test_a_checkpoint_that_may_not_be_searched_is_not_there_and_says_why(

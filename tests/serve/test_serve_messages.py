@@ -201,6 +201,26 @@ def test_marks_after_tools_and_after_the_last_message_are_located_too(hermes):
     assert (len(chat.marks), chat.missing_marks) == (1, ("tools[0]",))
 
 
+def test_a_mark_after_a_tool_is_one_too_where_the_template_describes_no_tools(client):
+    expression = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+    tool = {"name": "calculate", "input_schema": expression, **MARK}
+    message = client.messages.create(**{**ASKED, "max_tokens": 4}, tools=[tool])
+    assert message.usage.cache_control_not_kept == ["tools[0]"]
+
+
+@pytest.mark.slow
+def test_a_mark_after_a_tool_in_the_generic_form_stands_behind_its_parameters():
+    model, settings = str(text_checkpoint()), {"served_model_name": "tiny", "tool_call_parser": "generic"}
+    with serving(settings, model=model, max_num_seqs=4, max_model_len=512) as served:
+        tools = [{"name": name, "input_schema": {"type": "object", "minProperties": 1}} for name in ("a", "tides")]
+        tools[0] |= MARK
+        chat, tokenizer = prepared(served, messages=TINY["messages"], tools=tools)
+        [mark] = chat.marks.values()
+        text = tokenizer.decode(chat.token_ids[: mark.position])
+        assert text.rstrip("}\n").endswith('"minProperties": 1')
+        assert "tides" not in text
+
+
 def test_a_marked_prefix_is_created_once_and_then_read_whatever_follows_it(client):
     story = {"type": "text", "text": "Ben has 12 pens and Cleo has 15 books. " * 8, **MARK}
 

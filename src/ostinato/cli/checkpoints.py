@@ -120,7 +120,7 @@ def _print(report: CheckpointReport, console: Console) -> None:
     console.print(_tensors(report))
     for title, facts in (("tokenizer", report.tokenizer), ("chat template", report.template)):
         part = figures_table(title, "left")
-        for name, value in (facts or {"stored": "none is here"}).items():
+        for name, value in (facts or {"stored": "none that can be read"}).items():
             part.add_row(name.replace("_", " "), Text(_words(value)))
         console.print(part)
     runs = figures_table("runs", "left")

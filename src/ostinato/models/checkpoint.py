@@ -11,6 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 
 from ostinato.config import EngineConfig
@@ -23,7 +24,7 @@ from ostinato.formats.gguf.reader import all_parts
 from ostinato.formats.gguf.tensor_names import GATE, UP
 from ostinato.formats.quantization_config import stored_weights
 from ostinato.json_io import JsonObject, read_json
-from ostinato.models.config_json import MAX_SIZE
+from ostinato.models.config_json import MAX_LENGTH
 from ostinato.models.hub import HUB_ID, fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
 from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
@@ -32,6 +33,7 @@ from ostinato.models.weight_table import with_weight_table
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import RopeSpec, inverse_frequencies, resolve_rope
 from ostinato.plan.tensor_parallel import shard, sharding_problems
 
 
@@ -327,7 +329,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     _check_sizes(spec)
     try:
         spec = with_weight_table(spec)
-    except ArithmeticError as error:  # a factor of 0
+    except (ArithmeticError, TypeError, ValueError) as error:  # a factor of 0, a list for a number
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
     if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:
@@ -343,10 +345,10 @@ def model_spec(config: JsonObject) -> ModelSpec:
 def _check_sizes(spec: ModelSpec) -> None:
     """Raise ModelError for inconsistent sizes."""
     longest = spec.max_position_embeddings
-    if longest is not None and (type(longest) is not int or not 2 <= longest <= MAX_SIZE):
+    if longest is not None and (type(longest) is not int or not 2 <= longest <= MAX_LENGTH):
         raise ModelError(
             f"config.json has max_position_embeddings = {longest!r:.60}; it should be a whole number above 1, and at "
-            f"most {MAX_SIZE:,}"
+            f"most {MAX_LENGTH:,}"
         )
     if spec.vocab_size < 1 or not spec.layers:
         raise ModelError(f"config.json describes {spec.vocab_size} tokens and {spec.num_layers} layers")
@@ -366,3 +368,19 @@ def _check_sizes(spec: ModelSpec) -> None:
             raise ModelError(f"config.json rotates {rope.rotary_dim} elements of a head; they should be pairs")
         if not rope.theta > 0:
             raise ModelError(f"config.json has rope_theta = {rope.theta}; it should be above 0")
+        _check_frequencies(rope)
+
+
+def _check_frequencies(rope: RopeSpec) -> None:
+    """Raise ModelError unless the frequencies for short and for long requests are finite numbers."""
+    for length in (0, MAX_LENGTH):
+        try:
+            frequencies, scaling = inverse_frequencies(resolve_rope(rope, length)[0])
+            is_finite = all(map(isfinite, (*frequencies, scaling)))
+        except (ArithmeticError, TypeError, ValueError):
+            is_finite = False
+        if not is_finite:
+            raise ModelError(
+                f"config.json has a rotary embedding of the kind {rope.kind} without finite frequencies: rope_theta = "
+                f"{rope.theta}, original length {rope.original_max_position:,}, {rope.parameters!r:.300}"
+            )

@@ -8,6 +8,7 @@ rule for the layers with the one `sliding_window`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +20,13 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
-MAX_SIZE, MAX_PARTS = 2**48, 2**14
-"""Largest sizes, and numbers of layers and experts, that are read. Larger ones are damage, and take minutes to plan."""
+MAX_LENGTH, MAX_SIZE, MAX_PARTS = 2**48, 2**22, 2**14
+"""Largest lengths in tokens, sizes, and numbers of layers and experts, that are read.
+
+Larger ones are damage, and take minutes to plan.
+"""
+_LENGTHS = ("position", "window", "length")
+"""Parts of the names of lengths."""
 
 
 def require(config: JsonMapping, name: str) -> object:
@@ -32,9 +38,14 @@ def require(config: JsonMapping, name: str) -> object:
 
 
 def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
-    """Return a whole number from 0 to `MAX_SIZE`. Without a default the key is required; null counts as absent."""
+    """Return a whole number from 0 to the limit for such values.
+
+    Without a default the key is required; null counts as absent.
+    """
     value = _value(config, name, default)
-    most = MAX_PARTS if name == "num_hidden_layers" or "experts" in name else MAX_SIZE
+    most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
+    if name == "num_hidden_layers" or "experts" in name:
+        most = MAX_PARTS
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:
@@ -43,10 +54,11 @@ def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
 
 
 def number(config: JsonMapping, name: str, default: float | None = None) -> float:
-    """Return a number, as float. Without a default the key is required; null counts as absent."""
+    """Return a finite number, as float. Without a default the key is required; null counts as absent."""
     value = _value(config, name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _malformed(name, value, "a number")
+    # No float is beyond the limit, and an integer may be.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise _malformed(name, value, "a finite number")
     return float(value)
 
 
@@ -312,9 +324,9 @@ def parse_rope(
     if kind == "yarn" and "factor" not in parameters:
         parameters["factor"] = integer(config, "max_position_embeddings") / original
     rotary_dim = int(head_dim * partial)
+    if not 0 <= partial <= 1:
+        raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
     if kind == "proportional":
-        if not 0 <= partial <= 1:
-            raise ModelError(f"config.json has partial_rotary_factor = {partial}, which should be 0 to 1")
         rotary_dim, parameters["partial_rotary_factor"] = head_dim, partial
     if default_partial is None and rotary_dim != head_dim:
         raise ModelError(

@@ -245,12 +245,15 @@ def _text_end(chat: ChatText, mark: ChatMark, prompt: str, word: str) -> int | N
 
 
 def _end_after_tool(chat: ChatText, index: int, prompt: str, word: str) -> int | None:
-    """Return where the description of a tool ends; of a template that knows its members alone, the text of it."""
+    """Return where the description of a tool ends; of a template that knows its members alone, the last of these."""
     tools = list(chat.tools or ())
     if index >= len(tools) or not isinstance(function := tools[index].get("function"), Mapping):
         return None
     texts = {name: f"{function[name]}{word}" for name in ("description", "name") if function.get(name)}
-    for changed in ({**function, word: True}, *({**function, name: text} for name, text in texts.items())):
+    candidates = [{**function, word: True}, *({**function, name: text} for name, text in texts.items())]
+    if isinstance(parameters := function.get("parameters"), Mapping):
+        candidates.insert(1, {**function, "parameters": {**parameters, word: True}})
+    for changed in candidates:
         changed_tools = [*tools[:index], {**tools[index], "function": changed}, *tools[index + 1 :]]
         end = _end_before_word(chat.render(chat.messages, changed_tools, answered=False), prompt, word)
         if end is not None:

@@ -162,6 +162,8 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             reason = error if isinstance(error, UnicodeEncodeError) else "it holds half of a surrogate pair"
             raise RequestError(f"the prompt is not text that can be encoded in UTF-8: {reason}") from None
+        except Exception as error:  # the library raises nothing more specific, such as for a word without a token
+            raise RequestError(f"the tokenizer cannot encode this prompt: {error}") from None
         if add_special_tokens:
             ids = _with_ends(ids, self._prefix, self._suffix)
         return ids

@@ -6,9 +6,11 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ostinato.errors import ModelError
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
+from ostinato.models.config_json import MAX_SIZE
 from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
@@ -52,6 +54,10 @@ class Llama(Decoder):
             return None
         scaled = int(rope.parameters.get("factor", 1.0) * rope.original_max_position)
         (beta, length), longest = growth, max(spec.max_position_embeddings or 0, scaled) + PADDED
+        if longest > MAX_SIZE:
+            raise ModelError(
+                f"config.json has queries that grow over {longest:,} positions; at most {MAX_SIZE:,} are read"
+            )
         return self.build.constant(query_scales(beta, length, longest), self.build.dtype).reshape(-1, 1)
 
     def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:

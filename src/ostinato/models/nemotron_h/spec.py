@@ -119,7 +119,8 @@ def _hyperparameters(config: JsonObject, has_experts: bool) -> NemotronHHyperpar
 
 
 def _moe(config: JsonObject) -> MoeHyperparameters:
-    latent_size, num_experts = config.get("moe_latent_size"), integer(config, "n_routed_experts")
+    latent_size = integer(config, "moe_latent_size", 0) or None
+    num_experts = integer(config, "n_routed_experts")
     chosen, groups, top_groups = grouped_top_k(config, num_experts)
     return MoeHyperparameters(
         experts=ExpertsSpec(

@@ -119,7 +119,7 @@ class _BodyChat:
         try:
             plain, _ = split_media(messages)
             return render_text(self.context, changed, plain)
-        except ApiError:
+        except (ApiError, RequestError):  # RequestError: a tool that has a mark is none that can be described
             return None
 
     def encode(self, text: str) -> Sequence[int]:
