@@ -180,8 +180,10 @@ class ModelRunner:
             draft_directory,
             self.tensor_parallel.select_drafts,
         )
-        # A prediction head runs within the model's steps, but a draft model's layers are separate.
-        own = layers if self.model.head is not None else layers[: len(spec.layers)]
+        # A prediction head runs within the model's steps, and so does what keeps the hidden state for an assistant, but
+        # a draft model's layers are separate.
+        is_followed = spec.drafter is not None and spec.drafter.starts_from_hidden
+        own = layers if is_followed else layers[: len(spec.layers)]
         self._step_memory = [*own, *cells]
         self.graphs = make_graphs(
             plan,
