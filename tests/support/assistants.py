@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import Gemma4AssistantForCausalLM, PreTrainedModel
+from transformers import Gemma4AssistantForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tests.support.checkpoints import VOCAB_SIZE, oracle, randomize, recipe
 from tests.support.folders import shared_folder
@@ -29,9 +30,12 @@ KINDS = {
 """Values of the config.json, and of its text part, by the name of a kind of assistants."""
 
 
-def assistant_config(target: str, kind: str, **given: Any) -> transformers.Gemma4AssistantConfig:
-    """The config.json of an assistant of a recipe's model; `given` are further values of the text part."""
-    text = recipe(target).get_text_config()
+ARCHITECTURES = frozenset({"gemma4_assistant"})
+"""Those of the registry that only make drafts for others."""
+
+
+def assistant_config(text: PretrainedConfig, kind: str, **given: Any) -> transformers.Gemma4AssistantConfig:
+    """The config.json of an assistant of a model with this text part; `given` are further values of its own."""
     [*full] = (
         layer for layer, each in zip(text.per_layer_config, text.layer_types, strict=True) if each == "full_attention"
     )
@@ -67,7 +71,7 @@ def assistant_of(config: transformers.Gemma4AssistantConfig, seed: int) -> Gemma
 @cache
 def assistant_oracle(target: str, kind: str) -> Gemma4AssistantForCausalLM:
     """transformers' assistant of a recipe's model, float32. Treat it as read-only."""
-    return assistant_of(assistant_config(target, kind), seed=3000)
+    return assistant_of(assistant_config(recipe(target).get_text_config(), kind), seed=3000)
 
 
 @cache
@@ -75,6 +79,16 @@ def assistant_checkpoint(target: str, kind: str) -> Path:
     """A directory with its weights. Treat it as read-only."""
     directory = shared_folder("assistant")
     assistant_oracle(target, kind).save_pretrained(directory)
+    return directory
+
+
+def changed_checkpoint(target: str, kind: str, text: dict[str, Any] | None = None, **outer: Any) -> Path:
+    """The same weights beside another config.json, with other values of its text part and outside of it."""
+    directory, own = shared_folder("assistant"), assistant_checkpoint(target, kind)
+    config = json.loads((own / "config.json").read_text()) | outer
+    config["text_config"] |= text or {}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").symlink_to(own / "model.safetensors")
     return directory
 
 
