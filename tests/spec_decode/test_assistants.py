@@ -53,6 +53,7 @@ ASSISTANTS = [
 
 
 @pytest.mark.parametrize(("name", "kind", "mode", "k", "graph_mode"), ASSISTANTS)
+@pytest.mark.slow
 def test_drafts_of_an_assistant_follow_from_the_accepted_text_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, kind: str, mode: str, k: int, graph_mode: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_drafts_of_an_assistant_follow_from_the_accepted_text_alone(
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gemma4_text", "plain"), ("gemma4_text", "clusters")])
+@pytest.mark.slow
 def test_greedy_drafts_are_those_of_the_generator_of_transformers(name: str, kind: str) -> None:
     """For prompts within the window, where its mask and the target's agree."""
     engine = drafting_engine(name, f"draft:{assistant_checkpoint(name, kind)}:4")
@@ -90,10 +92,9 @@ def test_greedy_drafts_are_those_of_the_generator_of_transformers(name: str, kin
         return drafts
 
     engine.runner.drafter = replace(engine.runner.drafter, proposer=Fake(watched))
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     for seed in range(5):
-        engine.add_request(
-            random_prompt(12 + seed, seed), SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-        )
+        engine.add_request(random_prompt(12 + seed, seed), params)
     run(engine)
     assert len(seen) > 40
     for text, own in seen:
@@ -155,7 +156,7 @@ def test_a_token_that_is_none_is_refused_when_clusters_are_loaded() -> None:
         (
             "gemma4_text",
             {"text": {"num_key_value_heads": 4}},
-            "4 heads of 12 in a window of 40 in layers with a window",
+            "4 heads of 12 in a window of 40 in layers with",
         ),
         ("gemma4", {}, "4 heads of 20 in layers without a window, and the model's have 2 heads of 16"),
         ("gemma4_text", {"text": {"vocab_size": 132}}, "a vocabulary of 132 tokens, and the model one of 131"),
@@ -168,11 +169,34 @@ def test_an_assistant_of_another_model_is_refused(target: str, changes: dict[str
     assert [(each.setting, each.value) for each in caught.value.remedies] == [("speculative", "ngram:2")]
 
 
-def test_ranks_cannot_share_an_assistant_yet() -> None:
-    speculative = f"draft:{assistant_checkpoint('gemma4_text', 'plain')}:2"
-    with pytest.raises(ConfigError, match="tensor_parallel_size 2: ranks cannot share the keys") as caught:
-        load_spec(EngineConfig(model=str(checkpoint("gemma4_text")), speculative=speculative, tensor_parallel_size=2))
-    assert ("tensor_parallel_size", 1) in [(each.setting, each.value) for each in caught.value.remedies]
+@pytest.mark.parametrize(("target", "kind"), [("gemma4_text", "clusters"), ("gemma4", "untied")])
+@pytest.mark.ranks
+def test_ranks_share_an_assistant(target: str, kind: str) -> None:
+    speculative = f"draft:{assistant_checkpoint(target, kind)}:3"
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=24, ignore_eos=True) for t in (0, 1.5)]
+    given, seen = [], []
+    for settings in ({}, {"speculative": speculative}, {"speculative": speculative, "tensor_parallel_size": 2}):
+        engine = make_engine(target, speculative_adaptive="off", **settings)
+        try:
+            outputs = [engine.output(engine.add_request(random_prompt(60, 2), each)) for each in params]
+            watched = Watched(engine)
+            run(engine)
+        finally:
+            engine.close()
+        assert all(output is not None and output.error is None for output in outputs)
+        given.append([output.outputs[0].token_ids for output in outputs if output is not None])
+        seen.append(watched.verdicts())
+    assert given[0] == given[1] == given[2]
+    assert sum(seen[1].values()) > 20
+    assert seen[1] == seen[2]
+
+
+def test_an_assistant_that_ranks_cannot_share_is_refused() -> None:
+    directory = changed_checkpoint("gemma4", "plain", text={"intermediate_size": 81})
+    with pytest.raises(ConfigError, match=r"2 ranks .* cannot share .*intermediate_size 81 is no multiple of it"):
+        load_spec(
+            EngineConfig(model=str(checkpoint("gemma4")), speculative=f"draft:{directory}:2", tensor_parallel_size=2)
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +220,7 @@ def test_what_no_assistant_has_is_refused_by_name(kind: str, changes: dict[str, 
 
 def test_an_assistant_alone_is_no_model() -> None:
     directory = assistant_checkpoint("gemma4_text", "plain")
-    with pytest.raises(ModelError, match="is an assistant .* give a gemma4 or gemma4_text model, and the assistant in"):
+    with pytest.raises(ModelError, match=r"is an assistant .* give a gemma4 or gemma4_text model, and"):
         load_spec(EngineConfig(model=str(directory)))
 
 

@@ -234,6 +234,8 @@ def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None)
 
     if draft is not None and model.ranks > 1 and not sharding_problems(draft, model.ranks):
         shared = attached(with_runs_of_rank(_part_of(draft, model.ranks)))
+        if shared.drafter is not None and shared.drafter.method == "assistant":
+            return shared
         if shared.drafter is None or shared.drafter.model is None or is_cut_between_groups(shared.drafter.model):
             return shared
     return attached(draft)

@@ -154,18 +154,26 @@ def _step(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 1) -> C
 
 def with_draft_calls(spec: ModelSpec) -> ModelSpec:
     """Return `spec` with the calls of its assistant's drafts, and of the steps that keep the hidden state for it."""
-    drafter = spec.drafter
+    drafter, (calls, step) = spec.drafter, _draft_calls(spec, 0)
+    assert drafter is not None, "it is attached"
+    if spec.ranks > 1:
+        last, last_step = _draft_calls(spec, spec.ranks - 1)
+        calls, step = replace(calls, on_last_rank=last), replace(step, on_last_rank=last_step)
+    ops = tuple(sorted({*drafter.ops, *_names(calls), *_names(step)}))
+    return replace(spec, drafter=replace(drafter, calls=calls, step_calls=step, ops=ops))
+
+
+def _draft_calls(spec: ModelSpec, rank: int) -> tuple[CallTrace, CallTrace]:
+    """Return the calls of a draft and of a step, for one token on this rank."""
+    sketch, drafter = Sketch(Rank(rank, spec.ranks)), spec.drafter
     assert drafter is not None, "it is attached"
     assert drafter.model is not None, "an assistant is a model"
-    sketch = Sketch(Rank(0, 1))
     target, assistant = make_model(sketch, spec), make_model(sketch, drafter.model)
     inputs = _step_inputs(sketch, assistant, decode_rows=1)
     hidden = sketch.trace.input((1, drafter.hidden_elements), sketch.dtype)
     memory = [NO_MEMORY] * len(drafter.layers)
     calls = sketch.trace.run(lambda: assistant(hidden, target.embedding(inputs.token_ids), inputs, memory))
-    step = _step(sketch, target, decode_rows=1)
-    ops = tuple(sorted({*drafter.ops, *_names(calls), *_names(step)}))
-    return replace(spec, drafter=replace(drafter, calls=calls, step_calls=step, ops=ops))
+    return calls, _step(sketch, target, decode_rows=1)
 
 
 def _own(step: CallTrace) -> CallTrace:

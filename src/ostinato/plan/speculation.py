@@ -19,6 +19,7 @@ from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_
 from ostinato.plan.model import DrafterMethod, DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import RopeSpec, resolve_ropes
+from ostinato.plan.tensor_parallel import sharding_problems
 
 
 def draft_capture(
@@ -191,12 +192,6 @@ def _assistant(speculative: Speculative, model: ModelSpec, draft: ModelSpec) -> 
     if problem is not None:
         message = f"speculative: the draft model {speculative.model!r} is an assistant, which {problem}"
         raise ConfigError(message, _other_methods(speculative, model))
-    if model.ranks > 1:
-        raise ConfigError(
-            f"tensor_parallel_size {model.ranks}: ranks cannot share the keys that an assistant reads yet; it works "
-            "with 1",
-            [Remedy("tensor_parallel_size", 1), *_other_methods(speculative, model)],
-        )
     places = _last_stored(model)
     layers = tuple(
         replace(layer, attention=replace(layer.attention, keys_of=places[layer.attention.rope]))
@@ -216,6 +211,9 @@ def _why_no_assistant(model: ModelSpec, draft: ModelSpec) -> str | None:
             f"starts from hidden states of {draft.target.hidden_size} elements (backbone_hidden_size), and the model's "
             f"have {model.hidden_size}"
         )
+    if draft.ranks != model.ranks:
+        problems = "; ".join(sharding_problems(draft, model.ranks)) or "its matrices would be quantised in another way"
+        return f"{model.ranks} ranks (tensor_parallel_size) cannot share as they share the model's keys: {problems}"
     places = _last_stored(model)
     for attention in dict.fromkeys(layer.attention for layer in draft.layers if layer.attention is not None):
         kind = "layers without a window" if attention.window is None else "layers with a window"

@@ -99,7 +99,10 @@ class Gemma4Assistant(Assistant, Decoder):
         """Return the logits of a draft; those of tokens of other clusters are 1 below the least of a row's."""
         if self.clusters is None:
             return self.compute_logits(hidden)
-        build, chosen = self.build, self.clusters.tokens(hidden)
+        build = self.build
+        if build.rank.of > 1:
+            return self._logits_of_ranks(hidden, self.clusters)
+        chosen = self.clusters.tokens(hidden)
         head: QuantizableMatrix = self.embedding if self.spec.tied_embeddings else self.lm_head
         how: tuple[Any, ...] = ()
         if head.quantization:
@@ -107,6 +110,20 @@ class Gemma4Assistant(Assistant, Decoder):
         vectors = build.ops.embedding(build.arrays.of(chosen.ravel()), head.weight, 1.0, *how)
         # As of heads, each row is multiplied by vectors of its own.
         own = host_values(build.ops.linear(hidden.reshape(1, *hidden.shape), vectors))[0].astype(np.float32)
-        logits = np.repeat(own.min(axis=1, keepdims=True) - 1, self.spec.vocab_size, axis=1)
-        np.put_along_axis(logits, chosen, own, axis=1)
-        return build.arrays.of(logits)
+        return build.arrays.of(_in_vocabulary(own, chosen, self.spec.vocab_size))
+
+    def _logits_of_ranks(self, hidden: Array, clusters: Clusters) -> Array:
+        """Return the logits of a draft on the first rank, from those of all tokens, of which each rank has some."""
+        logits = self.compute_logits(hidden)
+        if not self.build.rank.leads:
+            return logits
+        chosen, whole = clusters.tokens(hidden), host_values(logits)
+        own = np.take_along_axis(whole, chosen, axis=1)
+        return self.build.arrays.of(_in_vocabulary(own, chosen, self.spec.vocab_size))
+
+
+def _in_vocabulary(own: np.ndarray, chosen: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return logits [rows, vocab] that are `own` at the tokens `chosen`, both [rows, tokens], and below them else."""
+    logits = np.repeat(own.min(axis=1, keepdims=True) - 1, vocab_size, axis=1)
+    np.put_along_axis(logits, chosen, own, axis=1)
+    return logits

@@ -53,7 +53,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         spec,
         layers=tuple(map(_reads_target, spec.layers)),
-        sharded_dims=None,
         target=TargetSpec(TARGETS, integer(config, "backbone_hidden_size", TARGET_SIZE)),
         hyperparameters=_with_clusters(config, spec),
     )
