@@ -8,6 +8,7 @@ import pytest
 from ostinato.engine.core import EngineCore
 from ostinato.layers.attention import Attention
 from ostinato.models.nemotron_h.model import Head
+from tests.support.assistants import assistant_checkpoint
 from tests.support.checkpoints import checkpoint
 from tests.support.engines import complete, greedy
 from tests.support.parity import make_engine
@@ -34,6 +35,8 @@ SPECULATIVE_ENGINES = [
     ("bamba", "ngram", "none", 9, "piecewise"),
     ("llama", "draft:nemotron_h_dense", "all", 16, "full_and_piecewise"),
     ("mamba2", "draft:llama", "align", 12, "none"),
+    ("gemma4_text", "assistant:plain", "all", 16, "full_and_piecewise"),
+    ("gemma4", "assistant:clusters", "align", 12, "none"),
 ]
 """Recipe, method with the draft model, mode of the state cache, slots, graph mode."""
 
@@ -51,13 +54,14 @@ def speculating_engine(
 ) -> EngineCore:
     """Its rows have any number of drafts, of which any number is right; those of a draft model are its own."""
     kind, _, draft = method.partition(":")
-    speculative = ":".join([kind, *([str(checkpoint(draft))] if draft else []), str(K)])
+    directory = assistant_checkpoint(name, draft) if kind == "assistant" else checkpoint(draft) if draft else None
+    speculative = f"{kind}:{K}" if directory is None else f"draft:{directory}:{K}"
     engine = small_engine(
         name, mode, graph_mode, num_slots=num_slots, max_num_batched_tokens=3 * (1 + K) + 16, speculative=speculative,
         speculative_adaptive="off",
     )  # fmt: skip
-    if not draft:
-        script(engine, outputs, uneven(K), keep=kind == "mtp")
+    if kind != "draft":
+        script(engine, outputs, uneven(K), keep=kind != "ngram")
     return engine
 
 

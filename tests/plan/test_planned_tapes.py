@@ -29,6 +29,7 @@ from ostinato.ops.operations import ENCODER_OPS
 from ostinato.plan.encoder.memory import encoder_graph_bytes
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.runner.image_encoder import write_encoder_inputs
+from tests.support.assistants import assistant_checkpoint
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.encoder_stand_in import plan_of
 from tests.support.native_sets import runnable_sets, skip_unless_planned, threads
@@ -199,6 +200,13 @@ def test_tapes_of_a_model_that_takes_images_and_its_head_take_what_was_planned()
 def test_tapes_of_a_model_and_its_draft_model_take_what_was_planned():
     draft = checkpoint("granitemoehybrid_dense")
     assert_planned(str(checkpoint("nemotron_h")), "float32", "reference", speculative=f"draft:{draft}:2")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("name", "kind"), [("gemma4_text", "plain"), ("gemma4", "untied")])
+def test_tapes_of_a_model_and_its_assistant_take_what_was_planned(name, kind, kernels):
+    speculative = f"draft:{assistant_checkpoint(name, kind)}:2"
+    assert_planned(str(checkpoint(name)), "float32", kernels, speculative=speculative)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8_g128"])

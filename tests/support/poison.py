@@ -90,7 +90,8 @@ def poison_head(engine: EngineCore) -> None:
     for layer in head_memory(engine):
         for kept in map(as_tensor, layer.block_tensors.values()):
             kept[first, 0] = poison_of(kept)
-    forward = getattr(getattr(engine.runner.drafter, "proposer", None), "_forward", None)
+    proposer = getattr(engine.runner.drafter, "proposer", None)
+    forward = getattr(getattr(proposer, "behind", proposer), "_head", None)
     if isinstance(forward, PredictionHeadForward):
         as_tensor(forward.hidden)[:] = NAN
 

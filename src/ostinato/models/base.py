@@ -76,39 +76,12 @@ class Backbone(Module):
         return self.norm(x)
 
 
-class PredictionHead(Module, ABC):
-    """Predictor of the token after next, from a hidden state of the model (after its final norm) and the next token.
-
-    Its entry for token p is computed from the hidden state at p - 1 and token p, and its keys and values are at
-    position p; position 0 has none. `memory` is that of its layers, followed by one whose state `hidden` [slots, 1,
-    hidden] keeps the model's last hidden state.
-    """
-
-    blocks: ModuleList[Module]
-    """Layers of the head."""
+class HiddenStateKeeper(Module):
+    """What follows a model whose drafts start from its last hidden state: it keeps that in the slots."""
 
     def __init__(self, build: ModelBuilder) -> None:
         super().__init__()
         self.hook, self.token_shift = build.ops.hook, build.ops.token_shift
-
-    @abstractmethod
-    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        """Return the input of the LM head, and the hidden state for the next, deeper draft.
-
-        `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
-        hidden]. The LM head turns the result into logits of the tokens after them. For the next draft it takes the
-        place of the model's hidden state.
-        """
-
-    @abstractmethod
-    def update_head_cache(
-        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
-        """Update the head's cache for the step's tokens from the model's new hidden states.
-
-        It writes their keys and values, computed from the hidden state before each token (from the read slot for the
-        first), and the last hidden state of each row.
-        """
 
     def previous_hidden(self, hidden: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Return the model's hidden state before each token, from those that it has just computed.
@@ -129,6 +102,37 @@ class PredictionHead(Module, ABC):
         )
 
 
+class PredictionHead(HiddenStateKeeper, ABC):
+    """Predictor of the token after next, from a hidden state of the model (after its final norm) and the next token.
+
+    Its entry for token p is computed from the hidden state at p - 1 and token p, and its keys and values are at
+    position p; position 0 has none. `memory` is that of its layers, followed by one whose state `hidden` [slots, 1,
+    hidden] keeps the model's last hidden state.
+    """
+
+    blocks: ModuleList[Module]
+    """Layers of the head."""
+
+    @abstractmethod
+    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
+        """Return the input of the LM head, and the hidden state for the next, deeper draft.
+
+        `hidden` are the hidden states before the step's tokens, `embedded` the tokens' embeddings, each [tokens,
+        hidden]. The LM head turns the result into logits of the tokens after them. For the next draft it takes the
+        place of the model's hidden state.
+        """
+
+    @abstractmethod
+    def update_head_cache(
+        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
+    ) -> None:
+        """Update the head's cache for the step's tokens from the model's new hidden states.
+
+        It writes their keys and values, computed from the hidden state before each token (from the read slot for the
+        first), and the last hidden state of each row.
+        """
+
+
 class CausalLM(Module, ABC):
     """A language model over paged blocks and slots.
 
@@ -147,6 +151,9 @@ class CausalLM(Module, ABC):
 
     This holds for safetensors.
     """
+
+    integers: tuple[str, ...] = ()
+    """Name suffixes of weights that are ids, each of which occurs once, and which a checkpoint stores as integers."""
 
     def __init__(
         self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0, logits_cap: float | None = None
@@ -222,3 +229,35 @@ class CausalLM(Module, ABC):
         if name.endswith(".rotary_emb.inv_freq"):
             return None
         return name
+
+
+class Assistant(CausalLM):
+    """A model that only makes drafts for another, its target, from the target's hidden state, keys and values."""
+
+    target_size: int
+    """Hidden size of the target."""
+
+    @abstractmethod
+    def forward(  # type: ignore[override]
+        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
+    ) -> Array:
+        """Compute a draft's final normed hidden states, [rows, hidden].
+
+        `hidden` are the target's hidden states, or those of `next_hidden`, and `embedded` the target's embeddings of
+        the tokens after them, each [rows, target_size]. `memory` is that of the target's layers that each layer reads.
+        """
+
+    @abstractmethod
+    def next_hidden(self, hidden: Array) -> Array:
+        """Return what takes the place of the target's hidden state for the next draft, [rows, target_size].
+
+        `hidden` is the result of `forward`.
+        """
+
+    @abstractmethod
+    def draft_logits(self, hidden: Array) -> Array:
+        """Return the logits of a draft, [rows, vocab] float32, from the result of `forward`."""
+
+    @abstractmethod
+    def check_weights(self) -> None:
+        """Raise ModelError if loaded weights have values with which no draft can be made."""

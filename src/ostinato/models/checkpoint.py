@@ -29,7 +29,7 @@ from ostinato.models.hub import HUB_ID, fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
 from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
 from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
-from ostinato.models.weight_table import with_weight_table
+from ostinato.models.weight_table import with_draft_calls, with_weight_table
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
@@ -193,6 +193,12 @@ def load_spec(config: EngineConfig) -> ModelSpec:
     """
     directory = checkpoint_of(config, PLAN_FILES)
     model = _spec_of(directory)
+    if model.target is not None:
+        made_for = " or ".join(model.target.architectures)
+        raise ModelError(
+            f"{config.model} is an assistant ({model.architecture}), which makes drafts for a model and writes no text "
+            f"alone; give a {made_for} model, and the assistant in speculative: draft:{config.model}:3"
+        )
     if config.tokenizer is not None:
         model = with_given_tokens(model, config.tokenizer, tokenizer_source(config, directory))
     if model.vision is not None:
@@ -223,10 +229,15 @@ def _with_draft(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None)
     from ostinato.plan.speculation import with_drafter
 
     def attached(draft: ModelSpec | None) -> ModelSpec:
-        return with_quantization(config, with_drafter(config, model, draft))
+        whole = with_drafter(config, model, draft)
+        if draft is not None and draft.target is not None:
+            whole = with_draft_calls(whole)
+        return with_quantization(config, whole)
 
     if draft is not None and model.ranks > 1 and not sharding_problems(draft, model.ranks):
         shared = attached(with_runs_of_rank(_part_of(draft, model.ranks)))
+        if shared.drafter is not None and shared.drafter.method == "assistant":
+            return shared
         if shared.drafter is None or shared.drafter.model is None or is_cut_between_groups(shared.drafter.model):
             return shared
     return attached(draft)

@@ -10,7 +10,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.models.base import Backbone, CausalLM, PredictionHead
+from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
@@ -160,8 +160,11 @@ class Decoder(CausalLM):
         how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
+        self.keeper: HiddenStateKeeper | None = None
         if spec.drafter is not None and spec.drafter.method == "mtp":
             self.mtp = self.make_head(spec.drafter.layers)
+        elif spec.drafter is not None and spec.drafter.starts_from_hidden:
+            self.keeper = HiddenStateKeeper(build)
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
@@ -184,10 +187,11 @@ class Decoder(CausalLM):
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         hidden = self.model(inputs, memory)
+        behind = memory[len(self.model.layers) : len(memory) - (self.spec.vision is not None)]
         if self.mtp is not None:
-            end = len(memory) if self.spec.vision is None else -1
-            behind = memory[len(self.model.layers) : end]
             self.mtp.update_head_cache(hidden, self.model.embed(inputs, memory), inputs, behind)
+        elif self.keeper is not None:
+            self.keeper.previous_hidden(hidden, inputs, behind[-1])
         return hidden
 
 

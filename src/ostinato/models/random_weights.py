@@ -53,6 +53,8 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
         elif kind == "dt_bias" or name.endswith("dt_proj.bias"):
             step = uniform(view, share, 0.001, 0.1)
             write(view, step + np.log(-np.expm1(-step)))
+        elif name.endswith(model.integers):
+            write(view, np.arange(len(view)))
         elif len(view.shape) == 1:
             view[...] = 0.0 if kind.endswith("bias") or name in less_one else 1.0
         else:

@@ -17,6 +17,9 @@ from ostinato.models.base import CausalLM
 from ostinato.models.weight_shards import TensorShard
 from ostinato.plan.quantization import StoredWeights
 
+INTEGERS = ("I64", "I32")
+"""Types of tensors of ids."""
+
 VALUES = "values"
 """Part of a source that is the tensor of the weight's own name."""
 
@@ -114,8 +117,9 @@ def find_sources(
                 source.is_transposed = place.endswith(model.transposed)
                 expected = [*of_place[:-2], *reversed(of_place[-2:])] if source.is_transposed else of_place
                 source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
-                if kind not in FLOATS and not source.is_quantised:
-                    mistyped.append(f"{source_name} is {kind}, expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+                known = INTEGERS if place.endswith(model.integers) else FLOATS
+                if kind not in known and not source.is_quantised:
+                    mistyped.append(f"{source_name} is {kind}, expected {', '.join(known[:-1])} or {known[-1]}")
             else:
                 assert stored is not None, "only quantised weights have parts"
                 if part == "weight_shape" and shape in ([2], [len(of_place)]):

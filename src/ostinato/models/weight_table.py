@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ostinato.layers.module import Module, ModuleList
 from ostinato.layers.sketch import Sketch
-from ostinato.models.base import CausalLM, PredictionHead
+from ostinato.models.base import Assistant, CausalLM, PredictionHead
 from ostinato.models.registry import make_model
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS
 from ostinato.ops.step_inputs import (
@@ -140,10 +140,40 @@ def _names(calls: CallTrace) -> set[str]:
 
 def _step(sketch: Sketch, model: CausalLM, decode_rows: int, rows: int = 1) -> CallTrace:
     """Return the calls of a step with `rows` rows of one token each. The first `decode_rows` rows decode."""
-    head, vision = model.head, model.encoder
-    behind = (0 if head is None else len(head.blocks) + 1) + (0 if vision is None else 1)
+    inputs = _step_inputs(sketch, model, decode_rows, rows)
+    if isinstance(model, Assistant):
+        states = [sketch.trace.input((rows, model.target_size), sketch.dtype) for _ in range(2)]
+        memory = [NO_MEMORY] * len(model.backbone.layers)
+        return sketch.trace.run(lambda: model(*states, inputs, memory))
+    head, vision, drafter = model.head, model.encoder, model.spec.drafter
+    behind = 0 if drafter is None or not drafter.starts_from_hidden else 1
+    behind += (0 if head is None else len(head.blocks)) + (0 if vision is None else 1)
     memory = [NO_MEMORY] * (len(model.backbone.layers) + behind)
-    return sketch.trace.run(lambda: model(_step_inputs(sketch, model, decode_rows, rows), memory))
+    return sketch.trace.run(lambda: model(inputs, memory))
+
+
+def with_draft_calls(spec: ModelSpec) -> ModelSpec:
+    """Return `spec` with the calls of its assistant's drafts, and of the steps that keep the hidden state for it."""
+    drafter, (calls, step) = spec.drafter, _draft_calls(spec, 0)
+    assert drafter is not None, "it is attached"
+    if spec.ranks > 1:
+        last, last_step = _draft_calls(spec, spec.ranks - 1)
+        calls, step = replace(calls, on_last_rank=last), replace(step, on_last_rank=last_step)
+    ops = tuple(sorted({*drafter.ops, *_names(calls), *_names(step)}))
+    return replace(spec, drafter=replace(drafter, calls=calls, step_calls=step, ops=ops))
+
+
+def _draft_calls(spec: ModelSpec, rank: int) -> tuple[CallTrace, CallTrace]:
+    """Return the calls of a draft and of a step, for one token on this rank."""
+    sketch, drafter = Sketch(Rank(rank, spec.ranks)), spec.drafter
+    assert drafter is not None, "it is attached"
+    assert drafter.model is not None, "an assistant is a model"
+    target, assistant = make_model(sketch, spec), make_model(sketch, drafter.model)
+    inputs = _step_inputs(sketch, assistant, decode_rows=1)
+    hidden = sketch.trace.input((1, drafter.hidden_elements), sketch.dtype)
+    memory = [NO_MEMORY] * len(drafter.layers)
+    calls = sketch.trace.run(lambda: assistant(hidden, target.embedding(inputs.token_ids), inputs, memory))
+    return calls, _step(sketch, target, decode_rows=1)
 
 
 def _own(step: CallTrace) -> CallTrace:

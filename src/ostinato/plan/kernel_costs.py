@@ -42,16 +42,17 @@ class StateCachePlan:
 
 
 def prefill_flops(model: ModelSpec) -> PrefillFlops:
-    """Return the work of all layers, including the drafter's, which computes prompts too.
+    """Return the work of all layers that compute prompts, a head's and a draft model's included.
 
     Embeddings cost none, and only a prompt's last token needs the LM head. Every parameter that a token uses counts as
     one multiplication and one addition; of the experts, those that the router chooses.
     """
-    met = sum(layer.used_parameters - layer.inactive_parameters for layer in model.cached_layers)
+    met = sum(layer.used_parameters - layer.inactive_parameters for layer in model.prefill_layers)
     if model.drafter is not None and model.drafter.method == "mtp":
         met += model.drafter.outer_parameters
     scans = sum(mixer.scan_flops for mixer in model.state_layers)
-    pairs = sum(pair_flops(layer.num_heads, layer.head_dim) for layer in model.attention_layers)
+    attention = [layer.attention for layer in model.prefill_layers if layer.attention is not None]
+    pairs = sum(pair_flops(layer.num_heads, layer.head_dim) for layer in attention)
     return PrefillFlops(per_token=float(2 * met + scans), per_pair=float(pairs))
 
 

@@ -198,11 +198,10 @@ def capture_time(
 ) -> CaptureTime:
     """Return the capture time of all CUDA graphs: the model's, the drafter's (`of_drafts`), and the encoder's."""
     drafter = model.drafter
-    model_calls = model.calls if drafter is None or drafter.method != "mtp" else drafter.step_calls
+    model_calls = model.calls if drafter is None or not drafter.starts_from_hidden else drafter.step_calls
     graphs = _graphs(capture, model_calls, kernels)
     if of_drafts is not None and drafter is not None:
-        calls = drafter.calls if drafter.model is None else drafter.model.calls
-        graphs += _graphs(of_drafts, calls, kernels)
+        graphs += _graphs(of_drafts, drafter.draft_calls, kernels)
     if model.vision is not None:
         encoding = launches_of(model.vision.calls, kernels)
         graphs += [_Graph(encoding, encoding)] * encoder_budgets

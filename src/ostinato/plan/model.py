@@ -19,15 +19,27 @@ MODEL_DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes in which models run."""
 
 
+DrafterMethod = Literal["mtp", "draft", "assistant"]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The model that an assistant makes drafts for: one of these architectures, of this hidden size."""
+
+    architectures: tuple[str, ...]
+    hidden_size: int
+
+
 @dataclass(frozen=True)
 class DrafterSpec:
     """Drafter with its own weights; its layers follow the model's in blocks and slots.
 
     `mtp`: a prediction head, whose outer `weights` join a token with a hidden state; slots store `hidden_elements` of
-    the model's hidden state in addition to the states. `draft`: a second `model`, `hidden_elements` 0.
+    the model's hidden state in addition to the states. `draft`: a second `model`, `hidden_elements` 0. `assistant`: a
+    second `model` too, which starts from the hidden state as a head does, and whose layers read the model's keys.
     """
 
-    method: Literal["mtp", "draft"]
+    method: DrafterMethod
     layers: tuple[LayerSpec, ...]
     hidden_elements: int = 0
     weights: tuple[Weight, ...] = ()
@@ -37,15 +49,25 @@ class DrafterSpec:
     quantization: AnyQuantization | None = None
     """Quantization of a prediction head."""
     calls: CallTrace = NO_CALLS
-    """Calls for one token of a prediction head's draft."""
+    """Calls for one token of a draft by a prediction head or an assistant."""
     step_calls: CallTrace = NO_CALLS
-    """Calls for one token of the target model and of the head that follows it."""
+    """Calls for one token of the target model and of what follows it: a head, or the hidden state that is kept."""
     places: tuple[str, ...] = ()
     """Checkpoint's names of a prediction head's layers."""
 
     @property
+    def starts_from_hidden(self) -> bool:
+        """True if a draft starts from the model's last hidden state, so that only decode rows run the drafter."""
+        return self.method != "draft"
+
+    @property
+    def draft_calls(self) -> CallTrace:
+        """Calls for one token of a draft."""
+        return self.model.calls if self.model is not None and self.method == "draft" else self.calls
+
+    @property
     def state(self) -> StateSpec:
-        """A prediction head's part of a slot besides those of its layers: the model's last hidden state."""
+        """The part of a slot besides those of the layers: the model's last hidden state, if drafts start from it."""
         if not self.hidden_elements:
             return NO_STATE
         return StateSpec((StateArray("hidden", (1, self.hidden_elements), "model"),))
@@ -142,6 +164,8 @@ class ModelSpec:
     """Hidden vectors of a token that are alive through a layer: the residual stream, and others beside it."""
     left_out: str | None = None
     """The part of the checkpoint that is not run, with the reason; None if all of it is."""
+    target: TargetSpec | None = None
+    """The model that it makes drafts for, and without which it cannot run; None for a model of its own."""
 
     def with_fixed_ropes(self, max_model_len: int) -> ModelSpec:
         """Return the spec with rotary embeddings that serve requests of up to `max_model_len` tokens."""
@@ -165,6 +189,12 @@ class ModelSpec:
     def cached_layers(self) -> tuple[LayerSpec, ...]:
         """All layers with a part in blocks and slots: the model's, followed by the drafter's."""
         return self.layers if self.drafter is None else self.layers + self.drafter.layers
+
+    @property
+    def prefill_layers(self) -> tuple[LayerSpec, ...]:
+        """The `cached_layers` that compute prompts too, as an assistant's do not."""
+        reads = self.drafter is not None and self.drafter.method == "assistant"
+        return self.layers if reads else self.cached_layers
 
     @property
     def attention_layers(self) -> tuple[AttentionSpec, ...]:

@@ -16,20 +16,21 @@ from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.capture_sizes import CaptureSizes, draft_numbers
 from ostinato.plan.graphs.coverage import coverage
 from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_slot_bytes
-from ostinato.plan.model import DrafterSpec, ModelSpec
+from ostinato.plan.model import DrafterMethod, DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
 from ostinato.plan.rope import RopeSpec, resolve_ropes
+from ostinato.plan.tensor_parallel import sharding_problems
 
 
 def draft_capture(
-    capture: CapturePlan, method: Literal["mtp", "draft"], max_num_seqs: int, max_num_batched_tokens: int
+    capture: CapturePlan, method: DrafterMethod, max_num_seqs: int, max_num_batched_tokens: int
 ) -> CapturePlan:
-    """Return the graphs of a prediction head or of a draft model.
+    """Return the graphs of a prediction head, of an assistant or of a draft model.
 
-    A head runs on decode rows alone, a draft model on all tokens. `capture` is the model's own plan. A head has full
-    graphs where the model has, and no others.
+    The first two run on decode rows alone, a draft model on all tokens. `capture` is the model's own plan. The first
+    two have full graphs where the model has, and no others.
     """
-    is_head = method == "mtp"
+    is_head = method != "draft"
     ladders = CaptureSizes((), capture.rows) if is_head else capture.ladders()
     most_tokens = max_num_seqs if is_head else max_num_batched_tokens
     return replace(
@@ -51,12 +52,14 @@ Method = Literal["ngram", "mtp", "draft"]
 class SpeculativePlan:
     """Method of drafting, and what the drafter adds to the model's sizes; the additions are 0 without a drafter.
 
+    The method is `assistant` if the second model of method `draft` is one.
+
     `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
     and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
     `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
     """
 
-    method: Method
+    method: Method | DrafterMethod
     num_speculative_tokens: int
     adaptive: bool
     slots_per_request: int
@@ -86,9 +89,9 @@ def available_methods(model: ModelSpec) -> tuple[Method, ...]:
 def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> ModelSpec:
     """Return `model` with the drafter that `config` asks for, None if the method needs none.
 
-    `draft` is the second model of method `draft`; without it, the one that is attached already. ConfigError if the
+    `draft` is the second model of method `draft`; without it, the drafter that is attached already. ConfigError if the
     model does not support the method, or the draft model has another vocabulary, an encoder of images, or prompts seen
-    in both directions.
+    in both directions, or is an assistant of other models.
     """
     speculative = config.speculative
     if speculative is None or speculative.method == "ngram":
@@ -101,6 +104,8 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
             raise ConfigError(f"speculative mtp: {problem}; methods that it can do: {methods}", [ngram])
         return replace(model, drafter=model.head)
     if draft is None and model.drafter is not None:
+        if model.drafter.method == "assistant":
+            return model
         draft = model.drafter.model
     assert draft is not None, "method draft needs the draft model's spec"
     if draft.vision is not None:
@@ -116,6 +121,8 @@ def with_drafter(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None
         )
     if draft.vocab_size != model.vocab_size:
         raise _other_vocabulary(speculative, model, draft)
+    if draft.target is not None:
+        return replace(model, drafter=_assistant(speculative, model, draft))
     drafter = DrafterSpec("draft", draft.layers, 0, draft.weights, draft.ops, draft)
     return replace(model, drafter=drafter)
 
@@ -142,7 +149,7 @@ def plan_speculation(
         decisions += [replace(decision, topic="draft.rope") for decision in of_ropes]
     is_ngram = speculative.method == "ngram"
     plan = SpeculativePlan(
-        method=speculative.method,
+        method=speculative.method if drafter is None else drafter.method,
         num_speculative_tokens=speculative.num_speculative_tokens,
         adaptive=config.speculative_adaptive == "on",
         slots_per_request=slots_per_request(speculative.num_speculative_tokens),
@@ -157,7 +164,7 @@ def plan_speculation(
         rope=rope,
         prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
         prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,
-        reason=_reason(speculative),
+        reason=_reason(speculative, drafter),
     )
     return plan, decisions
 
@@ -172,13 +179,74 @@ def _why_no_head(model: ModelSpec) -> str | None:
 
 
 def _other_vocabulary(speculative: Speculative, model: ModelSpec, draft: ModelSpec) -> ConfigError:
-    count = speculative.num_speculative_tokens
     message = (
         f"the draft model {speculative.model} has a vocabulary of {draft.vocab_size} tokens, and the model one of "
         f"{model.vocab_size}; a draft model's is the same"
     )
-    others = [method for method in available_methods(model) if method != "draft"]
-    return ConfigError(message, [Remedy("speculative", f"{method}:{count}") for method in others])
+    return ConfigError(message, _other_methods(speculative, model))
+
+
+def _other_methods(speculative: Speculative, model: ModelSpec) -> list[Remedy]:
+    """Return the methods that need no second model."""
+    count, others = speculative.num_speculative_tokens, available_methods(model)
+    return [Remedy("speculative", f"{method}:{count}") for method in others if method != "draft"]
+
+
+def _assistant(speculative: Speculative, model: ModelSpec, draft: ModelSpec) -> DrafterSpec:
+    """Return the assistant `draft` as the drafter of `model`. ConfigError if it is not made for such a model."""
+    problem = _why_no_assistant(model, draft)
+    if problem is not None:
+        message = f"speculative: the draft model {speculative.model!r} is an assistant, which {problem}"
+        raise ConfigError(message, _other_methods(speculative, model))
+    places = _last_stored(model)
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, keys_of=places[layer.attention.rope]))
+        for layer in draft.layers
+        if layer.attention is not None
+    )
+    return DrafterSpec("assistant", layers, model.hidden_size, draft.weights, draft.ops, replace(draft, layers=layers))
+
+
+def _why_no_assistant(model: ModelSpec, draft: ModelSpec) -> str | None:
+    """Return why an assistant cannot make drafts for the model; None if it can."""
+    assert draft.target is not None, "an assistant has a target"
+    if model.architecture not in draft.target.architectures:
+        return f"makes drafts for {' and '.join(draft.target.architectures)}, and the model is {model.architecture}"
+    if draft.target.hidden_size != model.hidden_size:
+        return (
+            f"starts from hidden states of {draft.target.hidden_size} elements (backbone_hidden_size), and the model's "
+            f"have {model.hidden_size}"
+        )
+    if draft.ranks != model.ranks:
+        problems = "; ".join(sharding_problems(draft, model.ranks)) or "its matrices would be quantised in another way"
+        return f"{model.ranks} ranks (tensor_parallel_size) cannot share as they share the model's keys: {problems}"
+    places = _last_stored(model)
+    for attention in dict.fromkeys(layer.attention for layer in draft.layers if layer.attention is not None):
+        kind = "layers without a window" if attention.window is None else "layers with a window"
+        if attention.rope not in places:
+            return f"reads keys of {kind}, of which the model stores none"
+        stored = model.layers[places[attention.rope]].attention
+        assert stored is not None, "it stores keys"
+        sizes = [
+            (each.num_kv_heads, each.head_dim, each.window and each.window + extra)
+            for each, extra in ((attention, 1), (stored, 0))
+        ]
+        if sizes[0] != sizes[1]:
+            own, of_model = (
+                f"{heads} heads of {size}" + ("" if window is None else f" in a window of {window}")
+                for heads, size, window in sizes
+            )
+            return f"reads keys of {own} in {kind}, and the model's have {of_model}"
+    return None
+
+
+def _last_stored(model: ModelSpec) -> dict[int, int]:
+    """Return the number of the last layer that stores keys of its own, by the rotary embedding of its kind."""
+    return {
+        layer.attention.rope: number
+        for number, layer in enumerate(model.layers)
+        if layer.attention is not None and layer.attention.keys_of is None
+    }
 
 
 def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_model_len: int) -> list[Decision]:
@@ -198,11 +266,13 @@ def _draft_decisions(draft: ModelSpec, dtype: str, ssm_state_dtype: str, max_mod
     return decisions
 
 
-def _reason(speculative: Speculative) -> str:
+def _reason(speculative: Speculative, drafter: DrafterSpec | None) -> str:
     if speculative.method == "ngram":
         low, high = speculative.prompt_lookup_min, speculative.prompt_lookup_max
         words = f"{low} to {high}" if low < high else str(high)
         return f"drafts are what followed the last occurrence of the text's last {words} tokens"
     if speculative.method == "mtp":
         return "drafts come from the model's own prediction head, which is fed its own hidden state"
+    if drafter is not None and drafter.method == "assistant":
+        return f"drafts come from the assistant {speculative.model}, which reads the model's keys and values"
     return f"drafts come from the model {speculative.model}"

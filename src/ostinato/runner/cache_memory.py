@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 def allocate_layers(spec: ModelSpec, plan: Plan, arrays: Arrays) -> list[LayerCache]:
     """Return one LayerCache per layer, the drafter's after the model's.
 
-    A layer that reads the keys and values of another has that layer's. After them comes one for the hidden state that a
-    prediction head keeps. The memory is not initialized: on a CPU the operating system backs a page when it is first
-    used.
+    A layer that reads the keys and values of another has that layer's; an assistant's layers read the model's. After
+    them comes one for the hidden state from which drafts start. The memory is not initialized: on a CPU the operating
+    system backs a page when it is first used.
     """
     memory: list[LayerCache] = []
+    reads_target = spec.drafter is not None and spec.drafter.method == "assistant"
     for number, layer in enumerate(spec.cached_layers):
-        first = 0 if number < spec.num_layers else spec.num_layers
+        first = 0 if number < spec.num_layers or reads_target else spec.num_layers
         keys_of = None if layer.attention is None else layer.attention.keys_of
         memory.append(_allocate_layer(layer, plan, arrays, number) if keys_of is None else memory[first + keys_of])
     if spec.drafter is not None and spec.drafter.state.arrays:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.graphs.step_graphs import StepGraphs
-from ostinato.models.base import CausalLM
+from ostinato.models.base import Assistant, CausalLM
 from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation import draft_capture
 from ostinato.runner.graph_setup import make_graphs
 from ostinato.runner.inputs import write_next_tokens, write_step_inputs
-from ostinato.scheduler.batch import Batch
+from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.spec_decode.model_drafters import (
     DraftModelProposer,
     MtpProposer,
@@ -23,11 +24,12 @@ from ostinato.spec_decode.model_drafters import (
     Proposer,
     RunDraftBatch,
     TokenSelector,
+    single_token_row,
 )
 from ostinato.spec_decode.ngram import NgramProposer
 
 if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+    from ostinato.ops.step_inputs import Array, StepInputs
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 
@@ -67,42 +69,72 @@ def make_drafter(
         assert speculative.prompt_lookup_min is not None, "method ngram has lengths to look up"
         assert speculative.prompt_lookup_max is not None, "method ngram has lengths to look up"
         return Drafter(NgramProposer(speculative.prompt_lookup_min, speculative.prompt_lookup_max))
-    own = memory[len(spec.layers) :]
-    capture = draft_capture(plan.capture, speculative.method, settings.max_num_seqs, settings.max_num_batched_tokens)
-    if speculative.method == "mtp":
-        head = PredictionHeadForward(model, own, settings.max_num_seqs)
-        graphs = make_graphs(
-            plan, capture, model, head, own, max_tokens=settings.max_num_seqs, others={"drafts.hidden": head.hidden}
-        )
-        return Drafter(
-            MtpProposer(model, head, GraphHeadStepRunner(graphs, settings.block_size), choose), graphs=graphs
-        )
-    assert spec.drafter is not None, "method draft has a drafter"
-    assert spec.drafter.model is not None, "method draft has a second model"
-    of_draft = spec.drafter.model.with_fixed_ropes(settings.max_model_len)
-    of_draft = replace(of_draft, quantization=speculative.quantization)
-    draft = make_model(of_draft, draft_directory)
-    graphs = make_graphs(
-        plan, capture, draft, lambda inputs: draft(inputs, own), own, max_tokens=settings.max_num_batched_tokens
-    )
-    return Drafter(DraftModelProposer(draft, _run_draft_batch(graphs, settings.block_size), choose), draft, graphs)
+    own, drafter = memory[len(spec.layers) :], spec.drafter
+    assert drafter is not None, "methods other than ngram have a drafter"
+    capture = draft_capture(plan.capture, drafter.method, settings.max_num_seqs, settings.max_num_batched_tokens)
+    draft: CausalLM | None = None
+    if drafter.model is not None:
+        of_draft = drafter.model.with_fixed_ropes(settings.max_model_len)
+        draft = make_model(replace(of_draft, quantization=speculative.quantization), draft_directory)
+    if draft is not None and not isinstance(draft, Assistant):
+        forward = partial(_forward_draft, draft, own)
+        graphs = make_graphs(plan, capture, draft, forward, own, max_tokens=settings.max_num_batched_tokens)
+        return Drafter(DraftModelProposer(draft, _run_draft_batch(graphs, settings.block_size), choose), draft, graphs)
+    if draft is not None:
+        draft.check_weights()
+    head = PredictionHeadForward(model, draft or model.head, own, settings.max_num_seqs)
+    others = {"drafts.hidden": head.hidden}
+    others |= {f"embedding.{name}": array for name, array in model.embedding.local_tensors()}
+    graphs = make_graphs(plan, capture, draft or model, head, own, max_tokens=settings.max_num_seqs, others=others)
+    steps = (GraphHeadStepRunner if draft is None else AssistantStepRunner)(graphs, settings.block_size)
+    return Drafter(MtpProposer(head, steps, choose), draft, graphs)
 
 
 class GraphHeadStepRunner:
-    """Steps of a prediction head, as `Steps`. Only the first of successive steps is written as a whole."""
+    """Steps of a prediction head, as `HeadStepRunner`. Only the first of successive steps is written as a whole."""
 
     def __init__(self, graphs: StepGraphs, block_size: int) -> None:
         self._graphs = graphs
         self._block_size = block_size
 
-    def first(self, batch: Batch) -> Array:
-        self._rows = batch.rows
+    def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:
+        self._rows = tuple(single_token_row(row, token, depth) for row, token in zip(rows, tokens, strict=True))
+        batch = Batch(self._rows, len(rows))
         self._inputs = write_step_inputs(self._graphs.buffers, batch, self._block_size)
         return self._graphs.run(self._inputs)
 
     def next(self, tokens: Sequence[int]) -> Array:
         write_next_tokens(self._graphs.buffers, self._rows, tokens, self._block_size)
         return self._graphs.run(self._inputs)
+
+
+class AssistantStepRunner:
+    """Steps of an assistant, as `HeadStepRunner`. All drafts of a row attend from its last stored key.
+
+    Their rotary positions are those of the row's token, which has no key yet.
+    """
+
+    def __init__(self, graphs: StepGraphs, block_size: int) -> None:
+        self._graphs = graphs
+        self._block_size = block_size
+
+    def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:  # noqa: ARG002
+        steps = tuple(
+            row._replace(token_ids=(token,), start=row.start - 1, read_slot=0, write_slots=(0,), num_drafts=0)
+            for row, token in zip(rows, tokens, strict=True)
+        )
+        self._inputs = write_step_inputs(self._graphs.buffers, Batch(steps, len(steps)), self._block_size)
+        self._graphs.buffers.arrays["positions"][: len(steps)] += 1
+        return self._graphs.run(self._inputs)
+
+    def next(self, tokens: Sequence[int]) -> Array:
+        self._graphs.buffers.arrays["token_ids"][: len(tokens)] = tokens
+        return self._graphs.run(self._inputs)
+
+
+def _forward_draft(draft: CausalLM, memory: Sequence[LayerCache], inputs: StepInputs) -> Array:
+    hidden: Array = draft(inputs, memory)
+    return hidden
 
 
 def _run_draft_batch(graphs: StepGraphs, block_size: int) -> RunDraftBatch:

@@ -157,8 +157,18 @@ class ModelRunner:
         self.plan = plan
         self._check_size = GraphMemoryCheck(plan.device, plan.memory.available)
         self.tensor_parallel = tensor_parallel or SingleRank()
-        self._is_native = all(choice.implementation == "native" for choice in plan.kernels.values())
+        choices = {name: choice.implementation for name, choice in plan.kernels.items()}
+        self._is_native = all(choice == "native" for choice in choices.values())
+        self._has_native = "native" in choices.values()
         self.arrays = choose_arrays(plan, spec)
+        # One object for all models: an assistant's graphs record the model's embedding too.
+        self._ops = select_ops(
+            choices,
+            plan.device.native.isa,
+            deterministic=settings.deterministic,
+            ranks=self.tensor_parallel.group,
+            threads=settings.threads or 0,
+        )
         self.block_size = settings.block_size
         if settings.threads is not None and self.arrays is not NUMPY:
             TorchArrays.set_threads(settings.threads)
@@ -180,8 +190,10 @@ class ModelRunner:
             draft_directory,
             self.tensor_parallel.select_drafts,
         )
-        # A prediction head runs within the model's steps, but a draft model's layers are separate.
-        own = layers if self.model.head is not None else layers[: len(spec.layers)]
+        # A prediction head runs within the model's steps, and so does what keeps the hidden state for an assistant, but
+        # a draft model's layers are separate.
+        is_followed = spec.drafter is not None and spec.drafter.starts_from_hidden
+        own = layers if is_followed else layers[: len(spec.layers)]
         self._step_memory = [*own, *cells]
         self.graphs = make_graphs(
             plan,
@@ -342,22 +354,13 @@ class ModelRunner:
 
     def _make_model(self, spec: ModelSpec, directory: Path | None, progress: ProgressFn) -> CausalLM:
         """Return a model with the weights in `directory`, or with random ones."""
-        settings = self.plan.settings
-        choices = {name: choice.implementation for name, choice in self.plan.kernels.items()}
-        group = self.tensor_parallel.group
-        ops = select_ops(
-            choices,
-            self.plan.device.native.isa,
-            deterministic=settings.deterministic,
-            ranks=group,
-            threads=settings.threads or 0,
-        )
+        settings, group = self.plan.settings, self.tensor_parallel.group
         # A draft model that cannot be sharded is whole on each rank.
         rank = SINGLE_RANK if group is None or spec.ranks == 1 else group.rank
-        model = build_model(WeightAllocator(ops, self.arrays, settings.dtype, rank=rank), spec)
+        model = build_model(WeightAllocator(self._ops, self.arrays, settings.dtype, rank=rank), spec)
         self._phases.end("model")
         quantizers = BY_TORCH
-        if "native" in choices.values() and self.plan.device.native.isa is not None:
+        if self._has_native and self.plan.device.native.isa is not None:
             quantizers = native_quantizers(load_extension(self.plan.device.native.isa), settings.threads or 0)
         if directory is None:
             randomize_weights(model, settings.seed, quantizers)

@@ -1,7 +1,7 @@
-"""Drafters with layers: a second, smaller model, or the model's own prediction head.
+"""Drafters with layers: a second, smaller model, an assistant, or the model's own prediction head.
 
-Both use the same blocks and slots as the model. The second model has the same vocabulary. The prediction head is
-several deep by feeding it its own hidden state. The interface of all proposers is here too.
+All use the same blocks and slots as the model. The second model has the same vocabulary. An assistant and the
+prediction head are several deep by feeding them their own hidden state. The interface of all proposers is here too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ostinato.models.base import CausalLM
+from ostinato.models.base import Assistant, CausalLM, PredictionHead
 from ostinato.ops.arrays import dtype_name
 from ostinato.ops.step_inputs import LayerCache, StepInputs
 from ostinato.sampling.sampler import SampleKernel
@@ -29,8 +29,11 @@ RunDraftBatch = Callable[[Batch], "Array"]
 class HeadStepRunner(Protocol):
     """Runner of consecutive steps of one token per row, through layers that have no slots."""
 
-    def first(self, batch: Batch) -> Array:
-        """Run the first step, of a batch; returns hidden states as `RunDraftBatch`."""
+    def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:
+        """Run the first step, of `tokens`, `depth` positions after those of `rows`.
+
+        Returns hidden states as `RunDraftBatch`.
+        """
         ...
 
     def next(self, tokens: Sequence[int]) -> Array:
@@ -103,19 +106,21 @@ class DraftModelProposer:
 
 
 class PredictionHeadForward:
-    """Forward pass of the head for one draft of each row, in the form that graphs capture.
+    """Forward pass of a head or an assistant for one draft of each row, in the form that graphs capture.
 
     The hidden states that it starts from are in a persistent buffer.
     """
 
-    def __init__(self, model: CausalLM, memory: Sequence[LayerCache], max_rows: int) -> None:
+    def __init__(
+        self, model: CausalLM, head: PredictionHead | Assistant | None, memory: Sequence[LayerCache], max_rows: int
+    ) -> None:
         """Allocate the buffer.
 
         `memory` is that of the head's layers, followed by that of the model's last hidden states.
         """
-        assert model.head is not None, "the model was built without a head"
+        assert head is not None, "the model was built without a head"
         self._model = model
-        self._head = model.head
+        self._head = head
         self.memory = memory
         embedding = model.embedding
         # A quantised weight's rows may be packed blocks, so its shape is not the hidden size.
@@ -129,20 +134,27 @@ class PredictionHeadForward:
         hidden: Array = self._head(self.hidden[: inputs.token_ids.shape[0]], embedded, inputs, self.memory)
         return hidden
 
+    def next_hidden(self, hidden: Array) -> Array:
+        """Return the hidden states that further drafts start from, of those that `__call__` returned."""
+        return self._head.next_hidden(hidden) if isinstance(self._head, Assistant) else hidden
+
+    def choose(self, hidden: Array, picks: Sequence[PendingToken], choose: TokenSelector) -> dict[int, int]:
+        """Return the drafts that `choose` samples from the logits of the hidden states."""
+        logits = (self._head.draft_logits if isinstance(self._head, Assistant) else self._model.compute_logits)(hidden)
+        return choose(logits, picks, self._model.build.ops.sample)
+
 
 class MtpProposer:
-    """Proposer that runs the prediction head for k steps of one token per row.
+    """Proposer that runs the prediction head, or an assistant, for k steps of one token per row.
 
     The first step starts from the model's last hidden state and token, each later one from the head's own. The head's
     keys and values go into the cells that the step will write. Those of accepted drafts are written again from the
-    model's own hidden states, once the step has computed them (`PredictionHead.update_head_cache`).
+    model's own hidden states, once the step has computed them (`PredictionHead.update_head_cache`). An assistant has
+    no keys and values.
     """
 
-    def __init__(
-        self, model: CausalLM, head: PredictionHeadForward, steps: HeadStepRunner, choose: TokenSelector
-    ) -> None:
-        """Propose drafts of the model's `head`; `steps` runs it on the hidden states in its buffer."""
-        self._model = model
+    def __init__(self, head: PredictionHeadForward, steps: HeadStepRunner, choose: TokenSelector) -> None:
+        """Propose drafts of `head`; `steps` runs it on the hidden states in its buffer."""
         self._head = head
         self._steps = steps
         self._choose = choose
@@ -174,15 +186,14 @@ class MtpProposer:
             if not is_same:
                 now, hidden = [now[index] for index in going], hidden[going]
             self._head.hidden[: len(now)] = hidden
+            tokens = [drafts[i][-1] if depth else rows[i].token_ids[0] for i in now]
             if depth and is_same:
-                hidden = self._steps.next([drafts[i][-1] for i in now])[: len(now)]
+                result = self._steps.next(tokens)[: len(now)]
             else:
-                steps = tuple(
-                    single_token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now
-                )
-                hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
+                result = self._steps.first([rows[i] for i in now], tokens, depth)[: len(now)]
             picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
-            chosen = self._choose(self._model.compute_logits(hidden), picks, self._model.build.ops.sample)
+            chosen = self._head.choose(result, picks, self._choose)
             for index, token in chosen.items():
                 drafts[now[index]] += (token,)
+            hidden = self._head.next_hidden(result)
         return drafts

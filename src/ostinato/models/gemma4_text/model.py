@@ -168,22 +168,7 @@ class Gemma4(Decoder):
         )
 
     def make_block(self, layer: LayerSpec) -> Gemma4Block:
-        build, size = self.build, self.spec.hidden_size
-        hyper: Gemma4Hyperparameters = self.spec.hyperparameters
-        assert layer.attention is not None, "every layer has attention"
-        attention = Attention(
-            build,
-            size,
-            layer.attention,
-            bias=hyper.attention_bias,
-            qk_norm_eps=hyper.norm_eps,
-            scale=1.0,
-            value_norm_eps=hyper.norm_eps,
-            values_are_keys=hyper.values_are_keys and not layer.attention.rope,
-        )
-        widens = hyper.widens_shared and layer.attention.keys_of is not None
-        mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
-        return Gemma4Block(build, size, hyper, attention, mlp, layer.experts)
+        return gemma4_block(self.build, self.spec, layer)
 
     def checkpoint_name(self, name: str) -> str | None:
         if self.spec.architecture == "gemma4":
@@ -191,3 +176,23 @@ class Gemma4(Decoder):
                 return None
             name = name.replace("model.language_model.", "model.", 1)
         return super().checkpoint_name(name)
+
+
+def gemma4_block(build: ModelBuilder, spec: ModelSpec, layer: LayerSpec) -> Gemma4Block:
+    """Build a block of the model or of its assistant."""
+    size, attention = spec.hidden_size, layer.attention
+    hyper: Gemma4Hyperparameters = spec.hyperparameters
+    assert attention is not None, "every layer has attention"
+    mixer = Attention(
+        build,
+        size,
+        attention,
+        bias=hyper.attention_bias,
+        qk_norm_eps=hyper.norm_eps,
+        scale=1.0,
+        value_norm_eps=hyper.norm_eps,
+        values_are_keys=hyper.values_are_keys and not attention.rope,
+    )
+    widens = hyper.widens_shared and attention.keys_of is not None
+    mlp = GatedMLP(build, size, hyper.intermediate_size * (2 if widens else 1), activation="geglu")
+    return Gemma4Block(build, size, hyper, mixer, mlp, layer.experts)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from ostinato.ops.operations import ops_called_by
 from ostinato.ops.sizes import DTYPE_BYTES
-from ostinato.plan.graphs.arena import NO_CALLS
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.memory.cache_modes import bytes_while_read
 from ostinato.plan.memory.kernel_scratch import native_scratch, reference_scratch, triton_scratch
@@ -51,13 +50,14 @@ def drafter_pass(model: ModelSpec) -> Pass | None:
     """Return the pass through the drafter, or None without one.
 
     A prediction head also keeps the model's hidden states alive. Before its first layer it joins them with the tokens'
-    embeddings: both normed, and side by side.
+    embeddings: both normed, and side by side. An assistant joins them as they are.
     """
     drafter = model.drafter
     if drafter is None:
         return None
     if drafter.model is not None:
-        return model_pass(drafter.model)
+        own = model_pass(drafter.model)
+        return replace(own, join_elements=4 * drafter.hidden_elements)
     return Pass(3 * drafter.hidden_elements, drafter.layers, 4 * drafter.hidden_elements)
 
 
@@ -185,7 +185,7 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
     drafter = model.drafter
     calls = [model.calls]
     if drafter is not None:
-        calls += [drafter.calls, drafter.step_calls, NO_CALLS if drafter.model is None else drafter.model.calls]
+        calls += [drafter.draft_calls, drafter.step_calls]
     return max(call.arena_bytes(width, tokens) for call in calls) + tokens * 2 * model.hidden_size * width
 
 

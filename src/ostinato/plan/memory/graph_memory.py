@@ -100,16 +100,17 @@ def buffer_bytes(
 def arena_bytes(model: ModelSpec, dtype: str, largest: LargestGraphs, capture: Capture, gathered_rows: int = 0) -> int:
     """Return the bytes of the arena of the model's own graphs.
 
-    A prediction head follows the model in its graphs; a draft model has separate graphs.
+    A prediction head follows the model in its graphs, and so does what keeps the hidden state for an assistant; a draft
+    model has separate graphs.
     """
     drafter = model.drafter
-    followed_by = drafter if drafter is not None and drafter.method == "mtp" else None
+    followed_by = drafter if drafter is not None and drafter.starts_from_hidden else None
     if capture.backend == "tape":
         return _tape_bytes(model.calls if followed_by is None else followed_by.step_calls, dtype, largest, capture)
     if not capture.holds_references:
         calls = model.calls if followed_by is None else followed_by.step_calls
         return pool_bytes(_tape_bytes(calls, dtype, largest, capture) + _triton_bytes(model, dtype, largest, capture))
-    head = drafter_pass(model) if followed_by is not None else None
+    head = drafter_pass(model) if followed_by is not None and followed_by.method == "mtp" else None
     passes = [model_pass(model)] if head is None else [model_pass(model), head]
     return max(_cuda_bytes(calls_of_pass, dtype, largest.most_tokens, gathered_rows) for calls_of_pass in passes)
 
@@ -125,13 +126,13 @@ def drafter_graph_bytes(
 ) -> int:
     """Return the bytes of the graphs that make drafts, with their own buffers.
 
-    Full ones have one token per row. Only a draft model has piecewise ones too, for prompts. A prediction head reads
-    one hidden state per row from one more buffer.
+    Full ones have one token per row. Only a draft model has piecewise ones too, for prompts. A prediction head and an
+    assistant read one hidden state per row from one more buffer.
     """
     drafter, way = model.drafter, drafter_pass(model)
     if drafter is None or way is None:
         return 0
-    is_head = drafter.method == "mtp"
+    is_head = drafter.starts_from_hidden
     graphs = LargestGraphs(0 if is_head else largest.tokens, largest.rows, 1)
     if graphs.most_tokens == 0:
         return 0
@@ -146,12 +147,10 @@ def drafter_graph_bytes(
     )
     buffers += limits.max_num_seqs * drafter.hidden_elements * DTYPE_BYTES[dtype]
     if capture.backend == "tape":
-        calls = drafter.calls if drafter.model is None else drafter.model.calls
-        return buffers + _tape_bytes(calls, dtype, graphs, capture)
+        return buffers + _tape_bytes(drafter.draft_calls, dtype, graphs, capture)
     if not capture.holds_references:
-        calls = drafter.calls if drafter.model is None else drafter.model.calls
         return buffers + pool_bytes(
-            _tape_bytes(calls, dtype, graphs, capture) + _triton_bytes(model, dtype, graphs, capture)
+            _tape_bytes(drafter.draft_calls, dtype, graphs, capture) + _triton_bytes(model, dtype, graphs, capture)
         )
     gathered_rows = limits.max_num_seqs if capture.gathers_states else 0
     return buffers + _cuda_bytes(way, dtype, graphs.most_tokens, gathered_rows)

@@ -1,0 +1,85 @@
+"""Gemma 4's assistant: a small model that makes drafts for Gemma 4 from its hidden state, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
+from ostinato.models.config_json import flag, flag_is, integer
+from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
+from ostinato.models.gemma4_text.spec import model_spec as text_spec
+from ostinato.models.qwen3_vl.spec import part
+from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.model import ModelSpec, TargetSpec
+
+TARGETS = ("gemma4", "gemma4_text")
+TARGET_SIZE, NUM_CLUSTERS, TOP_CLUSTERS = 1536, 2048, 32
+"""Defaults of a config.json without these values."""
+
+
+@dataclass(frozen=True)
+class Gemma4AssistantHyperparameters(Gemma4Hyperparameters):
+    """Hyperparameters of models/gemma4_assistant/model.py, besides those of the text model."""
+
+    num_clusters: int
+    """Number of clusters of tokens, each with a centroid; 0 if every draft computes the logits of all tokens."""
+    top_clusters: int
+    """Number of clusters whose tokens get logits of their own."""
+
+
+def model_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `gemma4_assistant` config.json.
+
+    ModelError as for `gemma4_text`, for small embeddings, experts and wide MLPs, and for layers with keys of their own.
+    """
+    text = part(config, "text_config")
+    for name in ("enable_moe_block", "use_double_wide_mlp"):
+        flag_is(text, name, False)
+    if integer(text, "hidden_size_per_layer_input", 0):
+        raise ModelError(
+            f"config.json has hidden_size_per_layer_input = {text['hidden_size_per_layer_input']}; an assistant's is 0"
+        )
+    count = integer(text, "num_hidden_layers")
+    shared = integer(text, "num_kv_shared_layers", 0) or count
+    if shared != count:
+        raise ModelError(
+            f"config.json has num_kv_shared_layers = {shared} of {count} layers; all of an assistant's layers read the "
+            "keys of its target"
+        )
+    own = {**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    spec = spec_of_text({**config, "text_config": own}, text_spec, "gemma4_assistant", None, {})
+    return replace(
+        spec,
+        layers=tuple(map(_reads_target, spec.layers)),
+        target=TargetSpec(TARGETS, integer(config, "backbone_hidden_size", TARGET_SIZE)),
+        hyperparameters=_with_clusters(config, spec),
+    )
+
+
+def _with_clusters(config: JsonObject, spec: ModelSpec) -> Gemma4AssistantHyperparameters:
+    clusters, top = 0, 0
+    if flag(config, "use_ordered_embeddings", False):
+        clusters = integer(config, "num_centroids", NUM_CLUSTERS)
+        top = integer(config, "centroid_intermediate_top_k", TOP_CLUSTERS)
+        if not 0 < top <= clusters or spec.vocab_size % clusters:
+            raise ModelError(
+                f"config.json has num_centroids = {clusters}, centroid_intermediate_top_k = {top} and vocab_size = "
+                f"{spec.vocab_size}; the first should divide the last, and the second be from 1 to the first"
+            )
+    return Gemma4AssistantHyperparameters(**vars(spec.hyperparameters), num_clusters=clusters, top_clusters=top)
+
+
+def _reads_target(layer: LayerSpec) -> LayerSpec:
+    """Return the layer without keys; `with_drafter` names the target's layer that has them.
+
+    A draft is made at the last stored key, one position before the token that it follows. So a window is one shorter,
+    and reaches no further back than that token's own, whose keys are in memory.
+    """
+    attention = layer.attention
+    assert attention is not None, "every layer has attention"
+    if attention.window == 1:
+        raise ModelError("config.json has sliding_window = 1, in which an assistant sees no key")
+    window = None if attention.window is None else attention.window - 1
+    return replace(layer, kind=f"{layer.kind}, target's keys", attention=replace(attention, window=window, keys_of=0))
