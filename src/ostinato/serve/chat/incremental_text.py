@@ -187,7 +187,7 @@ def load_json(text: str) -> Any:
 
     ValueError if it is no JSON: also for NaN and for text that is nested too deep.
     """
-    return parse_json(text, parse_constant=_refuse_constant)
+    return parse_json(text, repeats=True, parse_constant=_refuse_constant)
 
 
 def members(text: str) -> dict[str, str]:
