@@ -18,7 +18,7 @@ from ostinato.plan.graphs.coverage import coverage
 from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
-from ostinato.plan.rope import RopeSpec, resolve_ropes
+from ostinato.plan.rope import LayerRope, resolve_ropes
 
 
 def draft_capture(
@@ -52,8 +52,8 @@ class SpeculativePlan:
     """Method of drafting, and what the drafter adds to the model's sizes; the additions are 0 without a drafter.
 
     `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
-    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
-    `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    and `ropes` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
+    `prompt_lookup_*` are those of method `ngram`; each is None or empty elsewhere.
     """
 
     method: Method
@@ -67,7 +67,7 @@ class SpeculativePlan:
     quantization: AnyQuantization | None
     kv_block: int
     state_slot: int
-    rope: RopeSpec | None
+    ropes: tuple[LayerRope, ...]
     prompt_lookup_max: int | None
     prompt_lookup_min: int | None
     reason: str
@@ -127,11 +127,11 @@ def plan_speculation(
     target, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model
     decisions: list[Decision] = []
-    rope: RopeSpec | None = None
+    ropes: tuple[LayerRope, ...] = ()
     if draft is not None:
         decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
-        ropes, of_ropes = resolve_ropes(draft.ropes, max_model_len)
-        rope = ropes[0] if ropes else None
+        resolved, of_ropes = resolve_ropes(draft.ropes, max_model_len)
+        ropes = draft.with_layers(resolved)
         decisions += [replace(decision, topic="draft.rope") for decision in of_ropes]
     is_ngram = speculative.method == "ngram"
     plan = SpeculativePlan(
@@ -147,7 +147,7 @@ def plan_speculation(
         kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype)
         - kv_block_bytes(target, config.block_size, kv_cache_dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(target, dtype, ssm_state_dtype),
-        rope=rope,
+        ropes=ropes,
         prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
         prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,
         reason=_reason(speculative),
