@@ -27,7 +27,7 @@ from ostinato.plan.prediction import PredictedStep, Prediction
 from ostinato.plan.render.graph_tables import graph_rows, short_sizes
 from ostinato.plan.rope import LayerRope
 from ostinato.plan.speculation import SpeculativePlan, draft_capture
-from ostinato.units import format_bytes
+from ostinato.units import counted, format_bytes
 
 
 def vision_row(vision: VisionSummary) -> str:
@@ -151,7 +151,7 @@ def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
 def _name(step: PredictedStep) -> str:
     if step.tokens_per_row > 1:
         return f"prompt of {step.tokens_per_row}"
-    return f"{step.rows} row{'s' if step.rows > 1 else ''}, context {step.context}"
+    return f"{counted(step.rows, 'row')}, context {step.context}"
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
