@@ -116,6 +116,7 @@ lint: style types docstrings site package-check
 style: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@! git grep -nE '^(<{7}|>{7}) '  # what a merge left
 
 types: .venv/.installed-test
 	$(BIN)/mypy

@@ -15,8 +15,6 @@ inline UInt mix(UInt x) {
     return x ^ (x >> HASH_SHIFTS[2]);
 }
 
-constexpr int NOISE_BITS = 16;  // per 32-bit word
-
 // Bits of a float that rounding to S drops.
 template <typename S>
 constexpr int DROPPED_BITS = std::is_same_v<S, bf16> ? 16 : 13;

@@ -10,7 +10,6 @@
 #include "quant/int8.h"
 
 #if defined(OSTINATO_HAS_AVX512_VNNI) || defined(OSTINATO_TILES)
-#define OSTINATO_INT8_TOKENS
 
 namespace ostinato {
 

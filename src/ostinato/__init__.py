@@ -12,82 +12,63 @@ from typing import TYPE_CHECKING, Any
 from ostinato._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ostinato.config import EngineConfig
-    from ostinato.engine.async_llm import AsyncLLM
-    from ostinato.engine.llm import LLM
-    from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.engine.planning import plan_model
-    from ostinato.errors import (
-        CapacityError,
-        ConfigError,
-        ContextLengthError,
-        EngineFailed,
-        EngineStopped,
-        ForkError,
-        MediaError,
-        ModelError,
-        OstinatoError,
-        PromptsFailed,
-        RequestError,
-        StepFailed,
-    )
-    from ostinato.sampling.guide import Guide
-    from ostinato.sampling.params import SamplingParams
-    from ostinato.scheduler.batch import TokenLogprobs
-    from ostinato.serve.chat.tool_chat import ToolChat
-    from ostinato.verify.verify import verify_model
+    from ostinato.config import EngineConfig as EngineConfig
+    from ostinato.engine.async_llm import AsyncLLM as AsyncLLM
+    from ostinato.engine.llm import LLM as LLM
+    from ostinato.engine.outputs import CompletionOutput as CompletionOutput
+    from ostinato.engine.outputs import RequestOutput as RequestOutput
+    from ostinato.engine.planning import plan_model as plan_model
+    from ostinato.errors import CapacityError as CapacityError
+    from ostinato.errors import ConfigError as ConfigError
+    from ostinato.errors import ContextLengthError as ContextLengthError
+    from ostinato.errors import EngineFailed as EngineFailed
+    from ostinato.errors import EngineStopped as EngineStopped
+    from ostinato.errors import ForkError as ForkError
+    from ostinato.errors import MediaError as MediaError
+    from ostinato.errors import ModelError as ModelError
+    from ostinato.errors import OstinatoError as OstinatoError
+    from ostinato.errors import PromptsFailed as PromptsFailed
+    from ostinato.errors import RequestError as RequestError
+    from ostinato.errors import StepFailed as StepFailed
+    from ostinato.sampling.guide import Guide as Guide
+    from ostinato.sampling.params import SamplingParams as SamplingParams
+    from ostinato.scheduler.batch import TokenLogprobs as TokenLogprobs
+    from ostinato.serve.chat.tool_chat import ToolChat as ToolChat
+    from ostinato.verify.verify import verify_model as verify_model
 
 _HOMES = {
-    "LLM": "ostinato.engine.llm",
-    "AsyncLLM": "ostinato.engine.async_llm",
-    "CompletionOutput": "ostinato.engine.outputs",
-    "Guide": "ostinato.sampling.guide",
-    "RequestOutput": "ostinato.engine.outputs",
-    "SamplingParams": "ostinato.sampling.params",
-    "ToolChat": "ostinato.serve.chat.tool_chat",
-    "EngineConfig": "ostinato.config",
-    "plan_model": "ostinato.engine.planning",
-    "verify_model": "ostinato.verify.verify",
-    "TokenLogprobs": "ostinato.scheduler.batch",
-    "CapacityError": "ostinato.errors",
-    "ConfigError": "ostinato.errors",
-    "ContextLengthError": "ostinato.errors",
-    "EngineFailed": "ostinato.errors",
-    "EngineStopped": "ostinato.errors",
-    "ForkError": "ostinato.errors",
-    "MediaError": "ostinato.errors",
-    "ModelError": "ostinato.errors",
-    "OstinatoError": "ostinato.errors",
-    "PromptsFailed": "ostinato.errors",
-    "RequestError": "ostinato.errors",
-    "StepFailed": "ostinato.errors",
+    name: f"ostinato.{module}"
+    for module, names in {
+        "config": ("EngineConfig",),
+        "engine.async_llm": ("AsyncLLM",),
+        "engine.llm": ("LLM",),
+        "engine.outputs": ("CompletionOutput", "RequestOutput"),
+        "engine.planning": ("plan_model",),
+        "errors": (
+            "CapacityError",
+            "ConfigError",
+            "ContextLengthError",
+            "EngineFailed",
+            "EngineStopped",
+            "ForkError",
+            "MediaError",
+            "ModelError",
+            "OstinatoError",
+            "PromptsFailed",
+            "RequestError",
+            "StepFailed",
+        ),
+        "sampling.guide": ("Guide",),
+        "sampling.params": ("SamplingParams",),
+        "scheduler.batch": ("TokenLogprobs",),
+        "serve.chat.tool_chat": ("ToolChat",),
+        "verify.verify": ("verify_model",),
+    }.items()
+    for name in names
 }
+"""Module of each exported name. The imports above tell type checkers the same, which a test holds to it."""
 
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "CapacityError",
-    "CompletionOutput",
-    "ConfigError",
-    "ContextLengthError",
-    "EngineConfig",
-    "EngineFailed",
-    "EngineStopped",
-    "ForkError",
-    "Guide",
-    "MediaError",
-    "ModelError",
-    "OstinatoError",
-    "PromptsFailed",
-    "RequestError",
-    "RequestOutput",
-    "SamplingParams",
-    "StepFailed",
-    "TokenLogprobs",
-    "ToolChat",
-    "plan_model",
-    "verify_model",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_serializer
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.json_io import parse_json
+from ostinato.json_io import DuplicateMemberError, parse_json
 
 BUDGETS = "encoder_token_budgets"
 
@@ -144,7 +144,10 @@ def speculative_fields(given: object) -> dict[str, object]:
     if given is False or (isinstance(given, str) and given.strip().lower() in NOTHING):
         message = f"speculative = {given!r}: leave it out for no speculation, else {FORMS}"
         raise ConfigError(message, [Remedy("speculative", None)])
-    fields = _of_text(given) if isinstance(given, str) else given
+    try:
+        fields = _of_text(given) if isinstance(given, str) else given
+    except DuplicateMemberError as error:
+        raise ConfigError(f"speculative = {given!r}: {error}; {FORMS}") from None
     if not isinstance(fields, Mapping):
         raise ConfigError(f"speculative = {given!r}: {FORMS}")
     fields = {str(name): value for name, value in fields.items() if value is not None}
@@ -173,10 +176,15 @@ def short_form(fields: Mapping[str, object]) -> str | dict[str, object]:
 
 
 def _of_text(text: str) -> object:
-    """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read."""
+    """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read.
+
+    DuplicateMemberError if JSON has a field twice.
+    """
     if text.lstrip().startswith("{"):
         try:
             return parse_json(text)
+        except DuplicateMemberError:
+            raise
         except ValueError:
             return None
     method, _, rest = (part.strip() for part in text.partition(":"))

@@ -80,11 +80,14 @@ def unique_members(pairs: list[tuple[str, Any]]) -> JsonObject:
     return value
 
 
-def parse_json(text: str | bytes, **options: Any) -> Any:
+def parse_json(text: str | bytes, *, repeats: bool = False, **options: Any) -> Any:
     """Return the value that `text` describes, in UTF-8 if it is bytes.
 
-    ValueError for any other text, also for one that is too deep to read. `options` are those of `json.loads`.
+    ValueError for any other text, also for one that is too deep to read. DuplicateMemberError if an object has two
+    members of one name, unless `repeats` allows it: then the last one counts. `options` are those of `json.loads`.
     """
+    if not repeats:
+        options["object_pairs_hook"] = unique_members
     try:
         # `json` decodes bytes itself, and takes halves of surrogate pairs for text. The codec "utf-8-sig" is a module,
         # which a server without a free descriptor cannot import.
@@ -106,7 +109,7 @@ def read_json_value(path: Path, absent: object = None) -> Any:
         return absent
     try:
         text = path.read_text(encoding="utf-8")
-        value = parse_json(text)
+        value = parse_json(text, repeats=True)  # as transformers reads it
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

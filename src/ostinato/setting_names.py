@@ -11,10 +11,11 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
+from pydantic_core.core_schema import ErrorType
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.other_engines import SETTING_ADVICE, other_value
@@ -98,7 +99,7 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
 
 
 _PYDANTIC_WORDS = {
-    r"(^|: )(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": r"\1should ",
+    r"^(Input|String|List|Tuple|Set|Frozenset|Dictionary|Value) should ": "should ",
     r" after validation.*$": "",
     r"^(should .*?), (unable to|got a number with|but was|not) .*$": r"\1",
     r"greater than or equal to": "at least",
@@ -114,15 +115,22 @@ _PYDANTIC_WORDS = {
     r"^Field required": "is required",
     r"^Extra inputs are not permitted": "is not known",
 }
-"""Pattern in pydantic's messages -> our words."""
+"""Pattern in messages of pydantic and of the command line's library -> our words."""
+_PYDANTIC_TYPES = frozenset(get_args(ErrorType))
+_RAISED = {"value_error": "Value error, ", "assertion_error": "Assertion failed, "}
+"""pydantic's type of a problem that a validator raised -> what it writes before that message."""
 
 
-def plain_words(message: object) -> str:
-    """Return pydantic's message about a value in plain words, without what the value was; our own as they are."""
-    text = str(message)
-    own = re.match("(Value error|Assertion failed), ", text)
-    if own is not None:
-        return text[own.end() :]
+def plain_words(found: Mapping[str, Any]) -> str:
+    """Return the message of one of pydantic's problems: its own in plain words, one of our validators as it is."""
+    kind, message = found["type"], str(found["msg"])
+    if kind in _RAISED:
+        return message.removeprefix(_RAISED[kind])
+    return in_plain_words(message) if kind in _PYDANTIC_TYPES else message
+
+
+def in_plain_words(text: str) -> str:
+    """Return a library's message about a value in plain words, without what the value was."""
     for pattern, words in _PYDANTIC_WORDS.items():
         text = re.sub(pattern, words, text)
     return text
@@ -132,12 +140,12 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
     # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
     loc = found["loc"][:-2] if found["loc"][-1:] == ("[key]",) else found["loc"]
-    name, said = ".".join(map(str, loc)), plain_words(found["msg"])
+    name, said = ".".join(map(str, loc)), plain_words(found)
     about, given = found.get("ctx", {}), found.get("input")  # a secret is hidden
     nearest = [about[key] for key in ("nearest", "ge", "le") if key in about]
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
-    guess = nearest_value(name, given, found.get("type", ""), re.findall("'([^']+)'", str(about.get("expected", ""))))
+    guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
     shown = type(given).__name__ if isinstance(given, BaseModel) else repr(given)
     text = f"{name}{equals}{shown}: {said}" if name else said
     if guess is not None and not nearest:

@@ -63,6 +63,11 @@ def read_size(value: object) -> object:
         raise ValueError(error.message) from None
 
 
+def counted(number: int, name: str) -> str:
+    """Return number and name, such as `1 round`, `3 rounds`."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
 def exact_bytes(count: int) -> str:
     """Return a size as one would type it, which `parse_bytes` reads as the very same: `823KiB`, or `842753`."""
     for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):

@@ -227,7 +227,7 @@ def test_every_setting_is_a_flag_and_reaches_the_plan(capsys, checkpoint) -> Non
         "state_block_size": 320, "checkpoint_policy": "boundaries", "eviction_policy": "lru",
         "graph_mode": "piecewise", "capture": "lazy", "prefer_graph_sizes": False, "strict": True,
         "check_replay": True, "scheduling_policy": "priority", "seed": 9, "threads": 3,
-        "rope": None, "deterministic": False, "model": checkpoint, "revision": None,
+        "ropes": [], "deterministic": False, "model": checkpoint, "revision": None,
         "download_dir": None, "tokenizer": None, "chat_template": None, "random_weights": True,
         "memory_utilization": 0.5, "cache_memory": 2**30, "expected_prefix_tokens": 100,
         "max_pinned_checkpoints": 1, "max_checkpoint_ttl": 60, "kernels": "auto",

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.process.engine_errors import picklable_error, step_error
-from ostinato.engine.process.engine_messages import AbortRequest, Channel, DeltasHandled, MessageDecoder, encode_message
+from ostinato.engine.process.engine_messages import (
+    AbortRequest,
+    Channel,
+    DeltasHandled,
+    MessageDecoder,
+    encode_message,
+    picklable_error,
+    step_error,
+)
 from ostinato.errors import CaptureError, EngineError, ModelError, Remedy, RequestError, StepFailed
 
 

@@ -23,8 +23,10 @@ def check_follows(contents: CacheContents, index: PrefixIndex) -> None:
     blocks = {e.key: (None if e.parent is None else e.parent.key, list(e.token_ids)) for e in index}
     checkpoints = {each.entry.key: each.entry.end for each in index.checkpoints}
     later = CacheContents()
-    for batch in contents.replay():
-        for event in batch:
+    parts = list(contents.replay())
+    assert [left for left, _ in parts] == list(range(len(parts)))[::-1]
+    for _, events in parts:
+        for event in events:
             if isinstance(event, BlockStored):
                 assert event.parent_block_hash is None or event.parent_block_hash in later.blocks
             later.apply(event)

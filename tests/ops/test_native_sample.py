@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.ops import noise
+from ostinato.ops.arrays import noise_keys
 from ostinato.ops.reference import sample
 from tests.support.examples import examples
 from tests.support.native_sets import SETS, native_kernel, threads
@@ -41,7 +41,7 @@ def same_settings(rows: int, temperature: float, top_k: int = 0, top_p: float = 
 
 
 def some_keys(rows: int, seed: int = 0) -> torch.Tensor:
-    return noise.keys([(seed, position) for position in range(rows)])
+    return torch.from_numpy(noise_keys([(seed, position) for position in range(rows)]))
 
 
 @examples(60)

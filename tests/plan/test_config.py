@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from ostinato import ConfigError, EngineConfig, Guide, OstinatoError, SamplingParams
 from ostinato.config_fields import Speculative
+from ostinato.json_io import load_json, read_json
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
+from ostinato.plan.device.measured_rates import Rates
 from ostinato.plan.plan import make_plan
+from ostinato.plan.traffic import Traffic
 from ostinato.serve.settings import ServeSettings
 from ostinato.setting_names import ALIASES, plain_words
 from ostinato.units import format_bytes, number_in, parse_bytes
@@ -424,11 +428,42 @@ def test_a_number_of_thousands_of_digits_is_no_size_and_no_number() -> None:
         EngineConfig(model="demo", max_num_seqs="9" * 5000)
 
 
-@pytest.mark.parametrize("kind", ["Value error", "Assertion failed"])
-def test_a_message_of_our_own_is_not_cut(kind: str) -> None:
-    said = "the tool's name should be a valid string, not a number greater than 3 after validation of it"
-    assert plain_words(f"{kind}, {said}") == said
-    assert (
-        plain_words("Input should be a valid integer, got a number with a fractional part")
-        == "should be a whole number"
-    )
+SAID = "Input should be a valid string, not a number greater than 3 after validation of it"
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError(SAID), AssertionError(SAID), PydanticCustomError("name", "{text}", {"text": SAID})]
+)
+def test_a_message_of_our_own_is_not_cut(raised: Exception) -> None:
+    def refuse(_: int) -> int:
+        raise raised
+
+    own = TypeAdapter(Annotated[int, AfterValidator(refuse)])
+    for value, words in ((1, SAID), (1.5, "should be a whole number")):
+        with pytest.raises(ValidationError) as caught:
+            own.validate_python(value)
+        assert plain_words(caught.value.errors()[0]) == words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"method": "ngram", "num_speculative_tokens": 4, "num_speculative_tokens": 2}',
+        '{"method": "ngram", "num_speculative_tokens": 4, "num_sp\\u0065culative_tokens": 2}',
+    ],
+)
+def test_a_setting_in_json_that_has_a_member_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="'num_speculative_tokens' twice in one object"):
+        EngineConfig(model="demo", speculative=text)
+    with pytest.raises(ConfigError, match="'topic' twice in one object"):
+        ServeSettings(kv_events_config='{"topic": "a", "topic": "b"}')
+
+
+def test_files_that_a_person_writes_may_not_have_a_member_twice_and_those_of_checkpoints_may(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"decode": {"1": 3}, "decode": {"2": 3}}')
+    with pytest.raises(ConfigError, match="'decode' twice in one object"):
+        Traffic.load(file)
+    with pytest.raises(ConfigError, match="'decode' twice in one object"):
+        load_json(Rates, file, "measured rates")
+    assert read_json(file) == {"decode": {"2": 3}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,20 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.errors import CapacityError, ConfigError, ModelError
 from ostinato.plan.plan import Plan, make_plan
+from ostinato.plan.render.tables import rope_text
 from ostinato.plan.rope import RopeSpec
-from tests.support.plan_cases import GIB, MIB, attention_layer, cpu, gpu, hybrid, mamba2_layer, mlp_layer, model
+from tests.support.plan_cases import (
+    ATTENTION,
+    GIB,
+    MIB,
+    attention_layer,
+    cpu,
+    gpu,
+    hybrid,
+    mamba2_layer,
+    mlp_layer,
+    model,
+)
 
 AS_PLANNED = {"max_capture_size": 512}
 """The graphs of the default max_num_seqs of a GPU, which a given one would have fewer of."""
@@ -32,7 +45,7 @@ def test_defaults_depend_on_the_kind_of_device(device, rows, tokens, threads) ->
     assert (settings.max_model_len, settings.block_size, settings.threads) == (4096, 16, threads)
     assert (settings.dtype, settings.ssm_state_dtype, settings.device) == ("bfloat16", "float32", device.kind)
     assert settings.enable_chunked_prefill
-    assert (settings.scheduling_policy, settings.seed, settings.rope) == ("fcfs", 0, None)
+    assert (settings.scheduling_policy, settings.seed, settings.ropes) == ("fcfs", 0, ())
 
 
 def test_more_threads_than_there_are_cores_are_kept_and_told_of() -> None:
@@ -187,12 +200,23 @@ def test_without_a_maximum_in_the_config_the_length_is_32768_as_a_decision() -> 
     assert plan.settings.max_model_len == 100_000
 
 
+def test_every_rotary_embedding_of_a_model_is_told_with_its_layers() -> None:
+    far, near = RopeSpec("dynamic", 1e6, 64, 4096, {"factor": 4.0}), RopeSpec("default", 1e4, 64, 4096, {})
+    still = attention_layer(replace(ATTENTION, rotates=False))
+    layers = (attention_layer(), attention_layer(replace(ATTENTION, rope=1)), still, mlp_layer(), attention_layer())
+    plan = make_plan(EngineConfig(), replace(model(*layers, rope=far), other_ropes=(near,)), gpu(80 * GIB))
+    assert [(each.layers, each.rope.theta) for each in plan.settings.ropes] == [((0, 4), 1e6), ((1,), 1e4)]
+    assert rope_text(plan.settings.ropes) == "default, theta 1e+06: layers 0, 4\ndefault, theta 10000: layers 1"
+    assert rope_text(plan.settings.ropes[1:]) == "default, theta 10000"
+    assert Plan.from_json(plan.to_json()).settings.ropes == plan.settings.ropes
+
+
 def test_dynamic_rope_allows_its_factor_and_is_fixed_for_the_length() -> None:
     rope = RopeSpec("dynamic", 10000.0, 64, 4096, {"factor": 4.0})
     plan = make_plan(EngineConfig(max_model_len=16384), hybrid(rope=rope), gpu(80 * GIB))
-    assert plan.settings.rope is not None
-    assert plan.settings.rope.kind == "default"
-    assert plan.settings.rope.theta > 10000.0
+    [of_layers] = plan.settings.ropes
+    assert of_layers.rope.kind == "default"
+    assert of_layers.rope.theta > 10000.0
     assert "rope" in decided(plan)
     with pytest.raises(ConfigError):
         make_plan(EngineConfig(max_model_len=16385), hybrid(rope=rope), gpu(80 * GIB))

@@ -169,9 +169,9 @@ def test_the_rope_of_a_draft_model_is_resolved_for_the_longest_request() -> None
     rope = RopeSpec("dynamic", 10000.0, 64, 1024, {"factor": 2.0})
     plan = planned(DRAFT, hybrid(rope=rope), model(attention_layer(), rope=rope), max_model_len=2048)
     assert plan.speculative is not None
-    assert plan.speculative.rope is not None
-    assert plan.speculative.rope == plan.settings.rope
-    assert (plan.speculative.rope.kind, plan.speculative.rope.theta > 10000.0) == ("default", True)
+    [of_draft], [of_model] = plan.speculative.ropes, plan.settings.ropes
+    assert of_draft.rope == of_model.rope
+    assert (of_draft.rope.kind, of_draft.rope.theta > 10000.0) == ("default", True)
     assert decided(plan)["draft.rope"].reason == decided(plan)["rope"].reason
 
 

@@ -86,6 +86,7 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0)
         ({"logprobs": -1}, Remedy("logprobs", 0)),
         ({"logit_bias": {3: 101.0}}, None),
         ({"logit_bias": {"three": 1.0}}, None),
+        ({"logit_bias": {"3": 1.0, 3: 2.0}}, None),
         ({"stop": ["a", ""]}, None),
         ({"stop": 3}, None),
         ({"stop_token_ids": ["x"]}, None),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -13,10 +14,7 @@ import pytest
 
 from ostinato.engine.process.cache_event_hub import MAX_READERS, MAX_WAITING, CacheEventHub, SlowReader
 from ostinato.errors import ConfigError
-from ostinato.kv_cache.cache_events import (
-    BlockStored,
-    CacheContents,
-)
+from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockStored, CacheContents
 from ostinato.kv_cache.prefix_index import BlockHashes
 from ostinato.serve.settings import ServeSettings
 from tests.support.cache_events import event_of
@@ -150,7 +148,7 @@ def test_a_slow_reader_is_dropped_by_name_and_holds_nothing(caplog: pytest.LogCa
                 if seen == (number + 1) * 256:
                     break
         assert not slow._waiting
-        assert not slow._replay
+        assert not list(slow._replay)
         with pytest.raises(SlowReader):
             async for _ in slow.batches(PATIENCE):
                 pass
@@ -159,6 +157,41 @@ def test_a_slow_reader_is_dropped_by_name_and_holds_nothing(caplog: pytest.LogCa
 
     asyncio.run(run())
     assert "slow reads cache events too slowly" in caplog.text
+
+
+def test_others_run_between_the_parts_of_a_replay_which_later_changes_do_not_touch() -> None:
+    async def run() -> None:
+        hub = CacheEventHub(with_tokens=False)
+        hub.publish([BlockStored(list(range(start, start + 256)), None, []) for start in range(0, 2560, 256)])
+        reader = hub.add_reader("late")
+        assert reader is not None
+        hub.publish([AllBlocksCleared()])
+        hub.end()
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        contents, left, seen = CacheContents(), [], []
+        async for batch in reader.batches(PATIENCE):
+            assert batch is not None
+            left.append(batch.replay_left)
+            seen.append(turns)
+            if left[-1] is None:
+                assert sorted(contents.blocks) == list(range(2560))
+                assert batch.number == 2
+            for event in batch.events:
+                contents.apply(event)
+        task.cancel()
+        assert left == [*range(10, -1, -1), None]
+        assert not contents.blocks
+        assert all(later > earlier for earlier, later in pairwise(seen))
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow

@@ -13,20 +13,14 @@ from ostinato.ops import dispatch
 from ostinato.ops.dispatch import NativeKernel, load_extension
 from ostinato.ops.ukernels import ROWS
 from ostinato.plan.device.detect import detect
-from ostinato.plan.device.kernel_support import (
-    CPU_FLAGS,
-    features,
-    has_matrix_units,
-    installed_modules,
-    runnable_here,
-)
+from ostinato.plan.device.kernel_support import CPU_FLAGS, features, installed_modules, runnable_here
 
 CHOSEN = {isa for isas in CPU_FLAGS.values() for isa in isas}
 
 
 def uses_tiles(isa: str) -> bool:
     """Whether its products run on matrix units, or on what stands in for them."""
-    return isa not in CHOSEN or has_matrix_units(isa)
+    return isa not in CHOSEN or "amx" in features(isa)
 
 
 def has_driver(isa: str, driver: str) -> bool:

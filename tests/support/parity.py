@@ -15,6 +15,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.startup import make_scheduler
 from ostinato.models.checkpoint import model_spec
 from ostinato.ops import noise
+from ostinato.ops.arrays import noise_keys
 from tests.support.checkpoints import RECIPES, checkpoint, oracle_logits, random_prompt, recipe
 from tests.support.kept import kept
 
@@ -101,8 +102,9 @@ def _find_sampled(name: str, length: int, before: tuple[int, ...]) -> Case:
         settings = {"temperature": TEMPERATURE, "seed": seed, "logit_bias": dict.fromkeys(NARROW, 100.0)}
         tokens = proposed(engine, prompt, settings)
         whole = oracle_logits(name, prompt + tokens, prompt=length)[:-1]
-        keys = noise.keys([(seed, length + i) for i in range(NEW)])
-        chances = whole[length - 1 :, allowed] / TEMPERATURE + noise.gumbel(keys[:, None], allowed.int())
+        keys = noise_keys([(seed, length + i) for i in range(NEW)])
+        drawn = torch.from_numpy(noise.gumbel(keys[:, None], allowed.int().numpy()))
+        chances = whole[length - 1 :, allowed] / TEMPERATURE + drawn
         best, second = chances.topk(2).values.unbind(-1)
         decided = (best - second > GAP * whole[length - 1 :].abs().amax(-1)).all().item()
         if decided and allowed[chances.argmax(-1)].tolist() == tokens:

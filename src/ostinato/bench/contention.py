@@ -16,12 +16,12 @@ from ostinato.bench.report import (
     Table,
     engine_facts,
     engine_lines,
-    many,
     spread_columns,
 )
 from ostinato.bench.statistics import paired_ratio, spread
 from ostinato.json_io import JsonObject
 from ostinato.os_support import usable_cores
+from ostinato.units import counted
 
 CONTEXT = 32
 """Prompt tokens before each row that decodes."""
@@ -59,7 +59,7 @@ class ContentionBench:
     def workloads(self) -> dict[str, Workload]:
         """Measured work by its name."""
         decode = {
-            f"decode, {many(size, 'row')}": Workload(CONTEXT, self.output_len, (size,), self.rounds)
+            f"decode, {counted(size, 'row')}": Workload(CONTEXT, self.output_len, (size,), self.rounds)
             for size in self.batch_sizes
         }
         return {**decode, f"prompt of {self.prompt_len}": Workload(self.prompt_len, 1, (1,), self.rounds)}

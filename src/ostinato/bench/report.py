@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._version import __version__
 from ostinato.json_io import JsonMapping, JsonObject, to_json_data
-from ostinato.units import format_bytes
+from ostinato.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +44,6 @@ def format_value(value: object, format: Format = "{}") -> str:
         return "-" if value is None else value
     format = FORMATS.get(format, format) if isinstance(format, str) else format
     return format.format(value) if isinstance(format, str) else format(value)
-
-
-def many(number: int, name: str) -> str:
-    """Return number and name, such as `1 round`, `3 rounds`."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -203,9 +198,9 @@ def engine_lines(data: JsonMapping, workload: str) -> dict[str, str]:
     size = f"{model['architecture']}, {model['parameters'] / 1e6:,.0f} M"
     lines = {
         "model": f"{model['name']} ({size}{', random weights' if model['random_weights'] else ''})",
-        "machine": f"{machine['cpu']}, {many(machine['threads'], 'thread')}, torch {machine['torch']}",
+        "machine": f"{machine['cpu']}, {counted(machine['threads'], 'thread')}, torch {machine['torch']}",
         "run": f"{settings['device']}, {settings['dtype']}, {workload.format_map(settings)}, "
-        f"{many(settings['rounds'], 'round')}",
+        f"{counted(settings['rounds'], 'round')}",
     }
     if "read_bytes_per_second" in machine:
         read, copy = machine["read_bytes_per_second"] / 1e9, machine["copy_bytes_per_second"] / 1e9

@@ -26,7 +26,7 @@ from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
 from ostinato.files import expand
-from ostinato.json_io import JsonObject, parse_json, unique_members
+from ostinato.json_io import JsonObject, parse_json
 from ostinato.other_engines import SETTING_ADVICE
 from ostinato.setting_names import ALIASES
 from ostinato.units import exact_bytes
@@ -379,7 +379,7 @@ def template_variables(text: str | None) -> JsonObject:
     if text is None:
         return {}
     try:
-        value = parse_json(text, object_pairs_hook=unique_members)
+        value = parse_json(text)
     except ValueError as error:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from None
     if not isinstance(value, dict):

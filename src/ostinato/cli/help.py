@@ -127,7 +127,9 @@ class HelpCommand(TyperCommand):
         if flag is None:
             about = next((about for said, about in _NUMBERS.items() if error.message.endswith(said)), None)
             if getattr(error, "param", None) is not None:
-                error.message = _in_plain_words(error.message)
+                from ostinato.setting_names import in_plain_words  # imported here: help needs none of it
+
+                error.message = in_plain_words(error.message)
             if about is not None:
                 meant = _meant_number(ctx, getattr(error, "param", None), given, about[0])
                 error.message += f"; did you mean {meant}?" if meant else about[1]
@@ -381,12 +383,6 @@ def _meant_number(ctx: Any, param: Any, args: list[str], kind: str) -> float | N
         flag, _, value = word.partition("=")
         values += [value or following] if flag in param.opts else []
     return nearest_value(str(param.name), values[-1], kind) if values else None
-
-
-def _in_plain_words(message: str) -> str:
-    from ostinato.setting_names import plain_words  # imported here: help needs none of it
-
-    return plain_words(message)
 
 
 def _first_sentence(record: tuple[str, str]) -> tuple[str, str]:

@@ -188,8 +188,8 @@ def cache_fingerprint(plan: Plan) -> JsonObject:
         "pane_bytes": memory.window_block,
         "pane_window": memory.sliding_window,
         "slot_bytes": memory.state_slot,
-        "rope": str(settings.rope),
-        "max_model_len": settings.max_model_len if settings.rope is not None else None,
+        "rope": str(settings.ropes[0].rope if settings.ropes else None),  # others stand in the weights' identity
+        "max_model_len": settings.max_model_len if settings.ropes else None,
         "speculative": str(settings.speculative),
         "random_weights": settings.seed if settings.random_weights else None,
         "deterministic": settings.deterministic,

@@ -15,7 +15,7 @@ from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.mixers import StateDtype, StateSpec
 from ostinato.plan.model import MODEL_DTYPES, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
-from ostinato.plan.rope import RopeSpec
+from ostinato.plan.rope import LayerRope
 from ostinato.units import format_bytes
 
 
@@ -23,8 +23,8 @@ class EffectiveSettings(EngineConfig):
     """Config after planning. A setting that is None has its outcome in another section of the plan.
 
     `device` is `cpu` or `cuda`; `quantization` is that of the weights while the model runs; `kv_cache_dtype` is `int8`
-    or the model's dtype; `threads` is None where torch chooses it (on a GPU); `rope` is resolved for `max_model_len`,
-    and None for a model without rotary embedding.
+    or the model's dtype; `threads` is None where torch chooses it (on a GPU); `ropes` are the rotary embeddings, as
+    resolved for `max_model_len`, each with its layers.
     """
 
     model_config = ConfigDict(strict=False)
@@ -37,11 +37,16 @@ class EffectiveSettings(EngineConfig):
     memory_utilization: float
     state_cache_mode: StateCacheMode
     state_block_size: int
-    rope: RopeSpec | None = None
+    ropes: tuple[LayerRope, ...] = ()
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, rope: RopeSpec | None, quantization: AnyQuantization | None, **decided: object
+        cls,
+        config: EngineConfig,
+        *,
+        ropes: tuple[LayerRope, ...],
+        quantization: AnyQuantization | None,
+        **decided: object,
     ) -> Self:
         """Return `config` with values for its open settings. Given values never change here."""
         asked = {name: getattr(config, name) for name in EngineConfig.model_fields}
@@ -51,7 +56,7 @@ class EffectiveSettings(EngineConfig):
                 not config.is_given(name) or asked[name] == "auto" or (name, value) == ("state_cache_mode", "none")
             )
             assert is_open or asked[name] == value, f"{name} was given as {asked[name]!r} and planned as {value!r}"
-        return cls(**asked | decided | {"rope": rope, "quantization": quantization})
+        return cls(**asked | decided | {"ropes": ropes, "quantization": quantization})
 
 
 def choose_dtype(config: EngineConfig, model: ModelSpec) -> tuple[str, list[Decision]]:

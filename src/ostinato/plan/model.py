@@ -12,7 +12,7 @@ from ostinato.plan.graphs.arena import NO_CALLS, CallTrace
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, StoredWeights
-from ostinato.plan.rope import RopeSpec, resolve_ropes
+from ostinato.plan.rope import LayerRope, RopeSpec, resolve_ropes
 from ostinato.plan.weights import Weight, num_elements
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -176,6 +176,14 @@ class ModelSpec:
     def ropes(self) -> tuple[RopeSpec, ...]:
         """All rotary embeddings; `AttentionSpec.rope` is an index into them."""
         return () if self.rope is None else (self.rope, *self.other_ropes)
+
+    def with_layers(self, ropes: Iterable[RopeSpec]) -> tuple[LayerRope, ...]:
+        """Return `ropes`, which are the model's as resolved, each with the layers that use it."""
+        users: list[list[int]] = [[] for _ in self.ropes]
+        for number, layer in enumerate(self.layers):
+            if users and layer.attention is not None and layer.attention.rotates:
+                users[layer.attention.rope].append(number)
+        return tuple(LayerRope(tuple(layers), rope) for layers, rope in zip(users, ropes, strict=True))
 
     def rope_of(self, attention: AttentionSpec) -> RopeSpec | None:
         """Return the rotary embedding that the attention uses, if it uses one."""

@@ -213,7 +213,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
         device=replace(device, rates=()),
         settings=EffectiveSettings.from_config(
             config,
-            rope=ropes[0] if ropes else None,
+            ropes=model.with_layers(ropes),
             quantization=model.quantization,
             dtype=dtype,
             ssm_state_dtype=ssm_state_dtype,

@@ -31,6 +31,14 @@ class RopeSpec:
     """
 
 
+@dataclass(frozen=True)
+class LayerRope:
+    """Rotary embedding of the layers with these numbers, counted from 0."""
+
+    layers: tuple[int, ...]
+    rope: RopeSpec
+
+
 def axes(rope: RopeSpec) -> list[int]:
     """Return, for each angle, which of a token's positions it uses: 0 time, 1 height, 2 width.
 

@@ -18,7 +18,7 @@ from ostinato.plan.graphs.coverage import coverage
 from ostinato.plan.memory.split import kv_block_bytes, slots_per_request, state_slot_bytes
 from ostinato.plan.model import DrafterMethod, DrafterSpec, ModelSpec
 from ostinato.plan.quantization import AnyQuantization
-from ostinato.plan.rope import RopeSpec, resolve_ropes
+from ostinato.plan.rope import LayerRope, resolve_ropes
 from ostinato.plan.tensor_parallel import sharding_problems
 
 
@@ -55,8 +55,8 @@ class SpeculativePlan:
     The method is `assistant` if the second model of method `draft` is one.
 
     `weights` are bytes in all, `kv_block` those of one block, `state_slot` those of one slot. `model`, `quantization`
-    and `rope` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
-    `prompt_lookup_*` are those of method `ngram`; each is None elsewhere.
+    and `ropes` (as resolved for `max_model_len`) are a draft model's, `architecture` is the drafter's, and the
+    `prompt_lookup_*` are those of method `ngram`; each is None or empty elsewhere.
     """
 
     method: Method | DrafterMethod
@@ -70,7 +70,7 @@ class SpeculativePlan:
     quantization: AnyQuantization | None
     kv_block: int
     state_slot: int
-    rope: RopeSpec | None
+    ropes: tuple[LayerRope, ...]
     prompt_lookup_max: int | None
     prompt_lookup_min: int | None
     reason: str
@@ -141,11 +141,11 @@ def plan_speculation(
     target, drafter = replace(model, drafter=None), model.drafter
     draft = None if drafter is None else drafter.model
     decisions: list[Decision] = []
-    rope: RopeSpec | None = None
+    ropes: tuple[LayerRope, ...] = ()
     if draft is not None:
         decisions += _draft_decisions(draft, dtype, ssm_state_dtype, max_model_len)
-        ropes, of_ropes = resolve_ropes(draft.ropes, max_model_len)
-        rope = ropes[0] if ropes else None
+        resolved, of_ropes = resolve_ropes(draft.ropes, max_model_len)
+        ropes = draft.with_layers(resolved)
         decisions += [replace(decision, topic="draft.rope") for decision in of_ropes]
     is_ngram = speculative.method == "ngram"
     plan = SpeculativePlan(
@@ -161,7 +161,7 @@ def plan_speculation(
         kv_block=kv_block_bytes(model, config.block_size, kv_cache_dtype)
         - kv_block_bytes(target, config.block_size, kv_cache_dtype),
         state_slot=state_slot_bytes(model, dtype, ssm_state_dtype) - state_slot_bytes(target, dtype, ssm_state_dtype),
-        rope=rope,
+        ropes=ropes,
         prompt_lookup_max=speculative.prompt_lookup_max if is_ngram else None,
         prompt_lookup_min=speculative.prompt_lookup_min if is_ngram else None,
         reason=_reason(speculative, drafter),

@@ -11,8 +11,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ostinato.engine.process.engine_errors import picklable_error
-from ostinato.engine.process.engine_messages import EngineReply, ExportRequest, ImportRequest, RequestExported
+from ostinato.engine.process.engine_messages import (
+    EngineReply,
+    ExportRequest,
+    ImportRequest,
+    RequestExported,
+    picklable_error,
+)
 from ostinato.errors import EngineFailed
 from ostinato.replicas.replica_messages import (
     AcceptMove,

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from ostinato.errors import RequestError
-from ostinato.json_io import JsonObject, parse_json, unique_members
+from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json, unique_members
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
 from ostinato.setting_names import describe_fields, plain_words
@@ -49,7 +49,7 @@ _MAX_DEPTH = 100
 _OTHER_KINDS = {"json": "json_schema", "schema": "json_schema", "pattern": "regex", "grammar": "lark", "enum": "choice"}
 """Names of kinds of guides elsewhere -> the kinds here."""
 _FORMS = {"json_schema": "a dict, its text, or a type such as a pydantic model's class", "choice": "a list of texts"}
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_members)
 # A comment, a text or a regular expression in a Lark grammar: in these, no character is an operator.
 _LARK_TEXT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 
@@ -165,7 +165,7 @@ def _check_length(name: str, length: int) -> None:
 def _check_schema(text: str) -> JsonObject:
     """Return the schema of a text in the library's form. ValueError unless it compiles within bounds."""
     try:
-        schema = parse_json(text, object_pairs_hook=unique_members)
+        schema = parse_json(text)
     except ValueError as error:
         raise ValueError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
@@ -178,6 +178,8 @@ def _schemas_in(lark: str) -> Iterator[tuple[object, int, int]]:
     for place in re.finditer(r"%json\s*", lark):
         try:
             schema, end = _DECODER.raw_decode(lark, place.end())
+        except DuplicateMemberError as error:
+            raise ValueError(f"a schema after %json: {error}") from None
         except ValueError:
             continue  # it is in a text, or the library will refuse it
         except RecursionError:
@@ -270,7 +272,7 @@ def _problems(error: ValidationError, known: list[str], given: list[str]) -> Ite
         elif detail["type"] in ("string_type", "tuple_type") and len(detail["loc"]) == 1:
             yield f"guide.{setting}", f"it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
         else:
-            yield f"guide{'.' if setting else ''}{setting}", plain_words(detail["msg"])
+            yield f"guide{'.' if setting else ''}{setting}", plain_words(detail)
 
 
 def lark_grammar(guide: Guide) -> str:

@@ -133,7 +133,10 @@ class SamplingParams(BaseModel):
             return {}
         if not isinstance(value, dict):
             return value
-        return {int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key: v for key, v in value.items()}
+        bias = {int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key: v for key, v in value.items()}
+        if len(bias) < len(value):
+            raise ValueError("it has a token twice, as a number and as text")
+        return bias
 
     @field_validator("stop")
     @classmethod

@@ -25,13 +25,13 @@ from pydantic_core import PydanticCustomError
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
-from ostinato.json_io import JsonObject, parse_json
+from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.chat.tool_calls.formats import PARSERS
 from ostinato.serve.http.addresses import TrustedProxies, address_in, is_loopback
 from ostinato.serve.http.api_key_file import ApiKey, named_keys
-from ostinato.setting_names import validation_problem
+from ostinato.setting_names import plain_words, validation_problem
 from ostinato.units import read_size
 
 _URL = TypeAdapter(AnyHttpUrl)
@@ -285,6 +285,8 @@ class ServeSettings(BaseModel):
             return value
         try:
             return parse_json(value)
+        except DuplicateMemberError as error:
+            raise _wrong("kv_events_config", str(error), []) from None
         except ValueError:
             message = 'it should be a JSON object, such as {"endpoint": "tcp://*:5557"}'
             raise _wrong("kv_events_config", message, []) from None
@@ -461,10 +463,10 @@ def _validation_text(found: JsonObject) -> JsonObject:
     """Return pydantic's problem without a key, which must not be printed, and in words if it is about a pattern."""
     secret = next((name for name in SECRET_VARIABLES if name in found["loc"]), None)
     if secret is not None:
-        return {"loc": (), "msg": f"{secret}: {found['msg']}"}
+        return {"type": secret, "loc": (), "msg": f"{secret}: {plain_words(found)}"}
     if found["type"] == "string_pattern_mismatch":
         form, nearest = FORMS[str(found["loc"][-1])]
-        return found | {"msg": f"it should be {form}", "ctx": {"nearest": nearest}}
+        return found | {"type": "form", "msg": f"it should be {form}", "ctx": {"nearest": nearest}}
     return found
 
 

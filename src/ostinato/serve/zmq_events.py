@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ostinato.engine.process.cache_event_hub import CacheEventHub, SlowReader, event_fields
@@ -152,8 +151,8 @@ class ZmqPublisher:
             return self._from(first)
         if self._snapshot is None or not self._has(self._snapshot[0] + 1):
             # The hub may be ahead of what was published; messages that are applied a second time change nothing.
-            number, parts = self._number, hub.replay()
-            self._snapshot = number, await asyncio.to_thread(self._encode_all, parts)
+            number, events = self._number, hub.replay()
+            self._snapshot = number, await asyncio.to_thread(self._encode_all, events)
         return [self._snapshot, *self._from(self._snapshot[0] + 1)]
 
     def _has(self, first: int) -> bool:
@@ -164,8 +163,8 @@ class ZmqPublisher:
         """Return the messages from number `first` on; none if one of them is not kept any more."""
         return [message for message in self._kept if message[0] >= first] if self._has(first) else []
 
-    def _encode_all(self, parts: Iterable[Iterable[CacheEvent]]) -> bytes:
-        return self._encode(time.time(), self._wanted(chain.from_iterable(parts)))
+    def _encode_all(self, events: Iterable[CacheEvent]) -> bytes:
+        return self._encode(time.time(), self._wanted(events))
 
     def _wanted(self, events: Iterable[CacheEvent]) -> list[CacheEvent]:
         kinds = () if self._config.checkpoints else (CheckpointStored, CheckpointRemoved)

@@ -19,7 +19,8 @@ from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.ops.arrays import host_values, noise_keys, numpy_dtype
-from ostinato.ops.reference.sample import gumbel, restrict
+from ostinato.ops.noise import gumbel
+from ostinato.ops.reference.sample import restrict
 from ostinato.ops.seeds import mix64
 from ostinato.ops.sizes import MAX_INT8
 from ostinato.plan.memory.cache_modes import INT8

@@ -203,7 +203,7 @@ def _shown(value: object, other: object) -> str:
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"
+        return f"{'.'.join(map(str, first['loc']))}: {plain_words(first)}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

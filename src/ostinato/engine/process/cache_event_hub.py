@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheContents, CacheEvent
@@ -39,9 +40,9 @@ class SlowReader(Exception):
 class CacheReader:
     """One reader: first the contents of the cache, then what changes."""
 
-    def __init__(self, name: str, replay: Sequence[CacheEventBatch]) -> None:
+    def __init__(self, name: str, replay: Iterator[CacheEventBatch]) -> None:
         self.name = name
-        self._replay = deque(replay)
+        self._replay = replay
         self._waiting: deque[CacheEventBatch] = deque()
         self._size = 0
         self._news = asyncio.Event()
@@ -52,7 +53,7 @@ class CacheReader:
         self._size += _size_of(batch)
         if self._size > MAX_WAITING:
             self._is_slow = True
-            self._replay.clear()
+            self._replay = iter(())
             self._waiting.clear()
         else:
             self._waiting.append(batch)
@@ -70,10 +71,10 @@ class CacheReader:
         Raises SlowReader; ends with the engine.
         """
         while True:
-            while self._replay or self._waiting:
-                if self._replay:
-                    yield self._replay.popleft()
-                    continue
+            while (part := next(self._replay, None)) is not None:
+                yield part
+                await asyncio.sleep(0)  # each part takes a while to make and to encode, and there may be many
+            while self._waiting:
                 batch = self._waiting.popleft()
                 self._size -= _size_of(batch)
                 yield batch
@@ -136,19 +137,18 @@ class CacheEventHub:
         """Add a reader, which gets what is cached now first; None if there are too many. `name` is for the log."""
         if len(self._readers) >= MAX_READERS:
             return None
-        now, parts = time.time(), list(self.replay())
-        left = range(len(parts) - 1, -1, -1)
-        replay = [CacheEventBatch(self._number, now, part, more) for part, more in zip(parts, left, strict=True)]
-        reader = CacheReader(name, replay)
+        number, now = self._number, time.time()
+        parts = self._contents.replay()
+        reader = CacheReader(name, (CacheEventBatch(number, now, events, left) for left, events in parts))
         if self._has_ended:
             reader.end()
         else:
             self._readers.add(reader)
         return reader
 
-    def replay(self) -> Iterator[list[CacheEvent]]:
-        """Return events that lead from an empty index to what is cached now; see `CacheContents.replay`."""
-        return self._contents.replay()
+    def replay(self) -> Iterator[CacheEvent]:
+        """Return events that lead from an empty index to what is cached now, which later changes do not touch."""
+        return chain.from_iterable(events for _, events in self._contents.replay())
 
     def remove_reader(self, reader: CacheReader) -> None:
         self._readers.discard(reader)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.child_process import die_with_parent, exit_with_peer
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.process.engine_errors import picklable_error, step_error
 from ostinato.engine.process.engine_messages import (
     AbortRequest,
     CacheEvents,
@@ -42,6 +41,8 @@ from ostinato.engine.process.engine_messages import (
     RequestExported,
     StatsSnapshot,
     SubmitRequest,
+    picklable_error,
+    step_error,
 )
 from ostinato.engine.process.engine_process import freeze_gc
 from ostinato.engine.process.output_deltas import DeltaBuffer, DeltaPacer, OutputDelta, packed

@@ -1,4 +1,4 @@
-"""Messages between a server and its engine's process: pickles, each after its length."""
+"""Messages between a server and its engine's process: pickles, each after its length, and the errors in them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pickle
 import select
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from logging import LogRecord
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
+from ostinato.errors import EngineError, OstinatoError, StepFailed
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.cache_events import CacheEvent
 from ostinato.kv_cache.marks import Mark
@@ -197,6 +199,22 @@ class StatsSnapshot:
     stats: JsonObject
     """Statistics of `EngineCore.stats`."""
     meter: EngineHistograms
+
+
+def picklable_error(error: BaseException) -> Exception:
+    """Return an error that another process can read: Ostinato's own unchanged, any other as text."""
+    if isinstance(error, OstinatoError):
+        return error
+    picklable = EngineError(f"{type(error).__name__}: {error}")
+    picklable.add_note("".join(traceback.format_exception(error)).rstrip())
+    return picklable
+
+
+def step_error(error: Exception) -> Exception:
+    """Return the error of one request. An exception of a step ends many requests, so each gets a separate error."""
+    if isinstance(error, OstinatoError):
+        return error
+    return StepFailed(f"the step that computed the request failed: {type(error).__name__}: {error}")
 
 
 # Transport.

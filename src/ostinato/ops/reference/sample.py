@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ostinato.ops.arrays import host_values, like
-from ostinato.ops.seeds import GUMBEL_MAX, GUMBEL_MIN, HASH_MULTIPLIERS, HASH_SHIFTS
+from ostinato.ops.noise import gumbel
+from ostinato.ops.seeds import GUMBEL_MAX, GUMBEL_MIN
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
@@ -106,21 +107,3 @@ def _add_noise(values: np.ndarray, keys: np.ndarray) -> None:
         for start in range(0, len(row), _NOISE_SLAB):
             part = row[start : start + _NOISE_SLAB]
             part += gumbel(key, np.arange(start, start + len(part), dtype=np.int32))
-
-
-def gumbel(key: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-    """Return standard Gumbel noise of tokens int32 for a key [2] int32, float32 (`ops/noise.py` says how)."""
-    first, second = key.view(np.uint32)
-    bits = _mix(_mix(token_ids.view(np.uint32) ^ first) + second)
-    distance = ((bits & 0x7FFFFFFF).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    log_survival = np.where(bits >> 31, np.log(distance), np.log1p(-distance))
-    return cast(np.ndarray, -np.log(-log_survival))
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Return a bijection of 32-bit integers that spreads every input bit."""
-    for step, shift in enumerate(HASH_SHIFTS):
-        x = x ^ (x >> np.uint32(shift))
-        if step < len(HASH_MULTIPLIERS):
-            x = x * np.uint32(HASH_MULTIPLIERS[step])
-    return x

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.ops.noise import mix
+from ostinato.ops.seeds import HASH_MULTIPLIERS, HASH_SHIFTS
 from ostinato.ops.sizes import INT8_STATE_BLOCK, INT8_STATE_TOKENS, MAX_INT8
 
 WORD_BITS = 16
@@ -25,6 +25,8 @@ MIN_NORMAL_HALF = 2.0**-14
 HALF_UNIT_BITS = 24
 """Exponent of a denormal float16's unit: below `MIN_NORMAL_HALF`, it counts units of 2^-24."""
 
+# torch's int32 needs signed integers.
+_SIGNED_MULTIPLIERS = tuple(each - 2**32 if each >= 2**31 else each for each in HASH_MULTIPLIERS)
 
 LEAST_PACKED = 2.0**-100
 """Blocks whose values are all smaller than this are packed as zeros."""
@@ -82,6 +84,18 @@ def noise_of(positions: torch.Tensor, layer: int, heads: int, head_dim: int, siz
     columns, channels = words.split((size, heads * head_dim), dim=1)
     bits: torch.Tensor = columns[:, None, None, :] ^ channels.unflatten(1, (heads, head_dim)).unsqueeze(-1)
     return bits
+
+
+def mix(x: torch.Tensor) -> torch.Tensor:
+    """Apply the bijection of `ops.noise.mix`, in place on int32."""
+    scratch = torch.empty_like(x)
+    for step, shift in enumerate(HASH_SHIFTS):
+        # torch shifts signed integers arithmetically: the mask takes the copies of the sign bit away.
+        torch.bitwise_right_shift(x, shift, out=scratch)
+        x.bitwise_xor_(scratch.bitwise_and_(2 ** (32 - shift) - 1))
+        if step < len(_SIGNED_MULTIPLIERS):
+            x.mul_(_SIGNED_MULTIPLIERS[step])
+    return x
 
 
 def round_stochastically(values: torch.Tensor, dtype: torch.dtype, noise: torch.Tensor) -> torch.Tensor:

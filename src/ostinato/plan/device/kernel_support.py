@@ -71,11 +71,6 @@ def ask_for_matrix_units(
     return (request() or GRANTED) if MATRIX_UNITS.issubset(cpu_flags) else None
 
 
-def has_matrix_units(isa: str) -> bool:
-    """Return whether kernels of the instruction set use matrix units."""
-    return "amx" in features(isa)
-
-
 def features(isa: str) -> frozenset[Feature]:
     """Return the features of an instruction set; none if it is unknown."""
     return next((row.features for isas in TABLE.values() for row in isas if row.name == isa), frozenset())

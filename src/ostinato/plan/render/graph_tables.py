@@ -13,7 +13,7 @@ from rich.text import Text
 from ostinato.plan.effective_settings import EffectiveSettings
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import DecodeRange, MixedRange, Uncovered
-from ostinato.units import format_bytes
+from ostinato.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from ostinato.plan.capacity.estimate import CapacityEstimate, LoadPoint
@@ -95,7 +95,7 @@ def _lines(
         entries = list(run)
         batches = f"{entries[0].from_}..{entries[-1].to} {unit}s"
         if entries[0].from_ == entries[-1].to:
-            batches = _counted(entries[0].to, unit)
+            batches = counted(entries[0].to, unit)
         if mode == "eager":
             yield f"{batches}: eager; {_what_covers(uncovered[entries[0]])}"
         else:
@@ -109,7 +109,7 @@ def _padding(entries: Sequence[DecodeRange | MixedRange]) -> str:
         most, unit = most // first.tokens_per_row, "padding row"
     else:
         unit = "padding token"
-    return f"at most {_counted(most, unit)}" if most else "without padding"
+    return f"at most {counted(most, unit)}" if most else "without padding"
 
 
 def _what_covers(entry: Uncovered) -> str:
@@ -120,10 +120,6 @@ def _what_covers(entry: Uncovered) -> str:
 
 def _value(value: object) -> str:
     return short_sizes(value) if isinstance(value, list) else str(value)
-
-
-def _counted(count: int, unit: str) -> str:
-    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def print_layouts(estimate: CapacityEstimate, console: Console) -> None:

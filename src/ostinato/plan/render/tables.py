@@ -5,7 +5,7 @@ The vision encoder, speculation and the predicted time of steps have parts of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isqrt
 from typing import Any
 
@@ -25,8 +25,9 @@ from ostinato.plan.memory.split import MemoryPlan
 from ostinato.plan.plan import Plan, StateSummary, VisionSummary
 from ostinato.plan.prediction import PredictedStep, Prediction
 from ostinato.plan.render.graph_tables import graph_rows, short_sizes
+from ostinato.plan.rope import LayerRope
 from ostinato.plan.speculation import SpeculativePlan, draft_capture
-from ostinato.units import format_bytes
+from ostinato.units import counted, format_bytes
 
 
 def vision_row(vision: VisionSummary) -> str:
@@ -113,8 +114,8 @@ def speculation_rows(plan: Plan) -> Iterator[tuple[str, str]]:
                 or f"none: it runs eagerly, since graph_mode {plan.settings.graph_mode} has no full graphs"
             ),
         )
-    if speculative.rope is not None:
-        yield "drafter's rope", f"{speculative.rope.kind}, theta {speculative.rope.theta:g}"
+    if speculative.ropes:
+        yield "drafter's rope", rope_text(speculative.ropes)
 
 
 def _part(speculative: SpeculativePlan) -> str:
@@ -150,7 +151,7 @@ def time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
 def _name(step: PredictedStep) -> str:
     if step.tokens_per_row > 1:
         return f"prompt of {step.tokens_per_row}"
-    return f"{step.rows} row{'s' if step.rows > 1 else ''}, context {step.context}"
+    return f"{counted(step.rows, 'row')}, context {step.context}"
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
@@ -277,8 +278,16 @@ def _settings_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if settings.deterministic:
         yield "deterministic", "on: the decode recurrence for prompts too, sums in a fixed order"
     yield "threads", "left to torch" if settings.threads is None else str(settings.threads)
-    if settings.rope is not None:
-        yield "rope", f"{settings.rope.kind}, theta {settings.rope.theta:g}"
+    if settings.ropes:
+        yield "rope", rope_text(settings.ropes)
+
+
+def rope_text(ropes: Sequence[LayerRope]) -> str:
+    """Return a model's rotary embeddings as text; of several, each on a line with its layers."""
+    texts = [f"{each.rope.kind}, theta {each.rope.theta:g}" for each in ropes]
+    if len(ropes) > 1:
+        texts = [f"{text}: layers {', '.join(map(str, each.layers))}" for text, each in zip(texts, ropes, strict=True)]
+    return "\n".join(texts)
 
 
 def _memory(plan: Plan) -> RenderableType:

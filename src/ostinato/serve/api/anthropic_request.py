@@ -144,11 +144,6 @@ def parts_in(content: Content | None) -> int:
     return len(content) + sum(len(each) for each in inner if isinstance(each, list))
 
 
-def text_in(content: Content, where: str) -> str:
-    """Return the text of a content that has nothing but text."""
-    return "\n".join(block["text"] for block, _ in _blocks(content, where, "system", inside=""))
-
-
 def _blocks(content: Content, where: str, role: Role, inside: str = ".content") -> Iterator[tuple[JsonObject, str]]:
     """Yield (a block without nulls, its place), checked."""
     if isinstance(content, str):

@@ -16,7 +16,7 @@ from typing import Self
 
 from ostinato.errors import RequestError, os_error_text
 from ostinato.files import why_unwritable
-from ostinato.json_io import JsonObject, parse_json, unique_members
+from ostinato.json_io import JsonObject, parse_json
 
 _BEGIN = b'{"id":"batch_req_'
 """First bytes of every line of answers."""
@@ -92,7 +92,7 @@ def read_bodies(path: Path, lines: Collection[BatchLine]) -> Iterator[tuple[Batc
 
 def _object(text: bytes) -> JsonObject:
     try:
-        value = parse_json(text, object_pairs_hook=unique_members)
+        value = parse_json(text)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -126,7 +126,6 @@ def start_of_tag(text: str, tag: str, before: str) -> int:
 # Outside strings, only brackets and strings change the state, and "<" is the beginning of a tag.
 _OUTSIDE = re.compile(r'[^"{}\[\]<]*')
 _INSIDE = re.compile(r'[^"\\]*')
-_SPACE = re.compile(r"[ \t\r\n]*")
 _CLOSERS = {"{": "}", "[": "]"}
 _DECODER = json.JSONDecoder()
 
@@ -187,7 +186,7 @@ def load_json(text: str) -> Any:
 
     ValueError if it is no JSON: also for NaN and for text that is nested too deep.
     """
-    return parse_json(text, parse_constant=_refuse_constant)
+    return parse_json(text, repeats=True, parse_constant=_refuse_constant)
 
 
 def members(text: str) -> dict[str, str]:
@@ -198,22 +197,16 @@ def members(text: str) -> dict[str, str]:
     if not isinstance(load_json(text), dict):
         raise ValueError("not an object")
     found: dict[str, str] = {}
-    position = _skip_space(text, text.index("{") + 1)
+    position = _after_space(text, text.index("{") + 1)
     while text[position] != "}":
         name, position = _DECODER.raw_decode(text, position)
-        start = _skip_space(text, _skip_space(text, position) + 1)
+        start = _after_space(text, _after_space(text, position) + 1)
         _, position = _DECODER.raw_decode(text, start)
         found.setdefault(name, text[start:position])
-        position = _skip_space(text, position)
+        position = _after_space(text, position)
         if text[position] == ",":
-            position = _skip_space(text, position + 1)
+            position = _after_space(text, position + 1)
     return found
-
-
-def _skip_space(text: str, position: int) -> int:
-    run = _SPACE.match(text, position)
-    assert run is not None
-    return run.end()
 
 
 def _refuse_constant(name: str) -> None:

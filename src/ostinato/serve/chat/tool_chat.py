@@ -76,7 +76,7 @@ class FunctionTool:
             result = self._adapter.validate_python(ArgsKwargs((), arguments))
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {plain_words(one['msg'])}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {plain_words(one)}" for one in error.errors())
             return f"error: {wrong}"
         except Exception as error:
             return f"error: {type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
-from ostinato.json_io import DuplicateMemberError, JsonMapping, JsonObject, parse_json, unique_members
+from ostinato.json_io import DuplicateMemberError, JsonMapping, JsonObject, parse_json
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
@@ -169,7 +169,7 @@ def read_body(kind: type[BodyT], sent: bytes, context: Any, unknown: UnknownFiel
 def parsed(sent: bytes) -> JsonObject:
     """Return the JSON object that was sent. ApiError if it is none."""
     try:
-        value = parse_json(sent, object_pairs_hook=unique_members)
+        value = parse_json(sent)
     except DuplicateMemberError as error:
         raise ApiError(400, f"{error.name}: the body has it twice in one object", param=error.name) from None
     except ValueError as error:
@@ -224,7 +224,7 @@ def _refusal(errors: Sequence[JsonMapping], body: JsonObject, kind: type[Body]) 
     paths = [_path_in(body, detail["loc"], detail["type"]) for detail in errors]
     path = max(paths, key=len)
     found = [detail for detail, each in zip(errors, paths, strict=True) if each == path]
-    words = list(dict.fromkeys(plain_words(detail["msg"]) for detail in found))
+    words = list(dict.fromkeys(plain_words(detail) for detail in found))
     if not path:
         of_name = found[0]["type"] == "string_unicode"
         message = "the name of a field is not valid Unicode" if of_name else f"the body: {words[0]}"

@@ -27,6 +27,7 @@ from ostinato.plan.limits import largest
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.serve.settings import ServeSettings
+from ostinato.units import counted
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _check_devices(replicas: int, ranks: int, there_are: int, kind: str) -> None
     if replicas * ranks <= there_are:
         return
     each = f" of {ranks} ranks each" if ranks > 1 else ""
-    devices = f"{there_are} {kind}{'' if there_are == 1 else 's'}"
+    devices = counted(there_are, kind)
     remedies = [Remedy("replicas", there_are // ranks)] if there_are >= ranks else []
     if ranks > 1 and there_are >= replicas:
         remedies.append(Remedy("tensor_parallel_size", 1))
