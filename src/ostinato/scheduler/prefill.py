@@ -332,7 +332,7 @@ class PrefillScheduler:
                 return None
             end = request.checkpoint_positions.chunk_end(start, reach)
             media = self._media.pin_images(request, start, end)
-        positions = request.checkpoint_positions.positions_inside(start, end) if end - start > 1 else []
+        positions = request.checkpoint_positions.claim_inside(start, end) if end - start > 1 else []
         if positions:
             self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
         if self._cache.window_blocks is not None:
