@@ -92,11 +92,13 @@ class DraftModelProposer:
             ahead = [index for index, i in enumerate(now) if depth < decode[i].num_drafts]
             if not ahead:
                 continue
-            picks = [
+            pending_tokens = [
                 PendingToken(decode[i].sampling_state, decode[i].end + depth, tuple(drafts[i]))
                 for i in map(now.__getitem__, ahead)
             ]
-            chosen = self._choose(self._model.compute_logits(hidden[ahead]), picks, self._model.build.ops.sample)
+            chosen = self._choose(
+                self._model.compute_logits(hidden[ahead]), pending_tokens, self._model.build.ops.sample
+            )
             for index, token in chosen.items():
                 drafts[now[ahead[index]]].append(token)
         return [tuple(each) for each in drafts]
@@ -181,8 +183,8 @@ class MtpProposer:
                     single_token_row(rows[i], drafts[i][-1] if depth else rows[i].token_ids[0], depth) for i in now
                 )
                 hidden = self._steps.first(Batch(steps, len(steps)))[: len(now)]
-            picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
-            chosen = self._choose(self._model.compute_logits(hidden), picks, self._model.build.ops.sample)
+            pending_tokens = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
+            chosen = self._choose(self._model.compute_logits(hidden), pending_tokens, self._model.build.ops.sample)
             for index, token in chosen.items():
                 drafts[now[index]] += (token,)
         return drafts
