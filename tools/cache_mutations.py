@@ -463,25 +463,25 @@ MUTATIONS = (
         "kv_cache/store.py",
         ("        self.evicted_keys.add(entry.key)\n", ""),
     ),
-    # Speculation: a step writes a window of states, of which the anchor says where the text goes on.
+    # Speculation: a step writes a window of states, of which the number of accepted drafts says where the text goes on.
     mutation(
         "speculation: the next step reads the first state of the window",
         "kv_cache/state_slots.py",
         (
-            "request_cache.read_slot = request_cache.write_slots[anchor]",
+            "request_cache.read_slot = request_cache.write_slots[num_accepted]",
             "request_cache.read_slot = request_cache.write_slots[0]",
         ),
     ),
     mutation(
-        "speculation: the anchor is not told when checkpoints are placed",
+        "speculation: the number of accepted drafts is not told when checkpoints are placed",
         "scheduler/scheduler.py",
-        ("request.checkpoint_positions, row.samples, anchor\n", "request.checkpoint_positions, row.samples\n"),
+        ("                num_accepted=num_accepted,\n", ""),
     ),
     mutation(
-        "speculation: drafts behind a stop token count for the anchor",
+        "speculation: drafts behind a stop token count as accepted",
         "scheduler/scheduler.py",
         (
-            "self._commit_row(request, row, anchor=num_kept - 1)",
+            "self._commit_row(request, row, num_accepted=num_kept - 1)",
             "self._commit_row(request, row, len(row_result.token_ids) - 1)",
         ),
     ),
@@ -516,7 +516,7 @@ MUTATIONS = (
     mutation(
         "speculation: the checkpoint before a window's first state is not given up",
         "kv_cache/checkpoints.py",
-        ("            elif position > start:\n", "            elif position >= start and anchor:\n"),
+        ("            elif position > start:\n", "            elif position >= start and num_accepted:\n"),
     ),
     mutation(
         "speculation: a slot of the window that was left behind stays referenced",
@@ -1200,7 +1200,7 @@ MUTATIONS = (
     mutation(
         "verify: a round that ends inside publishes the state behind all of its drafts",
         "scheduler/scheduler.py",
-        ("anchor=num_kept - 1)", "anchor=len(row_result.token_ids) - 1)"),
+        ("num_accepted=num_kept - 1)", "num_accepted=len(row_result.token_ids) - 1)"),
         verify=("demo",),
     ),
     mutation(

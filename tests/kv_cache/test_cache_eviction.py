@@ -27,7 +27,7 @@ def make_store(
 def enter(
     store: CacheStore, tokens: tuple[int, ...], ends: Iterable[int] = (), inside: Iterable[int] = ()
 ) -> IndexEntry:
-    """Index a text as a request that has ended leaves it, with checkpoints at `ends` and `positions_inside`."""
+    """Index a text as a request that has ended leaves it, with checkpoints at `ends` and `claim_inside`."""
     block_hashes = chain_of(tokens)
     path = store.index.walk(block_hashes, len(block_hashes.keys))
     for number in range(len(path), len(block_hashes.keys)):

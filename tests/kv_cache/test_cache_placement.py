@@ -134,17 +134,17 @@ def test_a_prompt_that_ends_at_a_boundary_has_its_last_checkpoint_a_block_before
 def test_in_mode_all_a_chunk_writes_out_the_multiples_and_the_last_boundary_inside_it(
     start: int, end: int, positions: list[int]
 ) -> None:
-    assert make_placement("all").positions_inside(start, end) == positions
+    assert make_placement("all").claim_inside(start, end) == positions
 
 
 def test_in_mode_all_a_chunk_writes_out_the_branch_too_and_nothing_twice() -> None:
-    assert make_placement("all", branch=12).positions_inside(0, 43) == [12, 16, 32, 40]
-    assert make_placement("all", branch=16, last=32).positions_inside(0, 35) == [16, 32]
+    assert make_placement("all", branch=12).claim_inside(0, 43) == [12, 16, 32, 40]
+    assert make_placement("all", branch=16, last=32).claim_inside(0, 35) == [16, 32]
 
 
 @pytest.mark.parametrize("mode", ["none", "align"])
 def test_other_modes_write_out_nothing_on_the_way(mode: StateCacheMode) -> None:
-    assert make_placement(mode, branch=12).positions_inside(0, 43) == []
+    assert make_placement(mode, branch=12).claim_inside(0, 43) == []
 
 
 def test_only_multiples_that_are_neither_the_last_boundary_nor_the_branch_are_interior() -> None:
@@ -174,7 +174,7 @@ def test_a_request_places_at_most_a_quarter_of_the_evictable_slots_and_its_spaci
 ) -> None:
     positions = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 0, 0, num_evictable)
     assert (positions.max_interior, positions.spacing, positions.last) == (share, spacing, 100)
-    placed = positions.positions_inside(0, 101)
+    placed = positions.claim_inside(0, 101)
     assert len([position for position in placed if position != 100]) <= share
     assert len(placed) <= max(1, num_evictable // 4)
 
@@ -186,7 +186,7 @@ def test_a_last_boundary_or_branch_that_is_a_multiple_counts_once() -> None:
     assert plan_checkpoints(policy, B, 97, 0, 48, 48).spacing == 8
     assert plan_checkpoints(policy, B, 97, 0, 0, 44).spacing == 16
     positions = plan_checkpoints(policy, B, 97, 0, 48, 48)
-    placed = positions.positions_inside(0, 97)
+    placed = positions.claim_inside(0, 97)
     assert placed == list(range(8, 97, 8))
     assert len(placed) <= 48 // 4
 
@@ -210,7 +210,7 @@ def test_a_long_output_gives_up_multiples_but_not_the_prompt_s_last_checkpoint(m
 def test_what_a_hit_covers_takes_no_share() -> None:
     positions = plan_checkpoints(PrefixCachePolicy(True, "all", 8), B, 101, 80, 80, 16)
     assert (positions.max_interior, positions.spacing, positions.branch) == (3, 8, 0)
-    assert positions.positions_inside(80, 101) == [88, 96, 100]
+    assert positions.claim_inside(80, 101) == [88, 96, 100]
 
 
 def test_a_branch_is_where_the_indexed_blocks_end_beyond_the_hit_if_the_policy_wants_branches() -> None:
@@ -238,7 +238,7 @@ def test_a_text_that_outgrows_its_share_doubles_its_spacing_and_gives_up_what_is
 
 def test_a_multiple_whose_checkpoint_was_not_taken_is_forgotten() -> None:
     positions = make_placement("all", share=3)
-    positions.positions_inside(0, 43)
+    positions.claim_inside(0, 43)
     assert sorted(positions.interior) == [16, 32]
     assert positions.take_dropped() == []
     assert positions.interior == {}

@@ -76,15 +76,15 @@ def prefilled(scheduler: Scheduler, runner: FakeRunner, prompt: int, max_tokens:
 def test_wherever_the_output_may_turn_out_to_end_in_a_window_the_last_boundary_before_it_is_cached(
     mode: StateCacheMode, kind: Kind, k: int
 ) -> None:
-    """For every anchor, and every place of the window beside the boundaries, of which it may span two or three."""
-    for anchor, prompt in itertools.product(range(k + 1), range(B + 1, 2 * B + 1)):
+    """For every number of accepted drafts, and every place of the window beside the (two or three) boundaries in it."""
+    for num_accepted, prompt in itertools.product(range(k + 1), range(B + 1, 2 * B + 1)):
         scheduler = make_roomy(mode, kind, k)
-        runner = runner_for(scheduler, right_guesses(anchor))
+        runner = runner_for(scheduler, right_guesses(num_accepted))
         request = prefilled(scheduler, runner, prompt)
         while request.num_tokens < prompt + 5 * B:
             before = request.num_tokens
             step(scheduler, runner)
-            assert request.num_tokens == before + 1 + anchor
+            assert request.num_tokens == before + 1 + num_accepted
             for end in range(before + 1, request.num_tokens + 1):
                 assert hit_of(scheduler, request.tokens(0, end)) == (end - 1) // B * B
 
@@ -94,9 +94,9 @@ def test_wherever_the_output_may_turn_out_to_end_in_a_window_the_last_boundary_b
 def test_the_next_turn_goes_on_from_a_boundary_inside_the_window_wherever_that_lies(
     mode: StateCacheMode, k: int
 ) -> None:
-    for anchor, prompt in itertools.product(range(k + 1), range(B + 1, 2 * B + 1)):
+    for num_accepted, prompt in itertools.product(range(k + 1), range(B + 1, 2 * B + 1)):
         scheduler = make_roomy(mode, "hybrid", k)
-        runner = runner_for(scheduler, right_guesses(anchor))
+        runner = runner_for(scheduler, right_guesses(num_accepted))
         request = prefilled(scheduler, runner, prompt)
         while request.num_computed_tokens < 4 * B:
             before = request.num_tokens
@@ -110,16 +110,16 @@ def test_the_next_turn_goes_on_from_a_boundary_inside_the_window_wherever_that_l
 
 
 def test_the_checkpoint_of_a_boundary_is_the_slot_that_the_step_wrote_there_and_is_not_written_again() -> None:
-    for anchor, prompt in itertools.product(range(7), range(B + 1, 2 * B + 1)):
+    for num_accepted, prompt in itertools.product(range(7), range(B + 1, 2 * B + 1)):
         scheduler = make_roomy("all", k=6)
-        runner = runner_for(scheduler, right_guesses(anchor))
+        runner = runner_for(scheduler, right_guesses(num_accepted))
         request = prefilled(scheduler, runner, prompt)
         for _ in range(6):
             batch = scheduler.schedule()
             (row,) = batch.rows
             scheduler.update(runner.run(batch))
             placed = {each.entry.end: each.slot for each in scheduler.cache.store.index.checkpoints}
-            for end in range(row.end, row.end + anchor + 1):
+            for end in range(row.end, row.end + num_accepted + 1):
                 if end % B == 0:
                     assert placed[end] == row.write_slots[end - row.end]
             assert not set(placed.values()) & set(scheduler.cache.request_cache("a").write_slots)
@@ -128,7 +128,7 @@ def test_the_checkpoint_of_a_boundary_is_the_slot_that_the_step_wrote_there_and_
 
 
 @pytest.mark.parametrize(
-    ("anchors", "steps"),
+    ("accepted_counts", "steps"),
     [
         # 8 is the prompt's last boundary. Without drafts at a boundary, the one before it goes at once.
         ((1, 2, 0, 0), [(12, {8, 12}), (15, {8, 12}), (16, {8, 16}), (17, {8, 16})]),
@@ -141,10 +141,10 @@ def test_the_checkpoint_of_a_boundary_is_the_slot_that_the_step_wrote_there_and_
     ],
 )
 def test_the_checkpoint_before_one_among_accepted_drafts_stays_until_the_next_boundary(
-    anchors: tuple[int, ...], steps: list[tuple[int, set[int]]]
+    accepted_counts: tuple[int, ...], steps: list[tuple[int, set[int]]]
 ) -> None:
     scheduler = make_roomy()
-    runner = runner_for(scheduler, right_guesses(*anchors, 0))
+    runner = runner_for(scheduler, right_guesses(*accepted_counts, 0))
     request = prefilled(scheduler, runner, 3 * B - 2)
     seen = []
     for _ in steps:

@@ -101,7 +101,7 @@ def test_images_of_a_request_that_went_wrong_are_forgotten_unless_another_one_ho
     cache.pin("r", [("cat", 3), ("dog", 2)])
     cache.pin("s", [("dog", 2)])
     cache.finish_step(succeeded=True)
-    cache.unpin_all("r", is_suspect=True)
+    cache.unpin_all("r", may_be_corrupt=True)
     cache.check_integrity()
     cat, dog = cache.pin("s", [("cat", 3), ("dog", 2)])
     assert (cat.is_new, dog.is_new) == (True, False)
@@ -182,7 +182,7 @@ def test_random_programs_read_what_was_written_and_evict_the_least_recent_only_w
             model.held[name] = kept
             model.let_go(before - kept)
         elif action in ("release", "suspect"):
-            cache.unpin_all(name, is_suspect=action == "suspect")
+            cache.unpin_all(name, may_be_corrupt=action == "suspect")
             model.held.pop(name, None)
             model.let_go(before)
             if action == "suspect":

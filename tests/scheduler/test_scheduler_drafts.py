@@ -241,28 +241,28 @@ def test_blocks_for_drafts_are_given_back_before_anybody_is_preempted() -> None:
 
 def test_a_step_reads_the_state_from_where_the_step_before_wrote_it_for_the_last_token_kept() -> None:
     scheduler = make_scheduler(k=3)
-    anchors = [2, 0, 3, 1, 3, 0]
-    runner = runner_for(scheduler, right_guesses(*anchors))
-    scheduler.add(make_request("a", 5, 1 + sum(1 + anchor for anchor in anchors)))
+    accepted_counts = [2, 0, 3, 1, 3, 0]
+    runner = runner_for(scheduler, right_guesses(*accepted_counts))
+    scheduler.add(make_request("a", 5, 1 + sum(1 + num_accepted for num_accepted in accepted_counts)))
     rows = [batch.rows[0] for batch in batches(scheduler, runner)]
-    assert len(rows) == 1 + len(anchors)
+    assert len(rows) == 1 + len(accepted_counts)
     assert rows[0].read_slot == 0
-    for (before, row), anchor in zip(pairwise(rows), [0, *anchors], strict=False):
-        assert row.read_slot == before.write_slots[anchor]
+    for (before, row), num_accepted in zip(pairwise(rows), [0, *accepted_counts], strict=False):
+        assert row.read_slot == before.write_slots[num_accepted]
     # Without a checkpoint no slot changes hands.
     assert all(row.write_slots == rows[1].write_slots[: 1 + row.num_drafts] for row in rows)
 
 
 def test_a_step_that_follows_one_with_a_checkpoint_reads_that_and_writes_elsewhere() -> None:
-    for anchor in range(4):
+    for num_accepted in range(4):
         scheduler = make_caching_scheduler(k=3, spacing=100)
-        runner = runner_for(scheduler, right_guesses(anchor))
+        runner = runner_for(scheduler, right_guesses(num_accepted))
         # The first window ends at a boundary, if all its tokens are kept that the guess allows.
-        request = make_request("a", 2 * B - 1 - anchor, 30)
+        request = make_request("a", 2 * B - 1 - num_accepted, 30)
         started(scheduler, runner, request)
         before = scheduler.schedule().rows[0]
         scheduler.update(runner.run(Batch((before,), 1, 3)))
-        checkpoint = scheduler.cache.store.index.checkpoint_of(before.write_slots[anchor])
+        checkpoint = scheduler.cache.store.index.checkpoint_of(before.write_slots[num_accepted])
         assert checkpoint is not None
         assert checkpoint.entry.end == 2 * B
         row = scheduler.schedule().rows[0]
@@ -350,20 +350,20 @@ def test_a_row_that_lacks_a_slot_has_a_draft_less_and_does_not_wait(num_slots: i
 def test_a_request_preempted_after_drafts_were_kept_comes_back_to_the_same_tokens(
     mode: StateCacheMode, kind: str
 ) -> None:
-    for anchor in range(1, 4):
+    for num_accepted in range(1, 4):
         scheduler = make_caching_scheduler(
             "none" if kind == "attention" else mode,
             num_blocks=0 if kind == "state" else 100,
             num_slots=0 if kind == "attention" else 100,
             k=3,
         )
-        runner = runner_for(scheduler, right_guesses(anchor))
+        runner = runner_for(scheduler, right_guesses(num_accepted))
         request = make_request("a", 7, 40)
         scheduler.add(request)
         while scheduler.has_unfinished:
             before = len(request.output_token_ids)
             step(scheduler, runner)
-            if len(request.output_token_ids) - before == 1 + anchor:
+            if len(request.output_token_ids) - before == 1 + num_accepted:
                 scheduler.preempt("a")
                 scheduler.check_integrity()
                 assert scheduler.cache.usage().slots_used == scheduler.cache.usage().blocks_used == 0

@@ -296,7 +296,7 @@ def test_crowded_programs_preempt_and_evict_often_and_still_give_every_request_w
     assert sum(p.file_tokens > 0 for p in prefixes) >= 1
     verified = Counter(each for harness in harnesses for each in harness.verified.elements())
     if k > 0:
-        assert all(verified[k, k, anchor] >= 5 for anchor in range(k + 1))
+        assert all(verified[k, k, num_accepted] >= 5 for num_accepted in range(k + 1))
         assert all(verified[most, most, most] >= 3 for most in range(k))
         assert sum(count for (most, given, _), count in verified.items() if given < most) >= 20
     names = [name for name in StoreCounts.__slots__ if "packed" not in name]

@@ -304,5 +304,5 @@ def test_parameters_that_a_grammar_enforces_are_given_out_one_by_one() -> None:
 def test_an_answer_that_is_content_or_calls_is_what_it_begins_with(
     text: str, parts: tuple[str, str, list[Call]]
 ) -> None:
-    assert parse([text], XML, either=True).parts() == parts
-    assert parse(list(text), XML, either=True).parts() == parts
+    assert parse([text], XML, calls_or_content=True).parts() == parts
+    assert parse(list(text), XML, calls_or_content=True).parts() == parts

@@ -85,7 +85,7 @@ def parse(
     *,
     tools: Sequence[Tool] | None = TOOLS,
     starts_in_reasoning: bool = False,
-    either: bool = False,
+    calls_or_content: bool = False,
     enforced: bool = False,
     is_cut: bool = False,
 ) -> Joined:
@@ -94,7 +94,7 @@ def parse(
         tools=tools,
         starts_in_reasoning=starts_in_reasoning,
         new_id=numbered_ids(),
-        either=either,
+        calls_or_content=calls_or_content,
         enforced=enforced,
     )
     return Joined([*(parser.push(piece) for piece in pieces), parser.finish(is_cut)])

@@ -181,10 +181,10 @@ class LeaderRank:
                 self._send_bytes(number, pickle.dumps(part))
 
     def select_drafts(
-        self, logits: torch.Tensor, picks: Sequence[PendingToken], kernel: SampleKernel
+        self, logits: torch.Tensor, pending_tokens: Sequence[PendingToken], kernel: SampleKernel
     ) -> dict[int, int]:
         """Sample draft tokens here, and send them to the other ranks, which wait for them. RankError if one is gone."""
-        tokens = self.draft_selector(logits, picks, kernel)
+        tokens = self.draft_selector(logits, pending_tokens, kernel)
         self._send(ChosenDrafts(tokens))
         return tokens
 

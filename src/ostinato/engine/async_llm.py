@@ -128,8 +128,8 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
         check_keywords(self.generate, others)
-        given = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
-        return await self._run(given, merge_params_alias(params, sampling_params), cache_salt)
+        inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
+        return await self._run(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
     async def chat(
         self,
@@ -162,8 +162,8 @@ class AsyncLLM:
         check_keywords(self.embed, others)
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
-        given = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
-        outputs = await self._run(given, POOLING_PARAMS, cache_salt, asked.kind)
+        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        outputs = await self._run(inputs, POOLING_PARAMS, cache_salt, asked.kind)
         return vectors_of(outputs, asked)
 
     def stream(
@@ -262,13 +262,13 @@ class AsyncLLM:
         cache_salt: str | None,
         pooling: PoolingKind | None = None,
     ) -> list[RequestOutput]:
-        each = params_per_prompt(params, len(prompts))
+        all_params = params_per_prompt(params, len(prompts))
         streams: list[RequestStream] = []
         # Streams that are left early end their requests.
         async with AsyncExitStack() as stack:
-            for prompt, own_params in zip(prompts, each, strict=True):
+            for prompt, prompt_params in zip(prompts, all_params, strict=True):
                 with numbered(len(streams), len(prompts)):
-                    stream = await self._submit(prompt, own_params, cache_salt, pooling)
+                    stream = await self._submit(prompt, prompt_params, cache_salt, pooling)
                 streams.append(await stack.enter_async_context(stream))
             outputs = [await _whole(stream, prompt) for stream, prompt in zip(streams, prompts, strict=True)]
         tokenizer = self.get_tokenizer()

@@ -77,7 +77,7 @@ class IdleWork(Protocol):
 
 
 class EngineCore:
-    """Serves requests on one model. One thread calls it: `add` at any time, `step` while `has_unfinished`.
+    """Serves requests on one model. One thread calls it: `add_request` at any time, `step` while `has_unfinished`.
 
     With `overlap`, a step may be in flight between two calls.
     """
@@ -106,9 +106,9 @@ class EngineCore:
         self._default_params = load_default_params(self.tokenizer, self.directory)
         draft_directory = find_draft_directory(plan, self.tokenizer)
         phases.end("tokenizer")
-        own, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
+        directory, of_draft = (None, None) if config.random_weights else (self.directory, draft_directory)
         self._weights = [path for path in (self.directory, draft_directory) if path is not None]
-        self.runner, self._leader = start_runner(plan, self.spec, own, of_draft, progress, phases)
+        self.runner, self._leader = start_runner(plan, self.spec, directory, of_draft, progress, phases)
         phases.end("capture")
         try:
             self._set_up(config, replace(plan, measured=self.runner.measured | {"start_seconds": dict(phases.seconds)}))
@@ -235,8 +235,8 @@ class EngineCore:
         before, finished = deepcopy(parts), dict(self.scheduler.counters.finished)
         yield
         for part, old in zip(parts, before, strict=True):
-            for each in fields(part):
-                setattr(part, each.name, getattr(old, each.name))
+            for field in fields(part):
+                setattr(part, field.name, getattr(old, field.name))
         self.scheduler.counters.finished = finished
 
     def add_state(self, state: RequestState) -> None:

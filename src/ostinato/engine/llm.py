@@ -327,14 +327,14 @@ class LLM:
 
     def _stream_text(self, call: BlockingCall, request_id: str) -> Generator[str, None, RequestOutput]:
         """Yield an empty piece, then the text of a call's one request. The generator's value is the output."""
-        given = 0
+        num_yielded = 0
         try:
             yield ""
             while True:
                 text = call.text
-                if len(text) > given:
-                    yield text[given:]
-                    given = len(text)
+                if len(text) > num_yielded:
+                    yield text[num_yielded:]
+                    num_yielded = len(text)
                 elif request_id in call.finished:
                     output = call.finished[request_id]
                     if output.error is not None:

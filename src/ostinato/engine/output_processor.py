@@ -66,7 +66,7 @@ class RequestState:
         """The seed in effect; each sample derives its own from it."""
         self.requests: list[Request] = []
         self._sample_outputs: dict[str, _SampleOutput] = {}
-        self._pool: HiddenStatePooler | None = None
+        self._pooler: HiddenStatePooler | None = None
         outputs = []
         arrival = time.monotonic() if arrival is None else arrival
         for index in range(params.n):
@@ -96,14 +96,14 @@ class RequestState:
                 sample_index=index,
                 seed=seed,
                 grammar=grammar,
-                pool=None if pooling is None else HiddenStatePooler(pooling),
+                pooler=None if pooling is None else HiddenStatePooler(pooling),
             )
             request.num_lookback_outputs = state.num_lookback_outputs
             output = CompletionOutput(index)
             if params.logprobs is not None:
                 output.logprobs, output.cumulative_logprob = [], 0.0
             self.requests.append(request)
-            self._pool = state.pooler
+            self._pooler = state.pooler
             self._sample_outputs[sample_id] = _SampleOutput(output, params, tokenizer, prompt_token_ids)
             outputs.append(output)
         times = RequestTimes(arrival)
@@ -125,8 +125,8 @@ class RequestState:
             self._record_token_times(sample_output, len(update.token_ids), now, meter)
         if update.error is not None:
             self.output.error = update.error
-        elif update.finish_reason is not None and self._pool is not None:
-            self.output.embedding = self._pool.vector()
+        elif update.finish_reason is not None and self._pooler is not None:
+            self.output.embedding = self._pooler.vector()
         return sample_output.take(update)
 
     def _record_token_times(
@@ -146,7 +146,7 @@ class RequestState:
         """Observe how long a request that has ended took, and its length."""
         times = self.output.times
         meter.whole.observe(now - times.arrival)
-        meter.output_tokens.observe(sum(len(each.token_ids) for each in self.output.outputs))
+        meter.output_tokens.observe(sum(len(output.token_ids) for output in self.output.outputs))
         if times.first_token is not None and times.last_token is not None and times.scheduled is not None:
             meter.prefill.observe(times.first_token - times.scheduled)
             meter.decode.observe(times.last_token - times.first_token)
@@ -157,8 +157,8 @@ class RequestState:
         All samples after the first find the prompt in the cache.
         """
         prompt, cached = len(self.output.prompt_token_ids), self.output.num_cached_tokens or 0
-        for each in self.output.outputs:
-            lengths.count(prompt, len(each.token_ids), cached)
+        for output in self.output.outputs:
+            lengths.count(prompt, len(output.token_ids), cached)
             cached = prompt
 
     def restore_sample(self, done: CompletionOutput) -> None:
@@ -221,7 +221,7 @@ class _SampleOutput:
         if update.logprobs is not None and output.logprobs is not None:
             new = update.logprobs[: len(output.token_ids) - len(output.logprobs)]
             output.logprobs.extend(new)
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(each.logprob for each in new)
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(logprob.logprob for logprob in new)
         if stop_string is not None:
             output.finish_reason, output.stop_reason = FinishReason.STOP.value, stop_string
             return update.finish_reason is None
@@ -236,10 +236,10 @@ class _SampleOutput:
             return
         self.output.finish_reason = reason.value
         armed = len(self.output.token_ids) >= self.min_tokens
-        text, found = self.stop.append(self.detokenizer.flush(), enabled=armed)
+        text, stop_string = self.stop.append(self.detokenizer.flush(), enabled=armed)
         self.output.text += text + self.stop.flush()
-        if found is not None:
-            self.output.finish_reason, self.output.stop_reason = FinishReason.STOP.value, found
+        if stop_string is not None:
+            self.output.finish_reason, self.output.stop_reason = FinishReason.STOP.value, stop_string
 
 
 class OutputProcessor:
@@ -271,7 +271,7 @@ class OutputProcessor:
 
         A caller may already use an id of this form.
         """
-        numbered = (f"request-{each}" for each in itertools.count(number))
+        numbered = (f"request-{index}" for index in itertools.count(number))
         return next(name for name in numbered if name not in self.request_states)
 
     def check_id(self, state: RequestState) -> None:

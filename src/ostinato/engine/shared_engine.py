@@ -222,12 +222,13 @@ class SharedEngine:
             except BaseException:
                 # The step returned no outputs, but may have ended some, of any call.
                 with self._monitor:
-                    self._deliver([output for each in set(self._calls.values()) for output in each.requests.values()])
+                    calls = set(self._calls.values())
+                    self._deliver([output for other in calls for output in other.requests.values()])
                 raise
             # If the engine has nothing left to do, other code may have aborted the call's requests.
-            own = [] if engine.has_unfinished else list(call.requests.values())
+            unfinished = [] if engine.has_unfinished else list(call.requests.values())
             with self._monitor:
-                self._deliver([*changed, *own])
+                self._deliver([*changed, *unfinished])
         finally:
             self._access.release()
 

@@ -71,8 +71,11 @@ class CheckpointPositions:
         multiple = limit // self.spacing * self.spacing if self.max_interior else 0
         return multiple if multiple > start else limit
 
-    def positions_inside(self, start: int, end: int) -> list[int]:
-        """Return the positions between `start` and `end`, both excluded, whose state a chunk has to write out."""
+    def claim_inside(self, start: int, end: int) -> list[int]:
+        """Claim the multiples between `start` and `end`, both excluded, of a chunk that can write states out.
+
+        Return all positions in between whose state it has to write out.
+        """
         if self.mode != "all":
             return []
         positions = {position for position in (self.last, self.branch, *self.marks) if start < position < end}
@@ -83,7 +86,7 @@ class CheckpointPositions:
         return sorted(positions)
 
     def claim(self, position: int) -> bool:
-        """Return whether a checkpoint belongs at `position` only as a multiple, and make room for it if so."""
+        """Make room for a checkpoint at `position` if it belongs there as a multiple; return whether it does."""
         if self.mode == "none" or self.max_interior == 0 or not self.is_interior(position):
             return False
         if position in self.interior:
@@ -149,8 +152,8 @@ def index_blocks_and_states(
     block_hashes: BlockHashes,
     num_computed: int,
     positions: CheckpointPositions,
-    samples: bool,
-    anchor: int,
+    reaches_end: bool,
+    num_accepted: int,
 ) -> None:
     """Add what a step computed to the index, as `CacheManager.commit` describes."""
     entered = index_blocks(store, request_cache, block_hashes, num_computed)
@@ -161,8 +164,8 @@ def index_blocks_and_states(
                 store.touch_window(entered[position])
     _index_reserved(store, request_cache, positions, entered)
     if request_cache.write_slots and positions.mode != "none" and not request_cache.next_step_overwrites:
-        if samples:
-            _index_rolling(store, request_cache, positions, entered, num_computed, anchor)
+        if reaches_end:
+            _index_rolling(store, request_cache, positions, entered, num_computed, num_accepted)
         elif request_cache.num_indexed * block_hashes.block_size == num_computed:
             _index_chunk_end(store, request_cache, positions, num_computed)
     if positions.marks:
@@ -242,18 +245,18 @@ def _index_rolling(
     positions: CheckpointPositions,
     entered: dict[int, IndexEntry],
     num_computed: int,
-    anchor: int,
+    num_accepted: int,
 ) -> None:
     """Keep the state at the last indexed boundary that decoding has passed, in place of the one before it.
 
     If accepted drafts precede the boundary, the output may turn out to end among them (at a stop string). The
     checkpoint before it then stays until the next boundary.
     """
-    written = request_cache.write_slots[: anchor + 1]
+    written = request_cache.write_slots[: num_accepted + 1]
     for checkpoint in request_cache.replaced_checkpoints:
         _drop_unless_hit(store, checkpoint)
     request_cache.replaced_checkpoints = ()
-    start = num_computed - anchor
+    start = num_computed - num_accepted
     for position in range(start, num_computed + 1):
         if position not in entered:
             continue

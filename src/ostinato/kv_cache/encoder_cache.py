@@ -123,15 +123,15 @@ class EncoderCache:
         if not pinned:
             del self._digests_of[request_id]
 
-    def unpin_all(self, request_id: str, is_suspect: bool = False) -> None:
+    def unpin_all(self, request_id: str, may_be_corrupt: bool = False) -> None:
         """Unpin all images of the request.
 
-        With `is_suspect`, the outputs of its images may be wrong, and the images that no other request holds are
+        With `may_be_corrupt`, the outputs of its images may be wrong, and the images that no other request holds are
         forgotten.
         """
         for digest in sorted(self._digests_of.pop(request_id, ())):
             self._unpin(digest)
-            if is_suspect and digest in self._idle:
+            if may_be_corrupt and digest in self._idle:
                 self._forget(digest)
 
     def finish_step(self, succeeded: bool) -> None:

@@ -326,7 +326,7 @@ class CacheManager:
         self.state_slots.use_next_slots(self._request_caches[request_id])
 
     def accept_state(self, request_id: str, num_accepted: int = 0) -> None:
-        """Note that a step of the request succeeded, see `StateSlots.accept_state`."""
+        """Note that a step succeeded, and how many of its drafts were accepted (`StateSlots.accept_state`)."""
         self.state_slots.accept_state(self._request_caches[request_id], num_accepted)
 
     def free_outside_window(self, request_id: str, num_computed: int) -> None:
@@ -345,18 +345,19 @@ class CacheManager:
         block_hashes: BlockHashes,
         num_computed: int,
         positions: CheckpointPositions,
-        samples: bool,
-        anchor: int = 0,
+        reaches_end: bool,
+        num_accepted: int = 0,
     ) -> None:
         """Commit what a step computed to the index: full blocks, and the checkpoints that are due.
 
         The first `num_computed` tokens of the request are computed, and `block_hashes` has their block hashes.
-        `samples`: the step reached the end of the known tokens, so that the output continues from the state now
-        written. `anchor` is that of `accept_state`: write slot i then holds the state at position `num_computed -
-        anchor + i`.
+        `reaches_end`: the step reached the end of the known tokens, so that the output continues from the state now
+        written. `num_accepted` drafts were accepted: write slot i has the state at position `num_computed -
+        num_accepted + i`.
         """
+        request_cache = self._request_caches[request_id]
         index_blocks_and_states(
-            self.store, self._request_caches[request_id], block_hashes, num_computed, positions, samples, anchor
+            self.store, request_cache, block_hashes, num_computed, positions, reaches_end, num_accepted
         )
 
     def free(self, request_id: str) -> None:

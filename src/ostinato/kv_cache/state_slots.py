@@ -110,16 +110,16 @@ class StateSlots:
             request_cache.write_slots, request_cache.next_slots = request_cache.next_slots, ()
         request_cache.next_step_overwrites = False
 
-    def accept_state(self, request_cache: RequestCache, anchor: int = 0) -> None:
-        """Read the state from write slot `anchor` from now on, after a step of the request succeeded.
+    def accept_state(self, request_cache: RequestCache, num_accepted: int = 0) -> None:
+        """Read the state behind the accepted drafts from now on, after a step of the request succeeded.
 
-        The request no longer reads its old slot.
+        Write slot i has the state behind i drafts. The request no longer reads its old slot.
         """
         if not request_cache.write_slots:
             return
         if request_cache.read_slot and request_cache.read_slot not in request_cache.write_slots:
             self._slots.release((request_cache.read_slot,))
-        request_cache.read_slot = request_cache.write_slots[anchor]
+        request_cache.read_slot = request_cache.write_slots[num_accepted]
 
     def free(self, request_cache: RequestCache) -> None:
         """Release all slots of a request."""

@@ -267,8 +267,8 @@ class CacheStore:
         """
         if not self.pins.pinned or self.packed.count:
             return self.slots.num_available
-        pinned = (entry.checkpoint for entry in self.pins.pinned)
-        return self.slots.num_available - sum(each is not None and self.slots.is_idle(each.slot) for each in pinned)
+        pinned = [entry.checkpoint for entry in self.pins.pinned if entry.checkpoint is not None]
+        return self.slots.num_available - sum(self.slots.is_idle(checkpoint.slot) for checkpoint in pinned)
 
     @property
     def num_checkpoint_places(self) -> int:
@@ -293,7 +293,7 @@ class CacheStore:
 
     def can_hit(self, entry: IndexEntry) -> bool:
         """Return whether a prompt that shares the tokens up to `entry`, and no more, can use them."""
-        has_window = all(each.window_block is not None for each in self.window_entries(entry))
+        has_window = all(inside.window_block is not None for inside in self.window_entries(entry))
         return has_window and (entry.checkpoint is not None or self.slots.count == 0)
 
     def allocate_blocks(self, count: int) -> list[int]:

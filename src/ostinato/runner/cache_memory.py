@@ -146,11 +146,11 @@ class LayerCacheMemory:
         self._checkpoints.write(slot, contents)
 
     def _read(self, rows: MemoryRows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
-        found = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
-        rows.read(index, found)
+        contents = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
+        rows.read(index, contents)
         if num_tokens is not None:
-            _clear(found, rows.sizes, self._block_size, num_tokens)
-        return found.data
+            _clear(contents, rows.sizes, self._block_size, num_tokens)
+        return contents.data
 
 
 class HostRows:
@@ -169,10 +169,10 @@ class HostRows:
             np.concatenate([part[index] for part in self._parts], out=into)
 
     def write(self, index: int, contents: memoryview) -> None:
-        given = np.frombuffer(contents, np.uint8)
+        data = np.frombuffer(contents, np.uint8)
         start = 0
         for part in self._parts:
-            part[index] = given[start : start + part.shape[1]]
+            part[index] = data[start : start + part.shape[1]]
             start += part.shape[1]
 
 
@@ -191,9 +191,9 @@ class DeviceRows:
             into[:] = self._torch.cat([part[index] for part in self._parts]).cpu().numpy()
 
     def write(self, index: int, contents: memoryview) -> None:
-        given = self._torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
-        for part, own in zip(self._parts, given.split(self.sizes), strict=True):
-            part[index].copy_(own)
+        data = self._torch.from_numpy(np.array(np.frombuffer(contents, np.uint8)))
+        for part, piece in zip(self._parts, data.split(self.sizes), strict=True):
+            part[index].copy_(piece)
         if self._parts and self._parts[0].device.type == "cuda":
             self._torch.cuda.synchronize(self._parts[0].device)
 

@@ -56,11 +56,12 @@ class OverriddenSelector:
     def __init__(self, choose: TokenSelector, steering: DraftOverride) -> None:
         self._choose, self._steering = choose, steering
 
-    def __call__(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
+    def __call__(self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
         """Sample tokens like `sampling.sampler.select_tokens`."""
-        chosen = self._choose(logits, picks, kernel)
+        chosen = self._choose(logits, pending_tokens, kernel)
         return {
-            place: self._steering.token(picks[place].state, picks[place].position, own) for place, own in chosen.items()
+            place: self._steering.token(pending_tokens[place].state, pending_tokens[place].position, own)
+            for place, own in chosen.items()
         }
 
 

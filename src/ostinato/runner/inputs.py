@@ -56,7 +56,7 @@ def write_step_inputs(buffers: StepBuffers, batch: Batch, block_size: int, draft
         return buffers.view(count, count, 1, count)
     if batch.num_decode_rows == count and not buffers.sees_ahead and all(len(e) == batch.num_drafts for e in drafts):
         return _write_drafts(buffers, batch, starts, block_size, drafts)
-    counts = [len(each) for each in drafts] if any(drafts) else [0] * count
+    counts = [len(row_drafts) for row_drafts in drafts] if any(drafts) else [0] * count
     width = 1 + batch.num_drafts if any(counts) else 1
     arrays["kv_lens"][:count] = [row.end + drafted for row, drafted in zip(rows, counts, strict=True)]
     arrays["write_slots"][:count, :width] = [
@@ -214,8 +214,8 @@ def _kv_cells(tables: np.ndarray, rows: np.ndarray, positions: np.ndarray, block
     Rows without blocks, and drafts beyond a row's blocks, which are padding, go to the null block.
     """
     column = np.minimum(positions // block_size, tables.shape[1] - 1)
-    found: np.ndarray = tables[rows, column].astype(np.int64) * block_size + positions % block_size
-    return found
+    cells: np.ndarray = tables[rows, column].astype(np.int64) * block_size + positions % block_size
+    return cells
 
 
 def _kv_cell(table: Sequence[int], position: int, block_size: int) -> int:

@@ -80,7 +80,9 @@ class TensorParallel(LogitRanks, Protocol):
         """
         ...
 
-    def select_drafts(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel, /) -> dict[int, int]:
+    def select_drafts(
+        self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel, /
+    ) -> dict[int, int]:
         """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
         ...
 
@@ -101,8 +103,10 @@ class SingleRank:
     def logits(self) -> AbstractContextManager[None]:
         return _NO_OTHER_RANKS
 
-    def select_drafts(self, logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
-        return self.draft_selector(logits, picks, kernel)
+    def select_drafts(
+        self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel
+    ) -> dict[int, int]:
+        return self.draft_selector(logits, pending_tokens, kernel)
 
 
 def choose_arrays(plan: Plan, spec: ModelSpec) -> Arrays:
@@ -173,7 +177,7 @@ class ModelRunner:
         if settings.threads is not None and self.arrays is not NUMPY:
             TorchArrays.set_threads(settings.threads)
         self._phases = phases or StartupTimer()
-        _explain_bus_errors(plan, [each for each in (directory, draft_directory) if each is not None])
+        _explain_bus_errors(plan, [path for path in (directory, draft_directory) if path is not None])
         self.model = self._make_model(
             replace(spec.with_fixed_ropes(settings.max_model_len), quantization=settings.quantization),
             directory,
@@ -193,8 +197,8 @@ class ModelRunner:
         # A prediction head runs within the model's steps, and so does what keeps the hidden state for an assistant, but
         # a draft model's layers are separate.
         is_followed = spec.drafter is not None and spec.drafter.starts_from_hidden
-        own = layers if is_followed else layers[: len(spec.layers)]
-        self._step_memory = [*own, *cells]
+        model_layers = layers if is_followed else layers[: len(spec.layers)]
+        self._step_memory = [*model_layers, *cells]
         self.graphs = make_graphs(
             plan,
             plan.capture,
@@ -309,16 +313,16 @@ class ModelRunner:
     @property
     def num_captured(self) -> int:
         """Number of graphs captured so far."""
-        return sum(each.num_captured for each in self._all_graphs())
+        return sum(graphs.num_captured for graphs in self._all_graphs())
 
     def graph_figures(self) -> dict[str, object]:
         """Return the number of graphs captured so far, the time that took, and their observed and planned memory."""
         graphs = self._all_graphs()
         return {
             "captured": self.num_captured,
-            "capture_seconds": round(sum(each.capture_seconds for each in graphs), 3),
+            "capture_seconds": round(sum(group.capture_seconds for group in graphs), 3),
             "planned_bytes": self.plan.memory.graphs,
-            "observed_bytes": sum(each.num_bytes for each in graphs if each.planned()),
+            "observed_bytes": sum(group.num_bytes for group in graphs if group.planned()),
         }
 
     def _check_graphs(self) -> JsonObject:
@@ -400,5 +404,5 @@ def _explain_bus_errors(plan: Plan, directories: Sequence[Path]) -> None:
     """
     isa, kernels = plan.device.native.isa, plan.kernels.values()
     if isa is not None and directories and any(choice.implementation == "native" for choice in kernels):
-        models = " or ".join(str(each) for each in directories)
+        models = " or ".join(str(directory) for directory in directories)
         load_extension(isa).explain_bus_error(f"ModelError: {truncated_file_message(models)}\n")

@@ -117,18 +117,18 @@ def pool_rows(hidden: Array, batch: Batch, drafts: Drafts = ()) -> None:
     pools = [None if state is None else state.pooler for state in states]
     if not any(pools):  # almost every step has none
         return
-    found: list[tuple[HiddenStatePooler, int, int]] = []
+    pooled: list[tuple[HiddenStatePooler, int, int]] = []
     vectors: list[Array] = []
     has_drafts = any(drafts)
     begin = 0
     for i, (row, pool) in enumerate(zip(batch.rows, pools, strict=True)):
         end = begin + len(row.token_ids)
         if pool is not None and (pool.kind == "mean" or row.samples):
-            found.append((pool, row.start, end - begin))
+            pooled.append((pool, row.start, end - begin))
             vectors.append(_sum(hidden[begin:end]) if pool.kind == "mean" else _wide(hidden[end - 1]))
         begin = end + (batch.num_drafts if has_drafts and i < batch.num_decode_rows else 0)
-    if found:
-        for (pool, start, count), vector in zip(found, _on_host(vectors), strict=True):
+    if pooled:
+        for (pool, start, count), vector in zip(pooled, _on_host(vectors), strict=True):
             pool.add(vector, start, count)
 
 

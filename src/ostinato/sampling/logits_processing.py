@@ -28,32 +28,32 @@ _OFFSETS_OF_BYTES = np.where(
 """[256, 8]: for each byte's bits, lowest first, 0 if the bit is set and -inf otherwise."""
 
 
-def process_logits(logits: Array | np.ndarray, picks: Sequence[PendingToken]) -> None:
-    """Apply bias, `min_tokens`, penalties and guide of each pick, in place on `logits` [picks, vocab] float32."""
+def process_logits(logits: Array | np.ndarray, pending_tokens: Sequence[PendingToken]) -> None:
+    """Apply bias, `min_tokens`, penalties and guide of each pending token, in place on `logits` [tokens, vocab]."""
     vocab_size = logits.shape[-1]
     # On a CPU numpy changes few logits in less time than torch, and with the same bits.
     values: Values = host_values(logits) if is_on_host(logits) else logits
     flat = values.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):  # a model's infinite logits are found later
-        _add_bias(flat, vocab_size, picks)
-        _suppress_stop_tokens(flat, vocab_size, picks)
-        _apply_penalties(flat, vocab_size, picks)
-    _apply_grammar_masks(values, picks)
+        _add_bias(flat, vocab_size, pending_tokens)
+        _suppress_stop_tokens(flat, vocab_size, pending_tokens)
+        _apply_penalties(flat, vocab_size, pending_tokens)
+    _apply_grammar_masks(values, pending_tokens)
 
 
-def guide_error(pick: PendingToken) -> RequestError | None:
-    """Return the reason why a pick's guide leaves no token to sample; None if it is not the guide."""
-    state, guidance = pick.state, pick.state.guidance
+def guide_error(pending: PendingToken) -> RequestError | None:
+    """Return the reason why a pending token's guide leaves no token to sample; None if it is not the guide."""
+    state, guidance = pending.state, pending.state.guidance
     if guidance is None:
         return None
-    mask = guidance.allowed_mask(pick.drafts)
+    mask = guidance.allowed_mask(pending.drafts)
     if guidance.error is not None:
         return RequestError(f"the guide cannot be followed any further: {guidance.error}")
     allowed = np.unpackbits(np.frombuffer(mask or b"", dtype=np.uint8), bitorder="little")
-    if pick.suppresses_stops:
+    if pending.suppresses_stops:
         allowed[[token for token in state.suppressed_token_ids if token < len(allowed)]] = 0
         if not allowed.any():
-            length, least = len(state.output_token_ids) + len(pick.drafts), state.params.min_tokens
+            length, least = len(state.output_token_ids) + len(pending.drafts), state.params.min_tokens
             message = f"the guide ends the output after {length} tokens, and min_tokens is {least}"
             return RequestError(message, [Remedy("min_tokens", length)])
     if not allowed.any():
@@ -62,15 +62,15 @@ def guide_error(pick: PendingToken) -> RequestError | None:
 
 
 Values = Any
-"""Logits of all picks in one row, [picks * vocab] float32, and what is computed with them."""
+"""Logits of all pending tokens in one row, [tokens * vocab] float32, and what is computed with them."""
 
 
 def _places(row: int, vocab_size: int, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return row * vocab_size + np.asarray(token_ids, dtype=np.int64)
 
 
-def _add_bias(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
-    biased = [(row, bias) for row, pick in enumerate(picks) if (bias := pick.state.params.logit_bias)]
+def _add_bias(flat: Values, vocab_size: int, pending_tokens: Sequence[PendingToken]) -> None:
+    biased = [(row, bias) for row, pending in enumerate(pending_tokens) if (bias := pending.state.params.logit_bias)]
     if not biased:
         return
     places = np.concatenate([_places(row, vocab_size, list(bias)) for row, bias in biased])
@@ -78,28 +78,28 @@ def _add_bias(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> N
     flat[like(flat, places)] += like(flat, values)
 
 
-def _suppress_stop_tokens(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
+def _suppress_stop_tokens(flat: Values, vocab_size: int, pending_tokens: Sequence[PendingToken]) -> None:
     held = [
-        _places(row, vocab_size, pick.state.suppressed_token_ids)
-        for row, pick in enumerate(picks)
-        if pick.suppresses_stops
+        _places(row, vocab_size, pending.state.suppressed_token_ids)
+        for row, pending in enumerate(pending_tokens)
+        if pending.suppresses_stops
     ]
     if held:
         flat[like(flat, np.concatenate(held))] = -math.inf
 
 
-def _apply_penalties(flat: Values, vocab_size: int, picks: Sequence[PendingToken]) -> None:
+def _apply_penalties(flat: Values, vocab_size: int, pending_tokens: Sequence[PendingToken]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), and frequency and presence penalties as OpenAI's.
 
     The repetition penalty multiplies negative logits.
     """
-    rows = [row for row, pick in enumerate(picks) if pick.state.params.has_penalties]
+    rows = [row for row, pending in enumerate(pending_tokens) if pending.state.params.has_penalties]
     if not rows:
         return
-    seen = [picks[row].state.counts().seen(picks[row].drafts) for row in rows]
+    seen = [pending_tokens[row].state.counts().seen(pending_tokens[row].drafts) for row in rows]
     lengths = [len(token_ids) for token_ids, _ in seen]
     places = np.concatenate([_places(row, vocab_size, ids) for row, (ids, _) in zip(rows, seen, strict=True)])
-    params = [picks[row].state.params for row in rows]
+    params = [pending_tokens[row].state.params for row in rows]
     repetition, frequency, presence = (
         like(flat, np.repeat(np.asarray([getattr(p, name) for p in params], dtype=np.float32), lengths))
         for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -115,9 +115,11 @@ def _apply_penalties(flat: Values, vocab_size: int, picks: Sequence[PendingToken
     flat[index] = values - frequency * counts - presence * (counts > 0)
 
 
-def _apply_grammar_masks(logits: Values, picks: Sequence[PendingToken]) -> None:
+def _apply_grammar_masks(logits: Values, pending_tokens: Sequence[PendingToken]) -> None:
     guided = [
-        (row, guidance.allowed_mask(pick.drafts)) for row, pick in enumerate(picks) if (guidance := pick.state.guidance)
+        (row, guidance.allowed_mask(pending.drafts))
+        for row, pending in enumerate(pending_tokens)
+        if (guidance := pending.state.guidance)
     ]
     if not guided:
         return
@@ -135,7 +137,7 @@ def _apply_grammar_masks(logits: Values, picks: Sequence[PendingToken]) -> None:
         else like(logits, _OFFSETS_OF_BYTES)[like(logits, allowed).long()]
     )
     offsets = looked_up.reshape(len(guided), -1)[:, :vocab_size]
-    if len(guided) == len(picks):
+    if len(guided) == len(pending_tokens):
         logits += offsets
         return
     for place, (row, _) in enumerate(guided):

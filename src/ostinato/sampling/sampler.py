@@ -120,7 +120,7 @@ class _SampledPosition(NamedTuple):
     """One token of a row's output, if the drafts before it are right."""
 
     row_index: int
-    pick: PendingToken
+    pending: PendingToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +234,21 @@ def sample_rows(
     ]
 
 
-def select_tokens(logits: Array, picks: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
-    """Sample a token for each of `picks` from its row of `logits` [picks, vocab], which stay unchanged.
+def select_tokens(logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel) -> dict[int, int]:
+    """Sample each of `pending_tokens` from its row of `logits` [pending tokens, vocab], which stay unchanged.
 
-    Returns {index of the pick: token}. Logits are processed as the request asks, with the noise of its seed and
-    position. A pick's token depends on its own logits and itself alone: a proposer that samples a draft for the same
-    pick, from its own logits, therefore shares the noise with the target, and often the token. Picks without a finite
-    best logit are left out.
+    Returns {index of the pending token: token id}. Logits are processed as the request asks, with the noise of its seed
+    and position. The result depends on these and on the row's logits alone. So a proposer that samples a draft for the
+    same position from its own logits shares the noise with the target, and often gets the same token. Pending tokens
+    without a finite best logit are left out.
     """
-    if not all(pick.state.needs_no_processing or pick.needs_no_processing for pick in picks):
+    if not all(pending.state.needs_no_processing or pending.needs_no_processing for pending in pending_tokens):
         logits = copied(logits)
-        process_logits(logits, picks)
-    tokens = _sample_logits(logits, [pick.state for pick in picks], [pick.position for pick in picks], kernel)
-    return {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
+        process_logits(logits, pending_tokens)
+    tokens = _sample_logits(
+        logits, [pending.state for pending in pending_tokens], [pending.position for pending in pending_tokens], kernel
+    )
+    return {index: token for index, token in enumerate(tokens.tolist()) if token >= 0}
 
 
 def _sample_logits(
@@ -315,21 +317,21 @@ def _sample_positions(
     if not due:
         return {}, {}
     values = logits.next_chunk()
-    chosen = select_tokens(values, [position.pick for position in due], kernel)
+    chosen = select_tokens(values, [position.pending for position in due], kernel)
     tokens: dict[int, tuple[int, ...]] = {position.row_index: () for position in due}
     num_top: dict[int, int] = {}
-    for i, (row_index, pick) in enumerate(due):
+    for i, (row_index, pending) in enumerate(due):
         # Other logits are of tokens that the row does not have.
-        if i in chosen and tokens[row_index] == pick.drafts:
+        if i in chosen and tokens[row_index] == pending.drafts:
             tokens[row_index] += (chosen[i],)
-            if pick.state.params.logprobs is not None:
-                num_top[i] = pick.state.params.logprobs
+            if pending.state.params.logprobs is not None:
+                num_top[i] = pending.state.params.logprobs
     if not num_top:
         return tokens, {}
     scored = score_tokens(values, list(num_top), [chosen[i] for i in num_top], list(num_top.values()))
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-    for i, each in zip(num_top, scored, strict=True):
-        logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), each)
+    for i, token_logprobs in zip(num_top, scored, strict=True):
+        logprobs[due[i].row_index] = (*logprobs.get(due[i].row_index, ()), token_logprobs)
     return tokens, logprobs
 
 

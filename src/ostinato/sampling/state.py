@@ -91,10 +91,10 @@ class SamplingState:
         *,
         seed: int,
         grammar: Grammar | None = None,
-        pool: HiddenStatePooler | None = None,
+        pooler: HiddenStatePooler | None = None,
     ) -> None:
         self.params = params
-        self.pooler = pool
+        self.pooler = pooler
         """Pooling of a request for an embedding."""
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids

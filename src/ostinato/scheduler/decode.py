@@ -36,7 +36,7 @@ class InFlightSteps:
         self._cache, self._encoder_cache = cache, encoder_cache
         self._steps: list[InFlightStep] = []
         self._ended: dict[str, bool] = {}
-        """Requests that hold memory though they have ended, and whether what they hold is suspect."""
+        """Requests that hold memory though they have ended, and whether a failed step may have written it."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -67,7 +67,7 @@ class InFlightSteps:
         if self._ended:
             written = self._written()
             for request_id in [id for id in self._ended if id not in written]:
-                self._give_back(request_id, self._ended.pop(request_id))
+                self._free_now(request_id, self._ended.pop(request_id))
 
     def finish_all(self) -> None:
         """Remove the first step, which is over, and the step after it."""
@@ -82,16 +82,16 @@ class InFlightSteps:
         if request_id in self._written():
             self._ended[request_id] = may_be_corrupt
         else:
-            self._give_back(request_id, may_be_corrupt)
+            self._free_now(request_id, may_be_corrupt)
 
     def _written(self) -> set[str]:
         """Return the requests to whose memory steps in flight write."""
         return {row.request_id for step in self._steps for row in step.batch.rows}
 
-    def _give_back(self, request_id: str, is_suspect: bool) -> None:
+    def _free_now(self, request_id: str, may_be_corrupt: bool) -> None:
         self._cache.free(request_id)
         if self._encoder_cache is not None:
-            self._encoder_cache.unpin_all(request_id, is_suspect)
+            self._encoder_cache.unpin_all(request_id, may_be_corrupt)
 
 
 class DecodeScheduler:

@@ -340,7 +340,7 @@ class PrefillScheduler:
             media = self._media.pin_images(request, start, end)
         if end < whole_prompt_end(request, self._limits):
             return None
-        positions = request.checkpoint_positions.positions_inside(start, end) if end - start > 1 else []
+        positions = request.checkpoint_positions.claim_inside(start, end) if end - start > 1 else []
         if positions:
             self._cache.reserve_checkpoints(request.request_id, positions, spare_slots)
         if self._cache.window_blocks is not None:

@@ -115,7 +115,7 @@ class RequestQueues:
         if len(self._num_waiting.keys() | self._num_running.keys()) < 2:
             return set()
         row = self._rows_per_weight(num_rows)
-        return {each for each in self._num_waiting if self._num_running[each] + 1 <= _share(each, row)}
+        return {client for client in self._num_waiting if self._num_running[client] + 1 <= _share(client, row)}
 
     def tokens_to_reserve(self, budget: int) -> int:
         """Return how many of a step's `budget` tokens running prompts leave to waiting clients below their share.
@@ -138,7 +138,7 @@ class RequestQueues:
         preempted so is not preempted so again before it is twice as long: its tokens are computed three times at most.
         """
         row = self._rows_per_weight(num_rows)
-        above = {each for each, count in self._num_running.items() if count - 1 >= _share(each, row)}
+        above = {client for client, count in self._num_running.items() if count - 1 >= _share(client, row)}
         newest: dict[Hashable, Request] = {}
         for request in self.running[first:] if above else ():
             if request.client in above and request.num_tokens >= request.min_tokens_to_yield:

@@ -292,7 +292,7 @@ class Scheduler:
                 continue
             num_kept, reason = request.append_outputs(row_result.token_ids, row_result.grammar_ended)
             request.num_computed_tokens = request.num_tokens - 1
-            self._commit_row(request, row, anchor=num_kept - 1)
+            self._commit_row(request, row, num_accepted=num_kept - 1)
             if reason is not None:
                 self._finish(request, reason)
             updates.append(
@@ -422,18 +422,23 @@ class Scheduler:
             why = self._admission.reason_to_wait(self.limits.max_num_batched_tokens - tokens)
             log.debug("request %s waits: %s", self.queues.next_waiting().request_id, why)
 
-    def _commit_row(self, request: Request, row: BatchRow, anchor: int = 0) -> None:
+    def _commit_row(self, request: Request, row: BatchRow, num_accepted: int = 0) -> None:
         """Commit the results of the step that computed `row`, so that other requests can share them.
 
-        The step succeeded, and `anchor` of the row's drafts were accepted.
+        The step succeeded, and `num_accepted` of the row's drafts were accepted.
         """
         cache, id = self.cache, request.request_id
-        cache.accept_state(id, anchor)
+        cache.accept_state(id, num_accepted)
         if request.block_hashes is not None and cache.has_full_block(id, request.num_computed_tokens):
             assert request.checkpoint_positions is not None, "a running request knows where its checkpoints go"
             request.block_hashes.extend(request.tokens, request.num_computed_tokens)
             cache.commit(
-                id, request.block_hashes, request.num_computed_tokens, request.checkpoint_positions, row.samples, anchor
+                id,
+                request.block_hashes,
+                request.num_computed_tokens,
+                request.checkpoint_positions,
+                reaches_end=row.samples,
+                num_accepted=num_accepted,
             )
             request.update_cache_report()
         cache.use_next_slots(id)

@@ -95,11 +95,13 @@ class DraftModelProposer:
             ahead = [index for index, i in enumerate(now) if depth < decode[i].num_drafts]
             if not ahead:
                 continue
-            picks = [
+            pending_tokens = [
                 PendingToken(decode[i].sampling_state, decode[i].end + depth, tuple(drafts[i]))
                 for i in map(now.__getitem__, ahead)
             ]
-            chosen = self._choose(self._model.compute_logits(hidden[ahead]), picks, self._model.build.ops.sample)
+            chosen = self._choose(
+                self._model.compute_logits(hidden[ahead]), pending_tokens, self._model.build.ops.sample
+            )
             for index, token in chosen.items():
                 drafts[now[ahead[index]]].append(token)
         return [tuple(each) for each in drafts]
@@ -191,8 +193,8 @@ class MtpProposer:
                 result = self._steps.next(tokens)[: len(now)]
             else:
                 result = self._steps.first([rows[i] for i in now], tokens, depth)[: len(now)]
-            picks = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
-            chosen = self._head.choose(result, picks, self._choose)
+            pending_tokens = [PendingToken(rows[i].sampling_state, rows[i].end + depth, drafts[i]) for i in now]
+            chosen = self._head.choose(result, pending_tokens, self._choose)
             for index, token in chosen.items():
                 drafts[now[index]] += (token,)
             hidden = self._head.next_hidden(result)

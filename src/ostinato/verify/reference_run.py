@@ -1,8 +1,8 @@
 """Reference of `ostinato verify`: the plain path, and drafts that are right at some positions and wrong at others.
 
-The plain path is eager, without prefix cache and drafts, with full prompts, one request at a time. The drafts make
-every anchor occur, however good a drafter is. Runs of requests to their end, with preemptions now and then, serve both
-sides of a comparison.
+The plain path is eager, without prefix cache and drafts, with full prompts, one request at a time. With the drafts,
+every number of accepted drafts occurs, however good a drafter is. Runs of requests to their end, with preemptions now
+and then, serve both sides of a comparison.
 """
 
 from __future__ import annotations

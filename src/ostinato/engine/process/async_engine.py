@@ -203,10 +203,10 @@ class AsyncEngine:
                 prompt = await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
                 stream.raise_error()  # it may have ended meanwhile, and then must not begin
                 self._check_open()
-            name, token_ids = stream.request_id, list(prompt)
+            request_id, token_ids = stream.request_id, list(prompt)
             stream.prompt_token_ids = token_ids
             message = SubmitRequest(
-                name,
+                request_id,
                 token_ids,
                 params,
                 priority,
@@ -253,8 +253,8 @@ class AsyncEngine:
         all their deltas from here, and the stream has the bytes as `exported`. They hold the prompt.
         """
         self._check()
-        name = self._calls.new_call_id("export")
-        exported: bytes | None = await self._calls.send(name, ExportRequest(name, request_id))
+        call_id = self._calls.new_call_id("export")
+        exported: bytes | None = await self._calls.send(call_id, ExportRequest(call_id, request_id))
         return exported
 
     async def import_(self, exported: bytes, *, stream: RequestStream | None = None) -> RequestStream:
@@ -295,8 +295,8 @@ class AsyncEngine:
         RequestError if it cannot be compiled.
         """
         self._check()
-        name = self._calls.new_call_id("compile")
-        await self._calls.send(name, CompileGuide(name, guide))
+        call_id = self._calls.new_call_id("compile")
+        await self._calls.send(call_id, CompileGuide(call_id, guide))
 
     async def watch(self, timeout: float, on_change: Callable[[bool], None]) -> None:
         """Watch from now on whether the engine answers within `timeout` seconds.
@@ -339,8 +339,8 @@ class AsyncEngine:
 
     async def prefixes(self) -> JsonObject:
         """Return a picture of the prefix index between two steps; see `kv_cache.index_snapshot.snapshot_index`."""
-        picture: JsonObject = await self._ask("prefixes")
-        return picture
+        snapshot: JsonObject = await self._ask("prefixes")
+        return snapshot
 
     async def publish_cache_events(self, with_tokens: bool) -> CacheEventHub:
         """Have the engine tell all changes of its prefix index from now on, to the readers of `cache_events`.
@@ -360,8 +360,8 @@ class AsyncEngine:
 
         EngineError with what is wrong.
         """
-        kept: int = await self._ask("check")
-        return kept
+        num_kept: int = await self._ask("check")
+        return num_kept
 
     async def _ask(self, question: QueryKind) -> Any:
         self._check()
@@ -373,8 +373,8 @@ class AsyncEngine:
         self.end_cache_events()
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        for name in list(self._streams):
-            self._streams.finish(name, EngineStopped("the engine was stopped before the request had ended"))
+        for request_id in list(self._streams):
+            self._streams.finish(request_id, EngineStopped("the engine was stopped before the request had ended"))
         has_files = self.plan.cache_files is not None or self.plan.settings.record is not None
         if has_files and self.failure is None:
             with contextlib.suppress(Exception):  # the engine ends in any case

@@ -37,13 +37,13 @@ class PackedLogprobs(Sequence[TokenLogprobs | None]):
         if isinstance(logprobs, cls):
             return logprobs
         ranks, counts, ids, values = array("i"), array("i"), array("i"), array("d")
-        for each in logprobs:
-            pairs = () if each is None else ((each.token_id, each.logprob), *each.top)
-            ranks.append(0 if each is None else each.rank)
+        for scored in logprobs:
+            pairs = () if scored is None else ((scored.token_id, scored.logprob), *scored.top)
+            ranks.append(0 if scored is None else scored.rank)
             counts.append(len(pairs))
             ids.extend([token_id for token_id, _ in pairs])
             values.extend([value for _, value in pairs])
-        return cls(*(each.tobytes() for each in (ranks, counts, ids, values)))
+        return cls(*(part.tobytes() for part in (ranks, counts, ids, values)))
 
     @classmethod
     def join(cls, parts: Iterable[Iterable[TokenLogprobs | None]]) -> PackedLogprobs:
@@ -92,10 +92,10 @@ class SampleDelta(NamedTuple):
 def held_bytes(samples: Iterable[SampleDelta | CompletionOutput]) -> int:
     """Return the bytes that samples hold, about; their log-probabilities are packed, or None."""
     num_bytes = 0
-    for each in samples:
-        num_bytes += len(each.text) + 8 * len(each.token_ids)
-        if isinstance(each.logprobs, PackedLogprobs):
-            num_bytes += each.logprobs.num_bytes
+    for sample in samples:
+        num_bytes += len(sample.text) + 8 * len(sample.token_ids)
+        if isinstance(sample.logprobs, PackedLogprobs):
+            num_bytes += sample.logprobs.num_bytes
     return num_bytes
 
 
@@ -105,9 +105,9 @@ def join_samples(deltas: Sequence[SampleDelta]) -> SampleDelta:
     if len(deltas) == 1:
         return last
     return last._replace(
-        text="".join([each.text for each in deltas]),
-        token_ids=tuple(chain.from_iterable([each.token_ids for each in deltas])),
-        logprobs=None if last.logprobs is None else PackedLogprobs.join([each.logprobs or () for each in deltas]),
+        text="".join([delta.text for delta in deltas]),
+        token_ids=tuple(chain.from_iterable([delta.token_ids for delta in deltas])),
+        logprobs=None if last.logprobs is None else PackedLogprobs.join([delta.logprobs or () for delta in deltas]),
     )
 
 
@@ -144,7 +144,7 @@ def join_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
     for delta in deltas:
         for sample in delta.samples:
             samples.setdefault(sample.sample_index, []).append(sample)
-    scores = next((each.prompt_logprobs for each in deltas if each.prompt_logprobs is not None), None)
+    scores = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None)
     return last._replace(samples=[join_samples(samples[index]) for index in sorted(samples)], prompt_logprobs=scores)
 
 
@@ -242,8 +242,8 @@ class DeltaBuffer:
 def packed(output: RequestOutput) -> RequestOutput:
     """Return a whole output whose samples have packed log-probabilities."""
     samples: list[Any] = [
-        each if each.logprobs is None else replace(each, logprobs=cast(Any, PackedLogprobs.of(each.logprobs)))
-        for each in output.outputs
+        sample if sample.logprobs is None else replace(sample, logprobs=cast(Any, PackedLogprobs.of(sample.logprobs)))
+        for sample in output.outputs
     ]
     return replace(output, outputs=samples)
 

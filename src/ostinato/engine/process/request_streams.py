@@ -227,7 +227,7 @@ class BacklogLimit:
                 f"{self.max_bytes} (client_backlog); read streams as they come, or ask for less by n, max_tokens or "
                 "logprobs"
             )
-            max(streams, key=lambda each: each.held_bytes).cut(BacklogExceeded(message))
+            max(streams, key=lambda other: other.held_bytes).cut(BacklogExceeded(message))
 
 
 _LOOP_PASSES = 3
@@ -274,8 +274,8 @@ class StreamRegistry:
         `deadline` is in seconds from now. Raises what `QueueLimit.acquire` raises.
         """
         self._queue_limit.acquire(num_outputs, client)
-        name = self.new_id()
-        stream = RequestStream(name, num_outputs, lambda: self.end(name), client)
+        request_id = self.new_id()
+        stream = RequestStream(request_id, num_outputs, lambda: self.end(request_id), client)
         stream.on_held = partial(self.backlog.note, stream)
         if deadline is not None:
             stream.deadline = self._loop.time() + deadline, deadline
@@ -287,8 +287,8 @@ class StreamRegistry:
         Raises what `QueueLimit.acquire` raises.
         """
         self._queue_limit.acquire(stream.num_outputs, stream.client)
-        name = self.new_id()
-        stream.rebind(name, lambda: self.end(name))
+        request_id = self.new_id()
+        stream.rebind(request_id, lambda: self.end(request_id))
 
     @contextmanager
     def submitting(self, stream: RequestStream, *, ends: bool) -> Iterator[None]:
@@ -297,24 +297,26 @@ class StreamRegistry:
         If the engine refuses, the stream belongs to no engine. It ends if `ends`, else it may continue with another
         one.
         """
-        name = stream.request_id
-        self._unfinished[name] = stream
-        self._entering.add(name)
+        request_id = stream.request_id
+        self._unfinished[request_id] = stream
+        self._entering.add(request_id)
         if stream.deadline is not None:
-            stream.timer = self._loop.call_at(stream.deadline[0], self.expire, name, stream.deadline[1])
+            stream.timer = self._loop.call_at(stream.deadline[0], self.expire, request_id, stream.deadline[1])
         try:
             yield
         except BaseException as error:
-            if self._unfinished.pop(name, None) is not None:  # else it ended meanwhile, and is not counted any more
+            if (
+                self._unfinished.pop(request_id, None) is not None
+            ):  # else it ended meanwhile, and is not counted any more
                 self._queue_limit.cancel(stream.num_outputs, stream.client)
                 _detach(stream)
                 if ends:
                     stream.end()
             if not isinstance(error, Exception):
-                self.abandon(name)  # cancelled: the engine may have added it, or will soon
+                self.abandon(request_id)  # cancelled: the engine may have added it, or will soon
             raise
         finally:
-            self._entering.discard(name)
+            self._entering.discard(request_id)
 
     def deliver(self, deltas: Sequence[OutputDelta]) -> None:
         """Hand each stream its request's output delta."""
@@ -369,10 +371,10 @@ class StreamRegistry:
         if not handover.done():
             handover.set_result(True)
 
-    def _settle(self, begin: float, turns: int) -> None:
+    def _settle(self, begin: float, passes: int) -> None:
         """Measure what deltas cost the loop until their readers have run, and report it to the engine."""
-        if turns:
-            self._loop.call_soon(self._settle, begin, turns - 1)
+        if passes:
+            self._loop.call_soon(self._settle, begin, passes - 1)
         else:
             self._send(DeltasHandled(time.thread_time() - begin))
 

@@ -64,7 +64,7 @@ class HitLaw:
         start = 0
         while start < num_tokens:
             end = positions.chunk_end(start, min(start + self.step_tokens, num_tokens))
-            ends.update(positions.positions_inside(start, end))
+            ends.update(positions.claim_inside(start, end))
             is_multiple = positions.max_interior > 0 and end % positions.spacing == 0
             if end % self.block_size == 0 and (end in (positions.last, num_tokens) or is_multiple):
                 ends.add(end)

@@ -119,7 +119,7 @@ def messages_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
         written = _Message(
             run,
-            ChatOutput(model.text, prepared.form(model.text)),
+            ChatOutput(model.text, prepared.layout(model.text)),
             f"msg_{request.state.request_id}",
             lifecycle.model_name,
             model.engine.plan.hit_law.block_size,

@@ -158,8 +158,8 @@ def chat_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel]) -
         prepared: PreparedChat = request.state.prepared
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
-        text, params, form = model.text, prepared.params, prepared.form(model.text)
-        answers = [ChatOutput(text, form) for _ in range(params.n)]
+        text, params, layout = model.text, prepared.params, prepared.layout(model.text)
+        answers = [ChatOutput(text, layout) for _ in range(params.n)]
         texts = None if params.logprobs is None else text.token_texts
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         own = head("chatcmpl", kind, request.state.request_id, lifecycle.model_name)

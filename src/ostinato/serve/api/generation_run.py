@@ -269,7 +269,8 @@ class PreparedChat:
     tools: tuple[Tool, ...]
     starts_in_reasoning: bool
     parallel: bool
-    either: bool
+    calls_or_content: bool
+    """As in `AnswerLayout`."""
     guide: GuidePlan | None
     marks: Mapping[str, Mark] = field(default_factory=dict)
     """Positions at which the client wants checkpoints, by the places of their marks in the body."""
@@ -284,14 +285,16 @@ class PreparedChat:
             raise field_error(where, "cannot be located: the chat template does not give out what it follows as it is")
         return self
 
-    def form(self, text: ModelText) -> AnswerLayout:
-        """Return the form that the answer may have."""
+    def layout(self, text: ModelText) -> AnswerLayout:
+        """Return the parts that the answer may consist of."""
         if self.is_plain:
-            return AnswerLayout(AnswerFormats(), (), starts_in_reasoning=False, parallel=True, either=False)
+            return AnswerLayout(AnswerFormats(), (), starts_in_reasoning=False, parallel=True, calls_or_content=False)
         # A stop string or token may end an answer inside of a call, as if the model had.
         enforced = self.guide is not None and not (self.params.stop or self.params.stop_token_ids)
         formats = text.formats_with(self.tools)
-        return AnswerLayout(formats, self.tools, self.starts_in_reasoning, self.parallel, self.either, enforced)
+        return AnswerLayout(
+            formats, self.tools, self.starts_in_reasoning, self.parallel, self.calls_or_content, enforced
+        )
 
 
 def prepare_chat(
@@ -315,10 +318,10 @@ def prepare_chat(
     token_ids = token_ids_of(context, rendered, asked.param)
     check_prompt_length(len(token_ids), text.max_model_len, asked.param)
     inside = starts_in_reasoning(text.formats, asked.conversation, rendered.text)
-    form = AnswerLayout(
-        text.formats_with(asked.tools), asked.tools, inside, asked.parallel, either=asked.guide is not None
+    layout = AnswerLayout(
+        text.formats_with(asked.tools), asked.tools, inside, asked.parallel, calls_or_content=asked.guide is not None
     )
-    guide = answer_guide(text, form, asked.guide, asked.tool_choice)
+    guide = answer_guide(text, layout, asked.guide, asked.tool_choice)
     body.check_guide(guide)
     marks, missing = (
         locate_marks(context, asked.conversation, rendered, token_ids) if asked.conversation.marks else ({}, ())
@@ -330,7 +333,7 @@ def prepare_chat(
         asked.tools,
         inside,
         asked.parallel,
-        form.either,
+        layout.calls_or_content,
         guide,
         marks,
         tuple(missing),

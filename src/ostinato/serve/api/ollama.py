@@ -55,7 +55,7 @@ def ollama_router(lifecycle: Lifecycle, served_model: Callable[[], ServedModel])
             return _lines_or_json(loaded, body.stream)
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared, body, deadline, request)
-        output = ChatOutput(model.text, prepared.form(model.text))
+        output = ChatOutput(model.text, prepared.layout(model.text))
         written = _Answer(run, output, lifecycle, is_chat, request.state.record.begun)
         streams = body.stream is not False
         if streams:

@@ -176,7 +176,7 @@ def responses_router(lifecycle: Lifecycle, served_model: Callable[[], ServedMode
         prepared: PreparedResponse = request.state.prepared
         deadline = body.deadline(lifecycle.settings)
         run = await start_chat(model.engine, model.compiler, prepared.chat, body, deadline, request)
-        parts = _ResponseOutput(model.text, prepared.chat.form(model.text), prepared.chat.params)
+        parts = _ResponseOutput(model.text, prepared.chat.layout(model.text), prepared.chat.params)
         own = _response(f"resp_{request.state.request_id}", lifecycle.model_name)
         if body.stream:
             writer = _EventWriter(prepared.echo, model.text.token_texts)
@@ -258,13 +258,13 @@ def _status(output: CompletionOutput) -> str:
 class _ResponseOutput:
     """Output of a response as items, with the log-probabilities of its messages if these were requested."""
 
-    def __init__(self, text: ModelText, form: AnswerLayout, params: SamplingParams) -> None:
+    def __init__(self, text: ModelText, layout: AnswerLayout, params: SamplingParams) -> None:
         self.items = ResponseItems()
         self.texts = text.token_texts
-        self.answer = ChatOutput(text, form)
+        self.answer = ChatOutput(text, layout)
         self._logprobs = None
         if params.logprobs is not None:
-            self._logprobs = MessageLogprobs(text, params.skip_special_tokens, form.is_plain)
+            self._logprobs = MessageLogprobs(text, params.skip_special_tokens, layout.is_plain)
 
     def take(self, piece: SampleDelta | CompletionOutput) -> Iterator[Event]:
         """Yield the events of the next piece of the output."""

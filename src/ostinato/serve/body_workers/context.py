@@ -56,7 +56,7 @@ class RequestContext:
     default_params: SamplingParams
     on_loop: bool = True
     forks: bool = False
-    """True in a worker, which renders by a fork of itself, that can be ended, what is not counted."""
+    """True in a worker, which renders a template in a fork of itself if a budget of steps does not suffice."""
     grammars: GrammarCompiler | None = None
     """Compiler of guides that are tried, in a worker alone."""
 

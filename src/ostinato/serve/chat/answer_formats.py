@@ -134,7 +134,7 @@ class AnswerLayout:
     starts_in_reasoning: bool
     parallel: bool
     """True if the answer may have several calls."""
-    either: bool
+    calls_or_content: bool
     """True if the answer has calls or content, but never both."""
     enforced: bool = False
     """True if a grammar enforces calls: they are passed on as they come."""

@@ -51,13 +51,13 @@ class AnswerParser:
         tools: Sequence[Tool] | None,
         starts_in_reasoning: bool,
         new_id: Callable[[], str],
-        either: bool = False,
+        calls_or_content: bool = False,
         enforced: bool = False,
     ) -> None:
         """Make a parser of one answer.
 
         `tools`: if None or empty, no calls are looked for. `new_id` makes the id of a call, such as "call_7f3a".
-        `either`: an answer that does not begin with a call has none, because a grammar makes it one or the other.
+        `calls_or_content`: a grammar makes the answer one or the other: it has no calls unless it begins with one.
         `enforced`: a grammar enforces calls, so they are passed on as they come.
         """
         self._text = TextBuffer()
@@ -66,7 +66,7 @@ class AnswerParser:
         if formats.has_channels:
             self._steps = ChannelReader(self._text, self._collector, [tool.name for tool in tools or ()]).read()
         else:
-            self._steps = self._read(formats, tools or (), starts_in_reasoning, either)
+            self._steps = self._read(formats, tools or (), starts_in_reasoning, calls_or_content)
 
     def push(self, text: str) -> AnswerDelta:
         """Return what the next piece of text adds, as far as that is certain."""
@@ -81,12 +81,16 @@ class AnswerParser:
         return self._collector.take()
 
     def _read(
-        self, formats: AnswerFormats, tools: Sequence[Tool], starts_in_reasoning: bool, either: bool
+        self, formats: AnswerFormats, tools: Sequence[Tool], starts_in_reasoning: bool, calls_or_content: bool
     ) -> Reading[None]:
         try:
             if formats.reasoning is not None:
                 yield from self._read_reasoning(formats.reasoning, starts_in_reasoning)
-            if formats.tools is None or not tools or (either and not (yield from self._begins(formats.tools))):
+            if (
+                formats.tools is None
+                or not tools
+                or (calls_or_content and not (yield from self._begins(formats.tools)))
+            ):
                 yield from self._read_plain()
             else:
                 reader = BlockReader(formats.tools, self._text, self._collector, {tool.name: tool for tool in tools})

@@ -36,19 +36,19 @@ class OutputPart(Protocol):
 class ChatOutput:
     """Parser of one output's pieces, in order. The result does not depend on where the output was cut into pieces."""
 
-    def __init__(self, text: ModelText, form: AnswerLayout) -> None:
-        self._text, self._form = text, form
+    def __init__(self, text: ModelText, layout: AnswerLayout) -> None:
+        self._text, self._layout = text, layout
         self._num_calls = 0
         self._reasoned = False
         self._parser = None
-        if not form.is_plain:
+        if not layout.is_plain:
             self._parser = AnswerParser(
-                form.formats,
-                tools=form.tools,
-                starts_in_reasoning=form.starts_in_reasoning,
+                layout.formats,
+                tools=layout.tools,
+                starts_in_reasoning=layout.starts_in_reasoning,
                 new_id=_call_id,
-                either=form.either,
-                enforced=form.enforced,
+                calls_or_content=layout.calls_or_content,
+                enforced=layout.enforced,
             )
 
     def take(self, piece: OutputPart) -> AnswerDelta:
@@ -58,7 +58,7 @@ class ChatOutput:
         delta = self._parser.push(self._without_end(piece))
         if piece.finish_reason is not None:
             delta = joined(delta, self._parser.finish(is_cut=piece.finish_reason != "stop"))
-        if delta.tool_calls and not self._form.parallel:
+        if delta.tool_calls and not self._layout.parallel:
             delta = replace(delta, tool_calls=tuple(call for call in delta.tool_calls if call.index == 0))
         self._num_calls += len(delta.tool_calls)
         self._reasoned = self._reasoned or bool(delta.reasoning)
@@ -70,7 +70,7 @@ class ChatOutput:
 
     def reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Count the output's tokens that are reasoning, the tags included."""
-        tags, tokenizer = self._form.formats.reasoning, self._text.tokenizer
+        tags, tokenizer = self._layout.formats.reasoning, self._text.tokenizer
         if tags is None or not self._reasoned:
             return 0
         end = tokenizer.token_id(tags.end)

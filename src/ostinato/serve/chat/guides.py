@@ -51,14 +51,16 @@ def tool_guide(
     """
     called = forced_tools(tools, tool_choice)
     may_call = bool(tools) and not called and tool_choice != "none"
-    either = may_call and instead is not None
+    calls_or_form = may_call and instead is not None
     enforced = formats.tools in (GENERIC, EQUATION)
-    free = may_call and not either and (enforced or any(tool.strict for tool in tools))
-    if not (called or either or free):
+    free = may_call and not calls_or_form and (enforced or any(tool.strict for tool in tools))
+    if not (called or calls_or_form or free):
         return None
     if formats.tools is None:
-        demand = "tool_choice" if called else "a form of the answer beside tools" if either else "strict"
-        remedy = Remedy("tool_choice", "auto" if called else "none") if called or either else Remedy("strict", False)
+        demand = "tool_choice" if called else "a form of the answer beside tools" if calls_or_form else "strict"
+        remedy = (
+            Remedy("tool_choice", "auto" if called else "none") if called or calls_or_form else Remedy("strict", False)
+        )
         raise RequestError(
             f"{demand} needs a model whose chat template shows how it writes tool calls; known are the forms of "
             f"{known_forms()}",
@@ -66,7 +68,7 @@ def tool_guide(
         )
     grammar = ToolGrammar(formats.tools, special_tags, called or tools)
     start = grammar.thoughts(formats.reasoning, starts_in_reasoning)
-    if instead is not None and either:
+    if instead is not None and calls_or_form:
         start += grammar.calls_or_value(instead, parallel)
     elif free:
         start += grammar.free_calls(formats.reasoning, parallel)
@@ -130,21 +132,21 @@ def plain_guide(asked: GuideRequest | None) -> GuidePlan | None:
 
 
 def answer_guide(
-    text: ModelText, form: AnswerLayout, asked: GuideRequest | None, tool_choice: object
+    text: ModelText, layout: AnswerLayout, asked: GuideRequest | None, tool_choice: object
 ) -> GuidePlan | None:
     """Return the guide of an answer that may reason first, and calls tools according to `tool_choice`.
 
     If a form is asked for and no call is demanded, the answer either calls tools or has the form.
     """
-    if asked is None or forced_tools(form.tools, tool_choice):
-        return _tool_guide(text, form, tool_choice)
+    if asked is None or forced_tools(layout.tools, tool_choice):
+        return _tool_guide(text, layout, tool_choice)
     guide = asked.guide()
-    if form.tools:
-        return _tool_guide(text, form, tool_choice, GuidePlan(guide, asked.param))
-    tags = form.formats.reasoning
+    if layout.tools:
+        return _tool_guide(text, layout, tool_choice, GuidePlan(guide, asked.param))
+    tags = layout.formats.reasoning
     if tags is None:
         return GuidePlan(guide, asked.param)
-    lark = value_guide(guide, tags, form.starts_in_reasoning, text.special_tags)
+    lark = value_guide(guide, tags, layout.starts_in_reasoning, text.special_tags)
     return GuidePlan(_guide(asked.param, lark=lark), asked.param)
 
 
@@ -212,15 +214,15 @@ class GuideCompiler:
 
 
 def _tool_guide(
-    text: ModelText, form: AnswerLayout, tool_choice: object, instead: GuidePlan | None = None
+    text: ModelText, layout: AnswerLayout, tool_choice: object, instead: GuidePlan | None = None
 ) -> GuidePlan | None:
     try:
         lark = tool_guide(
-            form.tools,
+            layout.tools,
             tool_choice,
-            form.formats,
-            starts_in_reasoning=form.starts_in_reasoning,
-            parallel=form.parallel,
+            layout.formats,
+            starts_in_reasoning=layout.starts_in_reasoning,
+            parallel=layout.parallel,
             special_tags=text.special_tags,
             instead=None if instead is None else instead.guide,
         )
