@@ -26,6 +26,7 @@ from ostinato.ops.dispatch import select_ops
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.scheduler.batch import Batch
 from tests.spec_decode.test_speculation_drafts import GRAPHS, cases_of, check_proposals, finds, serve
+from tests.support import vision_parity
 from tests.support.assistants import (
     AssistantReference,
     assistant_checkpoint,
@@ -42,6 +43,7 @@ from tests.support.parity import make_engine, run
 from tests.support.plan_cases import GIB, cpu
 from tests.support.speculation import Watched, at_random, drafting_engine, outputs_of, script
 from tests.support.tensors import as_tensor
+from tests.support.vl_models import VL_RECIPES
 
 ASSISTANTS = [
     ("gemma4_text", "plain", "all", 3, "full_and_piecewise"),
@@ -253,5 +255,25 @@ def test_random_and_quantised_weights_make_drafts_too(kind: str, settings: dict[
         assert output is not None
         given.append(output.outputs[0].token_ids)
     assert given[0] == given[1]
+    assert engine.speculation is not None
+    assert min(engine.speculation.counters.proposed) > 0
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_causal"])
+@pytest.mark.slow
+def test_drafts_change_no_token_behind_images(name: str) -> None:
+    """In chunks, with preemptions, and with the beginning from the cache."""
+    directory = shared_folder("assistant")
+    text_config = VL_RECIPES[name]().text_config
+    assistant_of(assistant_config(text_config, "plain"), seed=4).save_pretrained(directory)
+    engine = vision_parity.make_engine(
+        name, speculative=f"draft:{directory}:3", speculative_adaptive="off", graph_mode="full_decode_only",
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    parts = (vision_parity.text(30), vision_parity.images((6, 10)), vision_parity.text(12))
+    first = vision_parity.decided_case(name, parts)
+    second = vision_parity.decided_case(name, (vision_parity.text(11),), first)
+    vision_parity.serve(engine, first, preempt_at=(4, 9))
+    vision_parity.serve(engine, first, second)
     assert engine.speculation is not None
     assert min(engine.speculation.counters.proposed) > 0
