@@ -113,7 +113,7 @@ class Gemma4Assistant(Assistant, Decoder):
         return build.arrays.of(_in_vocabulary(own, chosen, self.spec.vocab_size))
 
     def _logits_of_ranks(self, hidden: Array, clusters: Clusters) -> Array:
-        """Return the logits of a draft on the first rank, from those of all tokens, of which each rank has some."""
+        """Return the logits of a draft on the first rank. Each rank computes its part of the vocabulary."""
         logits = self.compute_logits(hidden)
         if not self.build.rank.leads:
             return logits
