@@ -241,7 +241,16 @@ def test_the_plan_counts_an_assistants_weights_and_the_hidden_states_that_slots_
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize("settings", [{"random_weights": True}, {"quantization": "int8"}, {"quantization": "int4"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"random_weights": True},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"dtype": "bfloat16", "deterministic": True},
+        {"kv_cache_dtype": "int8"},
+    ],
+)
 @pytest.mark.parametrize("kind", ["plain", "clusters"])
 def test_random_and_quantised_weights_make_drafts_too(kind: str, settings: dict[str, Any]) -> None:
     """The tokens are those without drafts, from a model of the same weights."""
