@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import Assistant
@@ -38,6 +40,7 @@ from tests.support.assistants import (
 )
 from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.folders import shared_folder
+from tests.support.gguf_files import CONFIGS, write_gguf
 from tests.support.heads import Recorder
 from tests.support.parity import make_engine, run
 from tests.support.plan_cases import GIB, cpu
@@ -284,5 +287,26 @@ def test_drafts_change_no_token_behind_images(name: str) -> None:
     second = vision_parity.decided_case(name, (vision_parity.text(11),), first)
     vision_parity.serve(engine, first, preempt_at=(4, 9))
     vision_parity.serve(engine, first, second)
+    assert engine.speculation is not None
+    assert min(engine.speculation.counters.proposed) > 0
+
+
+def test_an_assistant_makes_drafts_for_a_gguf_file(tmp_path: Path) -> None:
+    target, directory = write_gguf(tmp_path / "m.gguf", "gemma4", "F32"), tmp_path / "assistant"
+    assistant_of(assistant_config(CONFIGS["gemma4"](), "plain"), seed=4).save_pretrained(directory)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    given = []
+    for speculative in (None, f"draft:{directory}:2"):
+        config = EngineConfig(
+            model=str(target), speculative=speculative, speculative_adaptive="off", dtype="float32", threads=1,
+            max_model_len=128, max_num_seqs=2, cache_memory="16MiB",
+        )  # fmt: skip
+        engine = EngineCore(config)
+        output = engine.output(engine.add_request(list(range(3, 60)), params))
+        run(engine)
+        assert output is not None
+        assert output.error is None
+        given.append(output.outputs[0].token_ids)
+    assert given[0] == given[1]
     assert engine.speculation is not None
     assert min(engine.speculation.counters.proposed) > 0
