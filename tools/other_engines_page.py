@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, REFUSED, VARIABLES
+from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, PATHS, REFUSED, VARIABLES
 from ostinato.serve.api.chat_completions import ChatRequest
 from ostinato.serve.api.completions import CompletionRequest
 
@@ -37,14 +37,20 @@ COMING = """# Coming from {title}
 {pairs}
 ```
 
-`ostinato plan` in place of `ostinato serve` says first whether it fits. Every flag of {programs} is one here, has
-another name (below), or [none](flags-of-{name}.md). [Side by side](coming-from-vllm-or-llama-cpp.md) has them by what
-they are for.
+`ostinato plan` in place of `ostinato serve` says first whether it fits. A flag of {programs} is one here,
+has another name (below), or [none](flags-of-{name}.md). [Side by side](coming-from-vllm-or-llama-cpp.md) has them by
+what they are for.
 
 {renamed}
 ## Environment variables
 
 {variables}
+
+## Paths of the server
+
+Those of OpenAI's protocol are the same, and so are `/health`, `/metrics`, `/tokenize` and `/detokenize`.
+
+{paths}
 
 ## Fields of requests
 
@@ -95,8 +101,9 @@ def pages() -> dict[str, str]:
         fields = _fields(PROGRAMS["llama.cpp" if name == "llama-cpp" else name]["fields"])
         words = {"title": title, "name": name, "programs": programs, "intro": intro, "pairs": asked, "fields": fields}
         words["renamed"] = _renamed(mine[name])
-        rows = [f"| `{' '.join(names.split())}` | {here} |" for here, names in VARIABLES[name].items()]
-        words["variables"] = "\n".join(["| theirs | here |", "|---|---|", *rows])
+        for part, answers in (("variables", VARIABLES[name]), ("paths", PATHS[name])):
+            rows = [f"| `{' '.join(theirs.split())}` | {here} |" for here, theirs in answers.items()]
+            words[part] = "\n".join(["| theirs | here |", "|---|---|", *rows])
         made[f"coming-from-{name}.md"] = COMING.format(**words)
         made[f"flags-of-{name}.md"] = FLAGS.format(**words) + MADE + _none(mine[name])
     return made

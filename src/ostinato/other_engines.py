@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 _SETTINGS = {
     "--model": "-m -mu model_path model_id model_name_or_path --model-url",
-    "--model=OWNER/NAME": "-hf -hfr --hf-repo",
+    "--model=OWNER/NAME, or OWNER/NAME:FILE.gguf": "-hf -hfr --hf-repo",
     "--model=OWNER/NAME:FILE.gguf": "-hff --hf-file",
     "--tokenizer": "tokenizer_path",
     "the environment variable HF_TOKEN": "hf_token -hft",
@@ -78,7 +78,7 @@ _SETTINGS = {
     "--log-level": "--uvicorn-log-level",
     "--log-format=json": "--json-output --log-jsonl",
     "--root-path": "--api-prefix --fastapi-root-path",
-    "--guide-lark": "--grammar --grammar-file",
+    "--guide-lark, a grammar in Lark's form, not in GBNF": "--grammar --grammar-file",
     "--guide-json-schema, --guide-regex, --guide-choice or --guide-lark": "--guide",
     "--guide-json-schema": "-j --json-schema -jf --json-schema-file",
     "--chat-template": "--chat-template-file",
@@ -260,6 +260,7 @@ _NOT_HERE = {
     " --trust-request-chat-template --prefill-assistant --no-prefill-assistant --prefill-response",
     "--log-level and --log-format are all that there is for logs": "--log-config-file --logging-config"
     " --log-error-stack --max-log-len --log-file --log-prompts-dir",
+    "chat runs a model itself; a server that runs has a page at its address": "--url",
     "the page at / has no settings of its own": "--path --ui-config --webui-config --ui-config-file"
     " --webui-config-file --media-path",
     "HTTP/1.1 and TLS as they are, with limits of their own": "--grpc --grpc-port --h11-max-header-count"
@@ -311,7 +312,7 @@ def _each(table: Mapping[str, str]) -> dict[str, str]:
 
 def _by_flag(table: Mapping[str, str]) -> dict[str, str]:
     """Return the flags of a table with what is said of them, where settings are flags."""
-    said = {name: here.replace("=", " ") for name, here in _each(table).items()}
+    said = {name: re.sub("(--[a-z-]+)=", r"\1 ", here) for name, here in _each(table).items()}
     return {name if name[0] == "-" else "--" + name.replace("_", "-"): here for name, here in said.items()}
 
 
@@ -514,6 +515,55 @@ VARIABLES = {
     },
 }
 """Program -> what takes the place of its environment variables here -> their names."""
+
+_NO_ADAPTERS = "none, as adapters are not supported; merge them into the checkpoint"
+_NO_RERANKERS = "none, as there are no classifiers and no rerankers; vectors of `POST /v1/embeddings` can be compared"
+_STAYS = "none, as a server has one model, which stays loaded"
+PATHS = {
+    "vllm": {
+        "`GET /health`": "/ping",
+        "`GET /metrics`": "/load",
+        "`GET /plan`, and `/about`": "/server_info",
+        "`POST /v1/completions` or `/v1/chat/completions`": "/inference/v1/generate /invocations",
+        "`POST /v1/embeddings`": "/pooling",
+        "`POST /reset_prefix_cache`": "/reset_mm_cache /reset_encoder_cache",
+        "`ostinato bench profile MODEL`": "/start_profile /stop_profile",
+        "none, as sounds are not read": "/v1/audio/transcriptions /v1/audio/translations /v1/realtime",
+        _NO_RERANKERS: "/score /v1/score /rerank /v1/rerank /v2/rerank /classify",
+        _NO_ADAPTERS: "/v1/load_lora_adapter /v1/unload_lora_adapter",
+        _STAYS: "/sleep /wake_up /is_sleeping",
+    },
+    "llama-cpp": {
+        "`GET /health`": "/v1/health",
+        "`GET /metrics`": "/slots",
+        "`GET /plan`, and `/about`": "/props",
+        "`GET /v1/models`": "/models",
+        "`POST /v1/completions`": "/completion /completions",
+        "`POST /v1/embeddings`": "/embedding /embeddings",
+        "`POST /tokenize`, with messages": "/apply-template",
+        "none, as a prompt is only continued at its end": "/infill",
+        _NO_RERANKERS: "/reranking /v1/reranking",
+        _NO_ADAPTERS: "/lora-adapters",
+        _STAYS: "/models/load /models/unload",
+    },
+    "others": {
+        "`GET /health`": "/healthz /ready /livez /health_generate",
+        "`GET /plan`, and `/about`": "/info /get_model_info /model_info /get_server_info",
+        "`POST /v1/completions` or `/v1/chat/completions`": "/generate /generate_stream",
+        "`POST /v1/embeddings`": "/embed /encode",
+        "`POST /reset_prefix_cache`": "/flush_cache",
+        "`ostinato batch IN.jsonl OUT.jsonl`": "/v1/files /v1/batches",
+        "none, as text is all that is made": "/v1/images/generations /v1/images/edits /v1/audio/speech",
+    },
+}
+"""Program -> what takes the place of its server's paths here -> those paths."""
+
+
+def advice_on_path(path: str) -> str | None:
+    """Return what to ask in place of another engine's path; None if it is unknown too."""
+    here = next((_each(table)[path] for table in PATHS.values() if path in _each(table)), None)
+    return None if here is None else here.replace("`", "")
+
 
 REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
 """Flags that were once here -> what does the same."""

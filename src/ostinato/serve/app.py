@@ -21,6 +21,7 @@ from ostinato._version import __version__
 from ostinato.errors import ConfigError
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.tracing import Tracing, make_tracing
+from ostinato.other_engines import advice_on_path
 from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
@@ -182,6 +183,8 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
             f"{path} is not served; of Ollama's API there are {', '.join(theirs)}: one model is served, and neither "
             f"pulled nor made here. For clients of OpenAI's the base_url is {url}"
         )
+    if (here := advice_on_path(path)) is not None:
+        return f"there is no {path} here; in its place: {here}"
     reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
     paths = [*served["POST"], *(served["GET"] if reports else ())]
     near = get_close_matches(path, paths, 1, 0.75)
