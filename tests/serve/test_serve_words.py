@@ -14,13 +14,13 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.observe.request_record import ResponseCounts
-from ostinato.other_engines import PATHS
 from ostinato.serve.app import make_api
 from ostinato.serve.chat.answer_formats import THINK
 from ostinato.serve.chat.answer_parser import detect_formats
 from ostinato.serve.chat.conversation import template_kwargs
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.other_paths import PATHS
 from ostinato.serve.settings import ServeSettings
 from tests.support.chat_templates import THINKING
 from tests.support.patience import PATIENCE

@@ -21,7 +21,6 @@ from ostinato._version import __version__
 from ostinato.errors import ConfigError
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.tracing import Tracing, make_tracing
-from ostinato.other_engines import advice_on_path
 from ostinato.serve.api.anthropic_messages import messages_router
 from ostinato.serve.api.chat_completions import chat_router
 from ostinato.serve.api.completions import completions_router
@@ -40,6 +39,7 @@ from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter, JsonPostMiddleware, PathRules, RequestMiddleware
 from ostinato.serve.http.unknown_fields import HEADER
+from ostinato.serve.other_paths import advice_on_path
 from ostinato.serve.settings import ServeSettings
 
 _OPENAPI = "/openapi.json"
