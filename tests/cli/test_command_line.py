@@ -184,7 +184,7 @@ def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.Cap
         (["serve", "-tp", "2"], "here it is --tensor-parallel-size"),
         (["serve", "--tp", "2"], "here it is --tensor-parallel-size"),
         (["serve", "-q", "awq"], "here it is --quantization"),
-        (["-hf", "O/N"], "No such option: -hf (here it is --model OWNER/NAME)"),
+        (["-hf", "O/N"], "No such option: -hf (here it is --model OWNER/NAME, or OWNER/NAME:FILE.gguf)"),
         (["serve", "--api-key"], "Error: --api-key needs a value behind it\n"),
         (["eval", "demo", "--limit", "3"], "No such option: --limit (here it is --num-problems)"),
         (["serve", "-lv", "3"], "No such option: -lv (here it is --log-level debug)"),

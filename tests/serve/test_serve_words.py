@@ -20,6 +20,7 @@ from ostinato.serve.chat.answer_parser import detect_formats
 from ostinato.serve.chat.conversation import template_kwargs
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.other_paths import PATHS
 from ostinato.serve.settings import ServeSettings
 from tests.support.chat_templates import THINKING
 from tests.support.patience import PATIENCE
@@ -384,6 +385,29 @@ def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant
     nearest = "r" if meant is None else f"did you mean {meant}? R"
     assert told(answer).startswith(f"there is no {path} here; {nearest}equests go to {CHAT}, {COMPLETIONS}, ")
     assert told(answer).endswith("/openapi.json describes all")
+
+
+@pytest.mark.parametrize(
+    ("path", "here"),
+    [
+        ("/props", "GET /plan, and /about"),
+        (
+            "/score",
+            "none, as there are no classifiers and no rerankers; vectors of POST /v1/embeddings can be compared",
+        ),
+    ],
+)
+def test_a_path_of_another_engine_is_answered_with_what_takes_its_place(served, path, here):
+    answers = [post(served, path, {}), httpx2.get(f"{served.url}{path}", timeout=PATIENCE)]
+    assert [told(answer) for answer in answers] == [f"there is no {path} here; in its place: {here}"] * 2
+
+
+def test_no_path_of_another_engine_is_served_here(served):
+    described = httpx2.get(f"{served.url}/openapi.json", timeout=PATIENCE).json()["paths"]
+    theirs = {path for table in PATHS.values() for paths in table.values() for path in paths.split()}
+    assert not theirs & described.keys()
+    named = {path for table in PATHS.values() for here in table for path in re.findall("/[a-z0-9_/]+", here)}
+    assert named <= {*described, "/about"}
 
 
 @pytest.mark.parametrize("path", ["/v1", "/doc", "/v1/", "/model"])
