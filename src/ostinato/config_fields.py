@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_serializer
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.json_io import parse_json
+from ostinato.json_io import parse_json, unique_members
 
 BUDGETS = "encoder_token_budgets"
 
@@ -176,7 +176,7 @@ def _of_text(text: str) -> object:
     """Return the fields in a short form or in JSON, unchecked; None if JSON cannot be read."""
     if text.lstrip().startswith("{"):
         try:
-            return parse_json(text)
+            return parse_json(text, object_pairs_hook=unique_members)
         except ValueError:
             return None
     method, _, rest = (part.strip() for part in text.partition(":"))

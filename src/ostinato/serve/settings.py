@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy
 from ostinato.files import is_directory
-from ostinato.json_io import JsonObject, parse_json
+from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json, unique_members
 from ostinato.observe.logs import AccessLog, LogFormat, LogLevel
 from ostinato.replicas.router import RoutingPolicy
 from ostinato.serve.chat.tool_calls.formats import PARSERS
@@ -284,9 +284,10 @@ class ServeSettings(BaseModel):
         if not isinstance(value, str):
             return value
         try:
-            return parse_json(value)
-        except ValueError:
-            message = 'it should be a JSON object, such as {"endpoint": "tcp://*:5557"}'
+            return parse_json(value, object_pairs_hook=unique_members)
+        except ValueError as error:
+            twice = f"; {error}" if isinstance(error, DuplicateMemberError) else ""
+            message = f'it should be a JSON object, such as {{"endpoint": "tcp://*:5557"}}{twice}'
             raise _wrong("kv_events_config", message, []) from None
 
     @field_validator("served_model_name", mode="before")
