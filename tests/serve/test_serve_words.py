@@ -564,6 +564,8 @@ UNKNOWN = {
     "keep_alive": "here that is not needed",
     "enable_thinking": "here that is chat_template_kwargs",
     "content": "here it is messages",
+    "guide": "here it is response_format",
+    "lark": "here it is guided_regex, or guided_json: grammars are read by",
     "grammar": "here it is guided_regex, or guided_json: grammars are read by",
     "prompt": "here it is messages",
     "add_special_tokens": "here that is not served",
@@ -609,6 +611,11 @@ NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
     ),
     "in responses": ((RESPONSES, {"input": "a", "max_token": 1}), "max_token", "max_output_tokens"),
     "in messages": ((MESSAGES, {"messages": ASKED, "max_tokens": 2, "stop_words": 1}), "stop_words", "stop_sequences"),
+    "in completions, a field of chats": (
+        (COMPLETIONS, {"prompt": "a", "tools": []}),
+        "tools",
+        "here that is /v1/chat/completions",
+    ),
     "in embeddings": ((EMBEDDINGS, {"input": "a", "dimension": 3}), "dimension", "dimensions?"),
     "in tokenize": (("/tokenize", {"promt": "a"}), "promt", "prompt?"),
     "in tokenize, of what is known there": (
