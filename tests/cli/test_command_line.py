@@ -185,6 +185,12 @@ def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.Cap
         (["serve", "--tp", "2"], "here it is --tensor-parallel-size"),
         (["serve", "-q", "awq"], "here it is --quantization"),
         (["-hf", "O/N"], "No such option: -hf (here it is --model OWNER/NAME, or OWNER/NAME:FILE.gguf)"),
+        (["chat", "-cnv"], "No such option: -cnv (leave it out: ostinato chat does that)"),
+        (
+            ["chat", "--url", "http://h/v1"],
+            "no counterpart here: chat runs a model itself; a server that runs has a page",
+        ),
+        (["generate", "--grammar", "g"], "here it is --guide-lark, a grammar in Lark's form, not in GBNF"),
         (["serve", "--api-key"], "Error: --api-key needs a value behind it\n"),
         (["eval", "demo", "--limit", "3"], "No such option: --limit (here it is --num-problems)"),
         (["serve", "-lv", "3"], "No such option: -lv (here it is --log-level debug)"),
