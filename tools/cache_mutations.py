@@ -26,6 +26,18 @@ def mutation(what: str, path: str, *edits: tuple[str, str], verify: tuple[str, .
 
 
 MUTATIONS = (
+    # Prefix LMs.
+    mutation(
+        "a prefix LM's prompt finds the blocks of another one that begins alike",
+        "scheduler/prefill.py",
+        ("if policy.whole_prompts else request.media", "if False else request.media"),
+    ),
+    mutation(
+        "a chunk cuts a prefix LM's prompt",
+        "scheduler/prefill.py",
+        (" or budget < whole_prompt_end(request, limits) - start", ""),
+        ("        if end < whole_prompt_end(request, self._limits):\n            return None\n", ""),
+    ),
     # Packed checkpoints.
     mutation(
         "a packed checkpoint is not kept while a request that hits it takes its slots",

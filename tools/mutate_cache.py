@@ -47,6 +47,7 @@ TESTS = (
     "tests/scheduler/test_scheduler_properties.py",
     "tests/kv_cache/test_encoder_cache.py",
     "tests/scheduler/test_scheduler_media.py",
+    "tests/scheduler/test_scheduler_prefix_lm.py",
 )
 
 LIMIT_IN_BASELINES = 10

@@ -45,7 +45,13 @@ SETTINGS = {
 pytestmark = pytest.mark.parametrize("name", PREFIX_LMS)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=what, marks=[pytest.mark.slow] if what == "reference kernels" else ())
+        for what, settings in SETTINGS.items()
+    ],
+)
 def test_requests_that_join_and_leave_get_the_tokens_of_transformers(name: str, settings: dict[str, object]) -> None:
     engine = make_engine(name, **settings)
     cases = [decided_case(name, length) for length in LENGTHS] + [sampled_case(name, 70)]
@@ -59,6 +65,17 @@ def test_requests_that_join_and_leave_get_the_tokens_of_transformers(name: str, 
     run(engine)
     for case, output in zip(cases, outputs, strict=True):
         check(case, output)
+
+
+@pytest.mark.slow
+def test_ranks_get_the_prompt_whole_too(name: str) -> None:
+    engine = make_engine(name, tensor_parallel_size=2)
+    cases = [decided_case(name, length) for length in (PROMPT, 47)]
+    outputs = [add(engine, case, prompt_logprobs=True) for case in cases]
+    run_with_preemptions(engine, outputs, at=(3, 20))
+    for case, output in zip(cases, outputs, strict=True):
+        check(case, output)
+    engine.close()
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -85,7 +102,7 @@ def test_requests_short_of_blocks_take_turns(name: str) -> None:
         check(case, output)
 
 
-@pytest.mark.parametrize("length", [PROMPT, 144, 145, 16, 17])
+@pytest.mark.parametrize("length", [PROMPT, 144, 17])
 def test_the_same_prompt_hits_and_no_other_does(name: str, length: int) -> None:
     engine, case = make_engine(name, max_model_len=320), decided_case(name, length)
     for other in (case.prompt[:-1], [*case.prompt, 5], case.prompt[: length // 2]):

@@ -122,4 +122,6 @@ class HrmText(CausalLM):
         if stack == "L" and not hyper.low_cycles:
             return None
         use = place + (hyper.low_cycles * hyper.stack_size if stack == "H" else 0)
-        return f"model.layers.{use}." + re.sub(r"^attn\.", "self_attn.", name[match.end() :])
+        inner = name[match.end() :]
+        # transformers writes some tensors of attention under another name than the rest.
+        return f"model.layers.{use}.{'self_' if inner.startswith('attn.') else ''}{inner}"
