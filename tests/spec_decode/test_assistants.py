@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from ostinato import EngineConfig, SamplingParams
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import Assistant
@@ -26,6 +28,7 @@ from ostinato.ops.dispatch import select_ops
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.scheduler.batch import Batch
 from tests.spec_decode.test_speculation_drafts import GRAPHS, cases_of, check_proposals, finds, serve
+from tests.support import vision_parity
 from tests.support.assistants import (
     AssistantReference,
     assistant_checkpoint,
@@ -37,11 +40,13 @@ from tests.support.assistants import (
 )
 from tests.support.checkpoints import checkpoint, random_prompt, recipe
 from tests.support.folders import shared_folder
+from tests.support.gguf_files import CONFIGS, write_gguf
 from tests.support.heads import Recorder
 from tests.support.parity import make_engine, run
 from tests.support.plan_cases import GIB, cpu
 from tests.support.speculation import Watched, at_random, drafting_engine, outputs_of, script
 from tests.support.tensors import as_tensor
+from tests.support.vl_models import VL_RECIPES
 
 ASSISTANTS = [
     ("gemma4_text", "plain", "all", 3, "full_and_piecewise"),
@@ -239,7 +244,16 @@ def test_the_plan_counts_an_assistants_weights_and_the_hidden_states_that_slots_
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize("settings", [{"random_weights": True}, {"quantization": "int8"}, {"quantization": "int4"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"random_weights": True},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"dtype": "bfloat16", "deterministic": True},
+        {"kv_cache_dtype": "int8"},
+    ],
+)
 @pytest.mark.parametrize("kind", ["plain", "clusters"])
 def test_random_and_quantised_weights_make_drafts_too(kind: str, settings: dict[str, Any]) -> None:
     """The tokens are those without drafts, from a model of the same weights."""
@@ -251,6 +265,47 @@ def test_random_and_quantised_weights_make_drafts_too(kind: str, settings: dict[
         output = engine.output(engine.add_request(random_prompt(60, 2), params))
         run(engine)
         assert output is not None
+        given.append(output.outputs[0].token_ids)
+    assert given[0] == given[1]
+    assert engine.speculation is not None
+    assert min(engine.speculation.counters.proposed) > 0
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_causal"])
+@pytest.mark.slow
+def test_drafts_change_no_token_behind_images(name: str) -> None:
+    """In chunks, with preemptions, and with the beginning from the cache."""
+    directory = shared_folder("assistant")
+    text_config = VL_RECIPES[name]().text_config
+    assistant_of(assistant_config(text_config, "plain"), seed=4).save_pretrained(directory)
+    engine = vision_parity.make_engine(
+        name, speculative=f"draft:{directory}:3", speculative_adaptive="off", graph_mode="full_decode_only",
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    parts = (vision_parity.text(30), vision_parity.images((6, 10)), vision_parity.text(12))
+    first = vision_parity.decided_case(name, parts)
+    second = vision_parity.decided_case(name, (vision_parity.text(11),), first)
+    vision_parity.serve(engine, first, preempt_at=(4, 9))
+    vision_parity.serve(engine, first, second)
+    assert engine.speculation is not None
+    assert min(engine.speculation.counters.proposed) > 0
+
+
+def test_an_assistant_makes_drafts_for_a_gguf_file(tmp_path: Path) -> None:
+    target, directory = write_gguf(tmp_path / "m.gguf", "gemma4", "F32"), tmp_path / "assistant"
+    assistant_of(assistant_config(CONFIGS["gemma4"](), "plain"), seed=4).save_pretrained(directory)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    given = []
+    for speculative in (None, f"draft:{directory}:2"):
+        config = EngineConfig(
+            model=str(target), speculative=speculative, speculative_adaptive="off", dtype="float32", threads=1,
+            max_model_len=128, max_num_seqs=2, cache_memory="16MiB",
+        )  # fmt: skip
+        engine = EngineCore(config)
+        output = engine.output(engine.add_request(list(range(3, 60)), params))
+        run(engine)
+        assert output is not None
+        assert output.error is None
         given.append(output.outputs[0].token_ids)
     assert given[0] == given[1]
     assert engine.speculation is not None

@@ -77,7 +77,7 @@ class Backbone(Module):
 
 
 class HiddenStateKeeper(Module):
-    """What follows a model whose drafts start from its last hidden state: it keeps that in the slots."""
+    """Last part of a model whose drafts start from its hidden state, which it writes into the slots."""
 
     def __init__(self, build: ModelBuilder) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class CausalLM(Module, ABC):
     """
 
     integers: tuple[str, ...] = ()
-    """Name suffixes of weights that are ids, each of which occurs once, and which a checkpoint stores as integers."""
+    """Name suffixes of weights that are permutations of ids. A checkpoint stores them as integers."""
 
     def __init__(
         self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0, logits_cap: float | None = None

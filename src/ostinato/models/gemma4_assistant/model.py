@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ostinato.errors import ModelError
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, QuantizableMatrix
 from ostinato.models.base import Assistant, Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.gemma4_assistant.spec import Gemma4AssistantHyperparameters
 from ostinato.models.gemma4_text.model import gemma4_block
-from ostinato.ops.arrays import host_values
+from ostinato.ops.token_clusters import best_tokens, cluster_tokens, pick_logits, spread_logits
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ostinato.models.gemma4_text.model import Gemma4Block
     from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
@@ -39,23 +38,17 @@ class Clusters(Module):
         self.centroids = Linear(build, spec.hidden_size, count, can_be_quantised=False)
         # Ids are below 2 ** 24, so float32 holds them exactly.
         self.token_ordering = self.declare(build, "token_ordering", spec.vocab_size, role="bias", in_float32=True)
-        self.ids = np.empty((count, 0), np.int64)
-        """Tokens of each cluster, [clusters, tokens], after `read_ids`."""
+        self.ids: np.ndarray | None = None
+        """Tokens of each cluster, [clusters, tokens] int64, after `read_ids`."""
 
     def read_ids(self) -> None:
-        """Read the tokens of the clusters off the loaded weight. ModelError if one is no token."""
-        ids = host_values(self.token_ordering).astype(np.int64)
-        wrong = ids[(ids < 0) | (ids >= len(ids))]
-        if len(wrong):
-            raise ModelError(f"masked_embedding.token_ordering has a token {wrong[0]}; they are 0 to {len(ids) - 1}")
-        self.ids = ids.reshape(self.count, -1)
+        """Read the tokens of the clusters off the loaded weight. ModelError as `cluster_tokens`."""
+        self.ids = cluster_tokens(self.token_ordering, self.count)
 
     def tokens(self, hidden: Array) -> np.ndarray:
         """Return the tokens of each row's best clusters, [rows, hidden] -> [rows, tokens] int64."""
-        scores = host_values(self.centroids(hidden)).astype(np.float32)
-        best = np.argpartition(-scores, self.top - 1, axis=1)[:, : self.top]
-        chosen: np.ndarray = self.ids[best].reshape(len(best), -1)
-        return chosen
+        assert self.ids is not None, "weights are checked when they are loaded"
+        return best_tokens(self.centroids(hidden), self.ids, self.top)
 
 
 class Gemma4Assistant(Assistant, Decoder):
@@ -100,30 +93,22 @@ class Gemma4Assistant(Assistant, Decoder):
         if self.clusters is None:
             return self.compute_logits(hidden)
         build = self.build
-        if build.rank.of > 1:
-            return self._logits_of_ranks(hidden, self.clusters)
-        chosen = self.clusters.tokens(hidden)
         head: QuantizableMatrix = self.embedding if self.spec.tied_embeddings else self.lm_head
+        if build.rank.of > 1 or head.order is not None:
+            return self._picked_logits(hidden, self.clusters)
+        chosen = self.clusters.tokens(hidden)
         how: tuple[Any, ...] = ()
         if head.quantization:
             how = (head.weight_scale, head.group_size, build.dtype, head.blocks)
-        vectors = build.ops.embedding(build.arrays.of(chosen.ravel()), head.weight, 1.0, *how)
+        vectors = build.ops.embedding(build.arrays.of(chosen.reshape(-1)), head.weight, 1.0, *how)
         # As of heads, each row is multiplied by vectors of its own.
-        own = host_values(build.ops.linear(hidden.reshape(1, *hidden.shape), vectors))[0].astype(np.float32)
-        return build.arrays.of(_in_vocabulary(own, chosen, self.spec.vocab_size))
+        logits = build.ops.linear(hidden.reshape(1, *hidden.shape), vectors)[0]
+        return build.arrays.of(spread_logits(logits, chosen, self.spec.vocab_size))
 
-    def _logits_of_ranks(self, hidden: Array, clusters: Clusters) -> Array:
-        """Return the logits of a draft on the first rank, from those of all tokens, of which each rank has some."""
+    def _picked_logits(self, hidden: Array, clusters: Clusters) -> Array:
+        """Return the same logits from those of all tokens; on the first rank alone if each computes some of them."""
         logits = self.compute_logits(hidden)
         if not self.build.rank.leads:
             return logits
-        chosen, whole = clusters.tokens(hidden), host_values(logits)
-        own = np.take_along_axis(whole, chosen, axis=1)
-        return self.build.arrays.of(_in_vocabulary(own, chosen, self.spec.vocab_size))
-
-
-def _in_vocabulary(own: np.ndarray, chosen: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return logits [rows, vocab] that are `own` at the tokens `chosen`, both [rows, tokens], and below them else."""
-    logits = np.repeat(own.min(axis=1, keepdims=True) - 1, vocab_size, axis=1)
-    np.put_along_axis(logits, chosen, own, axis=1)
-    return logits
+        chosen = clusters.tokens(hidden)
+        return self.build.arrays.of(spread_logits(pick_logits(logits, chosen), chosen, self.spec.vocab_size))

@@ -72,7 +72,7 @@ def _with_clusters(config: JsonObject, spec: ModelSpec) -> Gemma4AssistantHyperp
 
 
 def _reads_target(layer: LayerSpec) -> LayerSpec:
-    """Return the layer without keys; `with_drafter` names the target's layer that has them.
+    """Return the layer without keys. `with_drafter` chooses the layer of the target to read.
 
     A draft is made at the last stored key, one position before the token that it follows. So a window is one shorter,
     and reaches no further back than that token's own, whose keys are in memory.
