@@ -1,4 +1,4 @@
-"""Writes docs/flags-of-*.md and docs/coming-from-*.md but one, from src/ostinato/other_engines.py.
+"""Writes docs/flags-of-*.md and docs/coming-from-*.md but one, from other_engines.py and serve/other_paths.py.
 
 other_programs.json has the flags of vLLM 0.33's `vllm serve`, of `llama-server` and `llama-cli` as llama-cpp-python
 0.3.36 has them, and of `mlx_lm.generate` and `mlx_lm.server`; and the fields of requests. Run it after a change there:
@@ -12,9 +12,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, REFUSED, VARIABLES
+from ostinato.other_engines import FIELD_EQUIVALENTS, FLAG_EQUIVALENTS, REFUSED
 from ostinato.serve.api.chat_completions import ChatRequest
 from ostinato.serve.api.completions import CompletionRequest
+from ostinato.serve.other_paths import PATHS
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROGRAMS = json.loads(Path(__file__).with_name("other_programs.json").read_text(encoding="utf-8"))
@@ -37,19 +38,45 @@ COMING = """# Coming from {title}
 {pairs}
 ```
 
-`ostinato plan` in place of `ostinato serve` says first whether it fits. Every flag of {programs} is one here, has
-another name (below), or [none](flags-of-{name}.md). [Side by side](coming-from-vllm-or-llama-cpp.md) has them by what
-they are for.
+`ostinato plan` in place of `ostinato serve` says first whether it fits. A flag of {programs} is one here,
+has another name (below), or [none](flags-of-{name}.md). [Side by side](coming-from-vllm-or-llama-cpp.md) has them by
+what they are for.
 
 {renamed}
 ## Environment variables
 
 {variables}
 
+## Paths of the server
+
+Those of OpenAI's protocol are the same, and so are `/health`, `/metrics`, `/tokenize` and `/detokenize`.
+
+{paths}
+
 ## Fields of requests
 
 {fields}
 """
+_KEY, _SAME = "`OSTINATO_API_KEY`", "the same"
+VARIABLES = {
+    "vllm": {
+        "`--cache-memory 40GiB`, of keys, values and states together (open: 4GiB on a CPU)": "VLLM_CPU_KVCACHE_SPACE",
+        "`taskset -c 0-15 ostinato ...` or `numactl` for which cores, `--threads N` for how many": ""
+        "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU OMP_NUM_THREADS",
+        "`--kernels`; the plan chooses them, and `ostinato kernels` shows them": "VLLM_ATTENTION_BACKEND"
+        " VLLM_CPU_SGL_KERNEL VLLM_CPU_MOE_PREPACK",
+        "`--log-level debug`": "VLLM_LOGGING_LEVEL",
+        _KEY: "VLLM_API_KEY",
+        _SAME: "HF_HOME HF_TOKEN HF_HUB_OFFLINE CUDA_VISIBLE_DEVICES",
+    },
+    "llama-cpp": {
+        "flags, or a file of settings: `--config FILE.yaml`": "LLAMA_ARG_...",
+        _KEY: "LLAMA_API_KEY",
+        "`HF_HOME`, or `--download-dir`": "LLAMA_CACHE",
+        _SAME: "HF_TOKEN CUDA_VISIBLE_DEVICES",
+    },
+}
+"""Program -> what takes the place of its environment variables here -> their names."""
 FIELDS = """Unknown fields are errors that name the field meant; `--unknown-fields warn` ignores them. """
 PAGES = {
     "vllm": (
@@ -95,8 +122,9 @@ def pages() -> dict[str, str]:
         fields = _fields(PROGRAMS["llama.cpp" if name == "llama-cpp" else name]["fields"])
         words = {"title": title, "name": name, "programs": programs, "intro": intro, "pairs": asked, "fields": fields}
         words["renamed"] = _renamed(mine[name])
-        rows = [f"| `{' '.join(names.split())}` | {here} |" for here, names in VARIABLES[name].items()]
-        words["variables"] = "\n".join(["| theirs | here |", "|---|---|", *rows])
+        for part, answers in (("variables", VARIABLES[name]), ("paths", PATHS[name])):
+            rows = [f"| `{' '.join(theirs.split())}` | {here} |" for here, theirs in answers.items()]
+            words[part] = "\n".join(["| theirs | here |", "|---|---|", *rows])
         made[f"coming-from-{name}.md"] = COMING.format(**words)
         made[f"flags-of-{name}.md"] = FLAGS.format(**words) + MADE + _none(mine[name])
     return made

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 _SETTINGS = {
     "--model": "-m -mu model_path model_id model_name_or_path --model-url",
-    "--model=OWNER/NAME": "-hf -hfr --hf-repo",
+    "--model=OWNER/NAME, or OWNER/NAME:FILE.gguf": "-hf -hfr --hf-repo",
     "--model=OWNER/NAME:FILE.gguf": "-hff --hf-file",
     "--tokenizer": "tokenizer_path",
     "the environment variable HF_TOKEN": "hf_token -hft",
@@ -78,7 +78,7 @@ _SETTINGS = {
     "--log-level": "--uvicorn-log-level",
     "--log-format=json": "--json-output --log-jsonl",
     "--root-path": "--api-prefix --fastapi-root-path",
-    "--guide-lark": "--grammar --grammar-file",
+    "--guide-lark, a grammar in Lark's form, not in GBNF": "--grammar --grammar-file",
     "--guide-json-schema, --guide-regex, --guide-choice or --guide-lark": "--guide",
     "--guide-json-schema": "-j --json-schema -jf --json-schema-file",
     "--chat-template": "--chat-template-file",
@@ -120,7 +120,9 @@ _FIELDS = {
     "tokens": "ids token_ids",
     "response_format text.format output_config.format guided_json json": "format json_schema schema output_format",
     "guided_regex guided_json": "regex",
-    "guided_regex, or guided_json: grammars are read by the command line and in Python": "grammar ebnf guided_grammar",
+    "response_format text.format output_config.format structured_outputs format": "guide",
+    "guided_regex, or guided_json: grammars are read by the command line and in Python": "grammar ebnf lark"
+    " guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
@@ -135,6 +137,7 @@ _DONE_BY = {
     "/v1/completions, with echo and logprobs": "prompt_logprobs",
     "another API, such as Ollama's: give its members as fields of the request": "options parameters sampling_params",
     "the answer's header x-request-id": "request_id session_id",
+    "/v1/chat/completions, which has conversations": "tools tool_choice reasoning",
     "not served": "id_slot raw return_token_ids return_tokens_as_token_ids top_n_tokens add_special_tokens watermarking"
     " logprob_token_ids return_weight_versions routed_experts_prompt_start return_token_offsets return_prompt_text"
     " mm_payload return_mm_kwargs prompt_embeds kv_transfer_params ec_transfer_params vllm_xargs repetition_detection"
@@ -260,6 +263,7 @@ _NOT_HERE = {
     " --trust-request-chat-template --prefill-assistant --no-prefill-assistant --prefill-response",
     "--log-level and --log-format are all that there is for logs": "--log-config-file --logging-config"
     " --log-error-stack --max-log-len --log-file --log-prompts-dir",
+    "chat runs a model itself; a server that runs has a page at its address": "--url",
     "the page at / has no settings of its own": "--path --ui-config --webui-config --ui-config-file"
     " --webui-config-file --media-path",
     "HTTP/1.1 and TLS as they are, with limits of their own": "--grpc --grpc-port --h11-max-header-count"
@@ -311,7 +315,7 @@ def _each(table: Mapping[str, str]) -> dict[str, str]:
 
 def _by_flag(table: Mapping[str, str]) -> dict[str, str]:
     """Return the flags of a table with what is said of them, where settings are flags."""
-    said = {name: here.replace("=", " ") for name, here in _each(table).items()}
+    said = {name: re.sub("(--[a-z-]+)=", r"\1 ", here) for name, here in _each(table).items()}
     return {name if name[0] == "-" else "--" + name.replace("_", "-"): here for name, here in said.items()}
 
 
@@ -493,27 +497,6 @@ def missing_attribute(owner: object, name: str) -> AttributeError:
         here = here if here.startswith(("not served", "there is no")) else f"here it is {here}"
     return AttributeError(f"{said}: {here}" if here else said)
 
-
-_KEY, _SAME = "`OSTINATO_API_KEY`", "the same"
-VARIABLES = {
-    "vllm": {
-        "`--cache-memory 40GiB`, of keys, values and states together (open: 4GiB on a CPU)": "VLLM_CPU_KVCACHE_SPACE",
-        "`taskset -c 0-15 ostinato ...` or `numactl` for which cores, `--threads N` for how many": ""
-        "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU OMP_NUM_THREADS",
-        "`--kernels`; the plan chooses them, and `ostinato kernels` shows them": "VLLM_ATTENTION_BACKEND"
-        " VLLM_CPU_SGL_KERNEL VLLM_CPU_MOE_PREPACK",
-        "`--log-level debug`": "VLLM_LOGGING_LEVEL",
-        _KEY: "VLLM_API_KEY",
-        _SAME: "HF_HOME HF_TOKEN HF_HUB_OFFLINE CUDA_VISIBLE_DEVICES",
-    },
-    "llama-cpp": {
-        "flags, or a file of settings: `--config FILE.yaml`": "LLAMA_ARG_...",
-        _KEY: "LLAMA_API_KEY",
-        "`HF_HOME`, or `--download-dir`": "LLAMA_CACHE",
-        _SAME: "HF_TOKEN CUDA_VISIBLE_DEVICES",
-    },
-}
-"""Program -> what takes the place of its environment variables here -> their names."""
 
 REPLACED = {"--plot": "python tools/plot_bench.py REPORT.json FILE.png draws the report that --json prints"}
 """Flags that were once here -> what does the same."""

@@ -294,6 +294,14 @@ def test_chat_answers_its_commands_and_leaves_at_exit(ask: Callable[..., Outcome
     assert "/nonsense is not a command" in outcome.err
 
 
+def test_chat_knows_the_commands_of_ollamas_and_llama_cpps_chats(ask: Callable[..., Outcome]) -> None:
+    outcome = ask("chat", stdin=f"/set system Be brief.\n/?\n/clear\n/bye\n{APPLES}\n")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert "/set is not a command here: --system and flags such as" in outcome.err
+    assert "/reset       start a new conversation" in outcome.err
+    assert "(a new conversation)" in outcome.err
+
+
 def test_a_conversation_that_outgrows_the_model_goes_on_after_a_reset(ask: Callable[..., Outcome], llm: LLM) -> None:
     stdin = f"{APPLES}\n{STAMPS}\n{STAMPS}\n/reset\n{APPLES}\n"
     outcome = ask("chat", "--max-model-len", "60", stdin=stdin)

@@ -436,6 +436,11 @@ def test_kernels_names_the_row_of_each_product_and_why_earlier_rows_decline(caps
     assert "mixer.out_proj (2048 x 1024, int4_g128)\n  m = 1: gemv_i16_block_vnni\n" in out
     assert "  m = 8, 32: gemm_bf16_dequant_avx512bf16\n" in out
     assert "    not gemv_i16_block_vnni: it takes 1 to 2 tokens, not 8\n" in out
+    # Of a kernel with several rows, one reason is told, and none where another of its rows is taken.
+    assert (
+        out.count("(2048 x 1024, int4_g128)\n  m = 1: gemv_i16_block_vnni\n    not gemm_s8_s8_vnni: tokens are bf") == 1
+    )
+    assert "not gemv_i16_block_vnni: tokens are" not in out
     _, fixed, _ = run(capsys, *asked, "--deterministic")
     assert "  m = 1, 8, 32, 512: gemv_bf16_any_avx512bf16\n" in fixed
 

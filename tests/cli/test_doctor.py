@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from ostinato.child_process import child_environment
 from ostinato.cli import doctor
 from ostinato.cli.main import main
 
@@ -33,6 +36,27 @@ def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_
     assert "- odd: failed: its output cannot be read" in text
     assert "- slow: failed: it took more than --minutes 0.001" in text
     assert "the page is" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_part_is_asked_in_utf8_whatever_the_locale():
+    script = "from ostinato.cli.doctor import *; print(ascii(run_part(Part('odd', ('plan', chr(233)), 9, str))))"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**child_environment(), **locale},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert r"there is no directory '\xe9'" in done.stdout
+
+
+@pytest.mark.parametrize("minutes", ["inf", "nan", "1e300", "0"])
+def test_a_limit_that_no_process_can_wait_for_is_refused(minutes, capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "demo", "--minutes", minutes])
+    assert "--minutes" in capsys.readouterr().err
 
 
 def test_right_answers_are_counted_by_word():

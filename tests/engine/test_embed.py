@@ -115,6 +115,8 @@ def test_vectors_have_length_one_and_as_many_elements_as_were_asked_for() -> Non
         assert llm.embed([]) == []
         with pytest.raises(RequestError, match="dimensions 65 should be from 1 to 64"):
             llm.embed(prompt, dimensions=65)
+        with pytest.raises(RequestError, match="dimensions True should be from 1 to 64"):
+            llm.embed(prompt, dimensions=True)
         with pytest.raises(RequestError, match="pooling 'cls' should be last or mean"):
             llm.embed(prompt, pooling="cls")  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="prompt 2 of 2"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinato import LLM, RequestError, SamplingParams
@@ -100,6 +102,9 @@ def test_a_conversation_that_is_rewritten_after_a_breakpoint_hits_up_to_it(llm: 
         ([{"after": 0, "ttl": "1d"}], r"cache_breakpoints\[0\].ttl should be 5m or 1h"),
         ([{"after": 0, "for": 60}], "known are after and ttl"),
         ([0] * 5, "a request may have 4"),
+        (5, "cache_breakpoints should be a list, not int"),
+        ("0", "cache_breakpoints should be a list, not str"),
+        ({0: 1}, "cache_breakpoints should be a list, not dict"),
     ],
 )
 def test_a_breakpoint_that_is_not_in_a_conversation_is_refused(llm: LLM, breakpoints: list[Any], words: str) -> None:
@@ -124,6 +129,19 @@ def test_checkpoints_that_cannot_be_kept_are_refused_before_anything_runs(
     with pytest.raises(RequestError, match=words):
         llm.generate(TEXT, PARAMS, **asked)
     assert llm.stats()["steps"] == 0
+
+
+@pytest.mark.parametrize("wrong", [5, "5", b"5", {5: 1}, math.nan], ids=str)
+def test_checkpoints_that_are_no_list_are_refused(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(RequestError, match="checkpoints should be a list, not"):
+        llm.generate(TEXT, PARAMS, checkpoints=wrong)
+
+
+def test_checkpoints_may_be_integers_of_any_kind_and_none(llm: LLM) -> None:
+    [output] = llm.generate(TEXT, PARAMS, checkpoints=np.array([20]))
+    assert output.cache is not None
+    assert output.cache.marks == {16: True}
+    llm.generate(TEXT, PARAMS, checkpoints=None)  # type: ignore[arg-type]
 
 
 def test_without_a_prefix_cache_checkpoints_are_refused_with_the_setting_that_would_keep_them() -> None:

@@ -328,6 +328,23 @@ def test_a_dynamic_rope_equals_transformers_below_and_above_the_original_length(
     torch.testing.assert_close(own, expected, atol=1e-4 * logits.abs().max().item(), rtol=0)
 
 
+def test_youtus_head_dim_is_the_part_of_a_key_that_is_rotated() -> None:
+    rotated = read_config(checkpoint("youtu"))["qk_rope_head_dim"]
+    assert spec_with("youtu", head_dim=rotated) == spec_with("youtu", head_dim=None) == spec_with("youtu", head_dim=...)
+    with pytest.raises(ModelError, match=rf"head_dim = 2, .* qk_rope_head_dim = {rotated} elements of a key"):
+        spec_with("youtu", head_dim=2)
+
+
+def test_key_heads_that_are_not_mentioned_are_asked_for_unless_each_head_has_its_own() -> None:
+    """In transformers Mistral has 8 then, and Llama as many as heads."""
+    attention = spec_with("llama", num_key_value_heads=...).attention_layers[0]
+    assert attention.num_kv_heads == attention.num_heads
+    attention = spec_with("mistral", num_key_value_heads=None).attention_layers[0]
+    assert attention.num_kv_heads == attention.num_heads
+    with pytest.raises(ModelError, match="no 'num_key_value_heads', which a mistral model needs"):
+        spec_with("mistral", num_key_value_heads=...)
+
+
 ROPE = {"rope_type": "default", "rope_theta": 900.0}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN |= {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}

@@ -227,6 +227,7 @@ def test_speculation_is_given_as_fields_as_their_json_or_in_short_form(given: ob
         ("ngram:", "as ngram:4 does", None),
         ("MTP:3", "'MTP' is no method", "mtp:3"),
         ("{", "write it as ngram:4, mtp:3 or draft:PATH:4", None),
+        ('{"method": "mtp", "method": "ngram", "num_speculative_tokens": 3}', "write it as", None),
         (3, "write it as ngram:4, mtp:3 or draft:PATH:4", None),
         (["mtp"], "write it as", None),
         ("mtp:0", "num_speculative_tokens 0 is not a whole number of at least 1", "mtp:1"),

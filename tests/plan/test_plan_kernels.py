@@ -120,6 +120,17 @@ def test_types_of_tokens_and_weights_decide_which_rows_a_product_may_take(
         assert tuple(dict.fromkeys(row.name for row in candidates(problem, features(isa)))) == rows
 
 
+def test_each_matrix_has_the_kind_that_its_file_or_an_exception_gives_it_under_its_full_name() -> None:
+    model = load_spec(EngineConfig(model="demo"))
+    first, *others = model.linears
+    formats = dict.fromkeys(first.names, "Q8_0") | {name: "Q5_0" for weight in others for name in weight.names}
+    in_blocks = replace(model, quantization=BlockQuantization(tuple(formats.items())))
+    assert {each.weights for each in products_of(in_blocks) if each.op == "linear"} == {("Q8_0",), ("Q5_0",)}
+    excepted = Quantization(ignore=tuple(name.removesuffix(".weight") for name in first.names))
+    kinds = {each.weights for each in products_of(replace(model, quantization=excepted)) if each.op == "linear"}
+    assert kinds == {("same",), ("s8_row",)}
+
+
 def test_a_choice_says_why_each_row_before_it_declines() -> None:
     problem = Problem("linear", "bfloat16", ("Q4_K",), 512)
     choice = select(problem, features("x86_64_v4_bf16"), lambda _: 4)

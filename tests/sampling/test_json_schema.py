@@ -221,6 +221,8 @@ def test_what_cannot_be_enforced_is_refused_with_place_and_what_works(schema: di
 def test_a_schema_whose_text_has_a_keyword_twice_is_refused() -> None:
     with pytest.raises(RequestError, match="it has 'type' twice in one object"):
         Guide(json_schema='{"type": "string", "type": "integer"}')
+    with pytest.raises(RequestError, match="a schema after %json: it has 'type' twice in one object"):
+        Guide(lark='start: "a" b\nb: %json {"type": "string", "type": "integer"}')
 
 
 def test_schemas_in_a_grammar_are_enforced_alike_and_texts_stay() -> None:

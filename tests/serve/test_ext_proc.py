@@ -259,6 +259,12 @@ def test_what_cannot_be_served_is_refused(address: str, urls: list[str], message
         RouteLifecycle(ServeSettings(), RouteSettings(tuple(urls), ext_proc=address))
 
 
+def test_a_server_that_is_named_twice_is_one() -> None:
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:1/", "HTTP://127.0.0.1:1", "http://127.0.0.1:1/path")
+    lifecycle = RouteLifecycle(ServeSettings(), RouteSettings(urls))
+    assert len(lifecycle._addresses) == 2
+
+
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ext_proc, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs grpcio and protobuf: pip install 'ostinato\[extproc\]'"):

@@ -290,6 +290,20 @@ def test_what_is_wrong_is_told_in_ollamas_form(served, path, body, says):
     assert says in answer.json()["error"]
 
 
+def test_a_body_as_curl_sends_it_is_read_unless_a_web_page_sends_it(served):
+    body = json.dumps({"prompt": "x", "stream": False, "options": {"num_predict": 1}})
+    as_curl = {"content-type": "application/x-www-form-urlencoded"}
+
+    def status(path: str, **more: str) -> int:
+        return httpx2.post(f"{served.url}{path}", content=body, headers=as_curl | more, timeout=PATIENCE).status_code
+
+    assert status("/api/generate") == 200
+    assert status("/api/generate", origin="https://example.org") == 415
+    assert status("/api/generate", origin="null") == 415
+    assert status("/api/generate", **{"content-type": "text/plain"}) == 415
+    assert status("/v1/completions") == 415
+
+
 def test_an_error_within_a_stream_is_a_line(served):
     served.probe.delay = 0.05
     body = {"messages": USER, "options": {"num_predict": 400}, "timeout": 3, "ignore_eos": True}

@@ -20,6 +20,7 @@ from ostinato.serve.chat.answer_parser import detect_formats
 from ostinato.serve.chat.conversation import template_kwargs
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
+from ostinato.serve.other_paths import PATHS
 from ostinato.serve.settings import ServeSettings
 from tests.support.chat_templates import THINKING
 from tests.support.patience import PATIENCE
@@ -386,6 +387,29 @@ def test_a_path_that_is_none_is_answered_with_those_that_are(served, path, meant
     assert told(answer).endswith("/openapi.json describes all")
 
 
+@pytest.mark.parametrize(
+    ("path", "here"),
+    [
+        ("/props", "GET /plan, and /about"),
+        (
+            "/score",
+            "none, as there are no classifiers and no rerankers; vectors of POST /v1/embeddings can be compared",
+        ),
+    ],
+)
+def test_a_path_of_another_engine_is_answered_with_what_takes_its_place(served, path, here):
+    answers = [post(served, path, {}), httpx2.get(f"{served.url}{path}", timeout=PATIENCE)]
+    assert [told(answer) for answer in answers] == [f"there is no {path} here; in its place: {here}"] * 2
+
+
+def test_no_path_of_another_engine_is_served_here(served):
+    described = httpx2.get(f"{served.url}/openapi.json", timeout=PATIENCE).json()["paths"]
+    theirs = {path for table in PATHS.values() for paths in table.values() for path in paths.split()}
+    assert not theirs & described.keys()
+    named = {path for table in PATHS.values() for here in table for path in re.findall("/[a-z0-9_/]+", here)}
+    assert named <= {*described, "/about"}
+
+
 @pytest.mark.parametrize("path", ["/v1", "/doc", "/v1/", "/model"])
 def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
@@ -540,6 +564,8 @@ UNKNOWN = {
     "keep_alive": "here that is not needed",
     "enable_thinking": "here that is chat_template_kwargs",
     "content": "here it is messages",
+    "guide": "here it is response_format",
+    "lark": "here it is guided_regex, or guided_json: grammars are read by",
     "grammar": "here it is guided_regex, or guided_json: grammars are read by",
     "prompt": "here it is messages",
     "add_special_tokens": "here that is not served",
@@ -585,6 +611,11 @@ NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
     ),
     "in responses": ((RESPONSES, {"input": "a", "max_token": 1}), "max_token", "max_output_tokens"),
     "in messages": ((MESSAGES, {"messages": ASKED, "max_tokens": 2, "stop_words": 1}), "stop_words", "stop_sequences"),
+    "in completions, a field of chats": (
+        (COMPLETIONS, {"prompt": "a", "tools": []}),
+        "tools",
+        "here that is /v1/chat/completions",
+    ),
     "in embeddings": ((EMBEDDINGS, {"input": "a", "dimension": 3}), "dimension", "dimensions?"),
     "in tokenize": (("/tokenize", {"promt": "a"}), "promt", "prompt?"),
     "in tokenize, of what is known there": (

@@ -345,6 +345,11 @@ def test_the_log_says_whether_an_endpoint_was_opened_or_connected_to(
     ]
 
 
+def test_a_config_with_a_key_twice_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'topic' twice"):
+        ServeSettings(kv_events="hashes", kv_events_config='{"topic": "a", "topic": "b"}')
+
+
 def test_a_config_of_vllms_that_publishes_nothing_publishes_nothing() -> None:
     for off in ({"enable_kv_cache_events": False}, {"publisher": "null"}):
         assert not ServeSettings(kv_events_config=off).publishes_events

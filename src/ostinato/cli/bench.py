@@ -25,9 +25,8 @@ from ostinato.json_io import JsonObject
 
 app = typer.Typer(
     cls=HelpGroup,
-    help="Measure throughput, latency, start-up, the prefix cache, graphs, the vision encoder, kernels, speculation, "
-    "the speed beside busy processes, the cost of records or online checks, or the growth of costs, on a checkpoint or "
-    "on random weights; or a server, or several behind a router.\n\n"
+    help="Measure speed and costs, each by a command of its own: throughput, latency, start-up, the prefix cache, "
+    "graphs, kernels, speculation, a server.\n\n"
     "Example: ostinato bench latency demo --batch-sizes 1,8",
     no_args_is_help=True,
     add_completion=False,

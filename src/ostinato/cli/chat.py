@@ -41,6 +41,18 @@ HELP = """\
 /exit        leave (or Ctrl-D)
 Ctrl-C       stop an answer; what it has so far stays in the conversation"""
 
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
+"""Names that Ollama and llama.cpp have for commands -> ours."""
+NOT_HERE = {
+    "/set": "--system and flags such as --temperature are given when the chat starts",
+    "/show": "ostinato inspect MODEL and ostinato plan MODEL show it",
+    "/load": "a chat has one model: ostinato chat MODEL",
+    "/save": "a conversation ends with the chat; the page of ostinato serve keeps them",
+    "/regen": "/reset, and ask again",
+    "/read": "ostinato generate MODEL --file FILE takes prompts from a file",
+}
+"""Commands that Ollama or llama.cpp has and this chat has not -> what there is."""
+
 
 @engine_options
 @sampling_options(leave_out=("n", "logprobs", "prompt_logprobs"))
@@ -120,8 +132,9 @@ def chat(
             import readline  # noqa: F401 (gives input() line editing and a history)
         note("/help lists the commands")
     while (line := _read(interactive)) is not None:
-        command = line.strip()
-        if command in ("/exit", "/quit"):
+        command = ALIASES.get(line.strip(), line.strip())
+        word = command.partition(" ")[0]
+        if command == "/exit":
             break
         if command == "/reset":
             talk.reset()
@@ -130,6 +143,8 @@ def chat(
             talk.resume()
         elif command == "/help":
             note(HELP)
+        elif word in NOT_HERE:
+            note(f"{word} is not a command here: {NOT_HERE[word]}")
         elif command.split(maxsplit=1)[:1] == ["/image"]:
             _attach(talk, command.removeprefix("/image").strip())
         elif command.startswith("/") and command.removeprefix("/").isalpha():

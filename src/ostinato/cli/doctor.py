@@ -26,6 +26,8 @@ from ostinato.plan.model import ModelSpec
 EXIT_FAILED = 1
 WIDTH = 120
 """Columns of the page's tables."""
+MAX_MINUTES = 10_000.0
+"""A week, to which operating systems can count."""
 
 QUESTIONS = (
     ("What is the capital of France?", r"\bParis\b"),
@@ -66,7 +68,7 @@ def doctor(
     target: Model = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes.")] = Path("doctor.md"),
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="Limit of each part; a part that needs more is ended and named.")
+        float, typer.Option(min=0.1, max=MAX_MINUTES, help="Limit of each part, which is then ended and named.")
     ] = 20.0,
 ) -> None:
     """Run a checkpoint through everything once, and write what happened on one page.
@@ -111,8 +113,10 @@ def make_parts(settings: dict[str, Any], minutes: float) -> list[Part]:
 
 def run_part(part: Part) -> Outcome:
     """Run a part in its process, and return its outcome."""
-    command = [sys.executable, "-m", "ostinato", *part.arguments]
-    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    # Bytes: the questions have letters that a locale such as C cannot encode.
+    arguments = [argument.encode("utf-8", "surrogateescape") for argument in part.arguments]
+    command = [sys.executable, "-m", "ostinato", *arguments]
+    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONUTF8": "1"}
     began = time.monotonic()
     try:
         done = subprocess.run(

@@ -147,6 +147,8 @@ class HelpCommand(TyperCommand):
         if not typed and not others:
             return error
         known = f"it is a flag of {others}" if others else advice(typed[0])
+        if known == f"here it is {ctx.command_path}":
+            known = f"leave it out: {ctx.command_path} does that"
         found = UsageError(f"No such option: {(typed or [flag])[0]} ({known})", ctx)
         found.option_name = flag
         return found

@@ -11,12 +11,12 @@ import typer
 from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
-from ostinato.ops.ukernels import ALL_WEIGHTS, BLOCKS, INTEGER_BLOCKS, ROWS, Ukernel
+from ostinato.ops.ukernels import ALL_WEIGHTS, BLOCKS, INTEGER_BLOCKS, ROWS, Choice, Ukernel
 from ostinato.plan.device.detect import detect
 from ostinato.plan.device.isa_table import TABLE
 from ostinato.plan.device.kernel_support import NativeFacts, features
 from ostinato.plan.fitting.resolve import resolve_config
-from ostinato.plan.ukernels import ProductRows, explain_rows
+from ostinato.plan.ukernels import Product, ProductRows, explain_rows
 
 
 @engine_options
@@ -34,8 +34,8 @@ def kernels(
 ) -> None:
     """Show the micro-kernels of this CPU, and which one each product of a model takes.
 
-    Without MODEL: the rows of the table that this CPU's module has. With MODEL: for each of its products, the row at 1,
-    8, 32 and 512 tokens, and why the rows before it declined. Nothing is loaded.
+    Without MODEL: the rows of the table that this CPU's module has. With MODEL: for each of its products, the kernel at
+    m = 1, 8, 32 and 512 tokens, and why the kernels before it are not taken. Nothing is loaded.
 
     Example: ostinato kernels demo --quantization int8
     """
@@ -117,9 +117,21 @@ def _print_products(products: tuple[ProductRows, ...], isa: str, why: bool) -> N
             print(f"  m = {tokens}: {choice.row.name}")
             if why and choice.row.why:
                 print(f"    {choice.row.why}")
-            reasons: dict[str, list[str]] = {}
-            for row, reason in choice.declined:
-                if row.runs_on(features(isa)):
-                    reasons.setdefault(reason, []).append(row.name)
-            for reason, names in reasons.items():
-                print(f"    not {', '.join(dict.fromkeys(names))}: {reason}")
+            for reason, names in _reasons(choice, each.product, isa).items():
+                print(f"    not {', '.join(names)}: {reason}")
+
+
+def _reasons(choice: Choice, product: Product, isa: str) -> dict[str, list[str]]:
+    """Return the kernels that a module has and that come before the chosen one, by the reason why they decline.
+
+    A kernel may have several rows. Its reason is that of the last row that takes the product's weights, if one does.
+    """
+    by_name: dict[str, str] = {}
+    for row, reason in choice.declined:
+        is_other = row.name != choice.row.name and row.runs_on(features(isa))
+        if is_other and (row.name not in by_name or row.rhs.issuperset(product.weights)):
+            by_name[row.name] = reason
+    reasons: dict[str, list[str]] = {}
+    for name, reason in by_name.items():
+        reasons.setdefault(reason, []).append(name)
+    return reasons

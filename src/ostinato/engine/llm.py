@@ -96,6 +96,8 @@ class LLM:
 
     def __repr__(self) -> str:
         settings = self.plan.settings
+        if not self._end.alive:
+            return f"LLM({self._model!r}, closed)"
         return (
             f"LLM({self._model!r}, {settings.dtype} on {self.plan.device.name}, max_num_seqs={settings.max_num_seqs}, "
             f"max_model_len={settings.max_model_len})"

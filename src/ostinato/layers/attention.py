@@ -126,8 +126,8 @@ class Attention(Module):
         Without `angles` attention has no positions.
         """
         if self.has_channel_gates:
-            gates, *qkv = split_columns(self.qkv(x), (self.q_size, self.q_size, self.kv_size, self.kv_size))
-            return self.attend(*qkv, angles, inputs, memory, residual, gates)
+            gates, q, k, v = split_columns(self.qkv(x), (self.q_size, self.q_size, self.kv_size, self.kv_size))
+            return self.attend(q, k, v, angles, inputs, memory, residual, gates)
         head_gates = None if self.gate_proj is None else self.gate_proj(x)
         return self.attend(*self.project(x), angles, inputs, memory, residual, head_gates)
 

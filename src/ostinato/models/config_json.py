@@ -158,18 +158,29 @@ def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> 
     )
 
 
+HEADS_HAVE_OWN_KEYS = frozenset(
+    "arcee cohere2 granite granitemoe granitemoe_swa granitemoehybrid llama olmo3 olmo_hybrid phi3".split()
+)
+"""Architectures in which each head has keys and values of its own if config.json does not mention them.
+
+In transformers the others have a number of their own then, which no published config.json leaves out.
+"""
+
+
 def attention_spec(config: JsonMapping, head_dim: int | None = None) -> AttentionSpec:
     """Return the attention of the usual keys.
 
+    A null for `num_key_value_heads` means as many as heads; `HEADS_HAVE_OWN_KEYS` tells what it means if it is absent.
     `head_dim` is the default for a config.json without one. Without a default, and for null in config.json, it is the
     hidden size divided by the heads.
     """
     num_heads = integer(config, "num_attention_heads")
     if config.get("head_dim", head_dim) is None:
         head_dim = integer(config, "hidden_size") // num_heads
+    is_stated = "num_key_value_heads" in config or config.get("model_type") in HEADS_HAVE_OWN_KEYS
     return AttentionSpec(
         num_heads=num_heads,
-        num_kv_heads=integer(config, "num_key_value_heads", num_heads),
+        num_kv_heads=integer(config, "num_key_value_heads", num_heads if is_stated else None),
         head_dim=integer(config, "head_dim", head_dim),
     )
 

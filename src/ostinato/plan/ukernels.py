@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.ukernels import KIND_TEXT, ROWS_OF, Choice, Op, Problem, Ukernel, Unit, candidates, select
@@ -10,7 +10,7 @@ from ostinato.plan.device.kernel_support import features
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import operations_of
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.quantization import Quantization
+from ostinato.plan.quantization import AnyQuantization, Quantization
 from ostinato.plan.weights import Weight
 
 SHOWN_TOKENS = (1, 8, 32, 512)
@@ -53,50 +53,67 @@ class Product:
 
 def products_of(model: ModelSpec, kv_cache_dtype: str | None = None) -> tuple[Product, ...]:
     """Return the distinct products of a model, its drafter and its image encoder, in the order of the layers."""
-    products = [product for layer in model.cached_layers for product in _of_layer(model, layer, kv_cache_dtype)]
-    drafter = () if model.drafter is None else model.drafter.weights
+    places = [f"{model.backbone}layers.{i}" for i in range(len(model.layers))]
+    products = list(_of_layers(model.layers, places, model.quantization, kv_cache_dtype))
     vision = () if model.vision is None else model.vision.weights
-    for weight in (*model.weights, *drafter, *vision):
-        if weight.is_lm_head or weight.role == "linear":
-            products += _of_matrix(model, weight)
+    products += _of_outer([*model.weights, *vision], model.quantization)
+    drafter = model.drafter
+    if drafter is not None and drafter.model is not None:
+        products += products_of(drafter.model, kv_cache_dtype)
+    elif drafter is not None:
+        products += _of_layers(drafter.layers, drafter.places, drafter.quantization, kv_cache_dtype)
+        products += _of_outer(drafter.weights, drafter.quantization)
     return tuple(dict.fromkeys(products))
 
 
-def _of_layer(model: ModelSpec, layer: LayerSpec, kv_cache_dtype: str | None) -> Iterator[Product]:
-    for weight in (*layer.weights, *layer.shared_weights):
-        if weight.role == "linear":
-            yield from _of_matrix(model, weight)
-    if layer.experts is not None and layer.expert_weights:
-        kinds = tuple(kind for weight in layer.expert_weights for kind, _ in _kinds(model, weight))
-        experts = layer.experts
-        for name, kind, k, n in (
-            ("up", kinds[0], experts.size, experts.inner_size),
-            ("down", kinds[-1], experts.intermediate_size, experts.size),
-        ):
-            yield Product(f"experts, {name}", "moe", (kind,), k, n, kinds, (experts.num_experts, experts.top_k))
-    if layer.attention is not None:
-        keys = "s8_row" if kv_cache_dtype == "int8" else "same"
-        group = layer.attention.num_heads // layer.attention.num_kv_heads
-        yield Product("attention", "attention", (keys,), group=group)
-    if "ssd_scan" in operations_of(layer.mixer):
-        yield Product("scan of prompts", "ssd_scan", ("same",))
+def _of_outer(weights: Iterable[Weight], quantization: AnyQuantization | None) -> Iterator[Product]:
+    """Yield the products with matrices outside the layers."""
+    for weight in weights:
+        if weight.is_lm_head or weight.role == "linear":
+            yield from _of_matrix(weight, quantization)
 
 
-def _of_matrix(model: ModelSpec, weight: Weight) -> Iterator[Product]:
+def _of_layers(
+    layers: Sequence[LayerSpec],
+    places: Sequence[str],
+    quantization: AnyQuantization | None,
+    kv_cache_dtype: str | None,
+) -> Iterator[Product]:
+    """Yield the products of layers; `places` are the checkpoint's names of them, by which weights are quantised."""
+    for place, layer in zip(places, layers, strict=True):
+        for weight in (*layer.weights, *layer.shared_weights):
+            if weight.role == "linear":
+                yield from _of_matrix(weight.with_prefix(f"{place}."), quantization)
+        if layer.experts is not None and layer.expert_weights:
+            stacks = [weight.with_prefix(f"{place}.") for weight in layer.expert_weights]
+            kinds = tuple(kind for weight in stacks for kind, _ in _kinds(weight, quantization))
+            experts = layer.experts
+            for name, kind, k, n in (
+                ("up", kinds[0], experts.size, experts.inner_size),
+                ("down", kinds[-1], experts.intermediate_size, experts.size),
+            ):
+                yield Product(f"experts, {name}", "moe", (kind,), k, n, kinds, (experts.num_experts, experts.top_k))
+        if layer.attention is not None:
+            keys = "s8_row" if kv_cache_dtype == "int8" else "same"
+            group = layer.attention.num_heads // layer.attention.num_kv_heads
+            yield Product("attention", "attention", (keys,), group=group)
+        if "ssd_scan" in operations_of(layer.mixer):
+            yield Product("scan of prompts", "ssd_scan", ("same",))
+
+
+def _of_matrix(weight: Weight, quantization: AnyQuantization | None) -> Iterator[Product]:
     name = "LM head" if weight.is_lm_head else " + ".join(_last_words(name) for name in weight.names)
-    chosen = model.quantization
-    lhs = "int8" if isinstance(chosen, Quantization) and chosen.quantises_inputs(weight) else None
-    for kind, rows in _kinds(model, weight):
-        yield Product(name, "linear", (kind,), weight.in_size, rows, lhs=lhs)
+    takes_int8 = isinstance(quantization, Quantization) and quantization.quantises_inputs(weight)
+    for kind, rows in _kinds(weight, quantization):
+        yield Product(name, "linear", (kind,), weight.in_size, rows, lhs="int8" if takes_int8 else None)
 
 
 def _last_words(name: str) -> str:
     return ".".join(name.removesuffix(".weight").split(".")[-2:])
 
 
-def _kinds(model: ModelSpec, weight: Weight) -> tuple[tuple[str, int], ...]:
+def _kinds(weight: Weight, quantization: AnyQuantization | None) -> tuple[tuple[str, int], ...]:
     """Return the kinds of a weight's rows (`ops/ukernels.py`), and how many there are of each."""
-    quantization = model.quantization
     if quantization is None or not quantization.quantises(weight):
         return (("same", weight.shape[-2]),)
     if isinstance(quantization, Quantization):

@@ -86,7 +86,7 @@ class EmbeddingOptions:
             raise RequestError(f"pooling {kind!r} should be {' or '.join(get_args(PoolingKind))}")
         if not isinstance(normalize, bool):
             raise RequestError(f"normalize {normalize!r} should be True or False")
-        if dimensions is not None and not (isinstance(dimensions, int) and 1 <= dimensions <= hidden_size):
+        if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= hidden_size):
             message = f"dimensions {dimensions!r} should be from 1 to {hidden_size}, the model's hidden size"
             raise RequestError(message, [Remedy("dimensions", hidden_size)])
         return cls(kind, normalize, dimensions)

@@ -84,7 +84,7 @@ class Admission:
         if self._refusal is not None and self._refusal.still_holds(request, *room):
             return None
         match = match_prefix(request, cache, self._policy)
-        in_memory = match.hit
+        num_in_memory = match.hit
         snapshot = _useful_snapshot(request, match)
         if snapshot is not None:
             match = _without_checkpoint(match, snapshot, cache.block_size)
@@ -122,25 +122,37 @@ class Admission:
         self._refusal = None
         self._counters.cut_recomputations += is_cut
         request.num_computed_tokens, request.checkpoint_positions = start, positions
+        self._take_imported(request, snapshot)
+        self._report_hit(request, match, match.hit - num_in_memory, positions, has_snapshot=snapshot is not None)
+        return request
+
+    def _take_imported(self, request: Request, snapshot: KVSnapshot | None) -> None:
+        """Import an admitted request's KV snapshot, unless it has a better hit, and forget what it brought."""
+        start = request.num_computed_tokens
         if snapshot is not None:
-            cache.import_kv(id, snapshot, request.block_hashes)
+            self._cache.import_kv(request.request_id, snapshot, request.block_hashes)
             self.moves.carried_tokens += start
             self.moves.carried_bytes += snapshot.num_bytes
         elif request.num_imported_tokens:
             self.moves.recomputed_tokens += max(0, request.num_imported_tokens - start)
         request.kv_snapshot, request.num_imported_tokens = None, 0
+
+    def _report_hit(
+        self, request: Request, match: Match, from_files: int, positions: CheckpointPositions, has_snapshot: bool
+    ) -> None:
+        """Report and count an admitted request's hit, and pin its marks within the hit."""
+        cache = self._cache
         if request.cache_report is None:
             report = make_cache_report(request, match, positions, cache)
-            request.cache_report = report = replace(report, from_files=match.hit - in_memory)
+            request.cache_report = report = replace(report, from_files=from_files)
             self.prefix_counters.count(report.cached_tokens, report.misses, report.from_files)
-        elif snapshot is None:
+        elif not has_snapshot:
             self.prefix_counters.restored_tokens += match.hit
         if request.marks:
             # Without a checkpoint of its own, a KV snapshot's hit is no place for one.
-            path = match.path if snapshot is None else ()
+            path = () if has_snapshot else match.path
             positions.pinned |= pin_hit_marks(cache.store, path, request.marks, cache.block_size, request.client)
             request.update_cache_report()
-        return request
 
     def reason_to_wait(self, budget: int) -> str:
         """Return why the first waiting request is not in a step that has room for `budget` more tokens."""

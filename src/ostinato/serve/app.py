@@ -39,6 +39,7 @@ from ostinato.serve.http.api_errors import MODEL_ERRORS, REPORT_ERRORS, ApiError
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter, JsonPostMiddleware, PathRules, RequestMiddleware
 from ostinato.serve.http.unknown_fields import HEADER
+from ostinato.serve.other_paths import advice_on_path
 from ostinato.serve.settings import ServeSettings
 
 _OPENAPI = "/openapi.json"
@@ -182,6 +183,8 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
             f"{path} is not served; of Ollama's API there are {', '.join(theirs)}: one model is served, and neither "
             f"pulled nor made here. For clients of OpenAI's the base_url is {url}"
         )
+    if (here := advice_on_path(path)) is not None:
+        return f"there is no {path} here; in its place: {here}"
     reports = f"GET is for {', '.join(served['GET'])}; " if method == "GET" else ""
     paths = [*served["POST"], *(served["GET"] if reports else ())]
     near = get_close_matches(path, paths, 1, 0.75)

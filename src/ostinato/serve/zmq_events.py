@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.engine.process.cache_event_hub import CacheEventHub, SlowReader, event_fields
 from ostinato.errors import ConfigError, Remedy
+from ostinato.files import is_directory
 from ostinato.kv_cache.cache_events import BlockStored, CacheEvent, CheckpointRemoved, CheckpointStored
 from ostinato.os_support import extra_command
 from ostinato.serve.settings import KvEventsConfig
@@ -99,6 +101,9 @@ class ZmqPublisher:
     def _socket(self, kind: int, endpoint: str, *, binds: bool) -> Socket:
         import zmq
 
+        folder = Path(endpoint.removeprefix("ipc://")).parent
+        if endpoint.startswith("ipc://") and binds and not is_directory(folder):
+            raise ConfigError(f"kv_events_config: {endpoint} cannot be opened: there is no directory {folder}")
         socket = self._context.socket(kind)
         socket.set_hwm(self._config.hwm)
         socket.setsockopt(zmq.IPV6, "[" in endpoint)

@@ -8,7 +8,7 @@ count only if the text before them is that of the prompt.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -161,8 +161,9 @@ def read_breakpoints(
 
 def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any, float]]:
     """Yield (place, what the mark follows, seconds). RequestError for too many, and a wrong form or time."""
-    check_number(values, FIELD)
-    for number, value in enumerate(values):
+    entries = list_of_marks(values, FIELD)
+    check_number(entries, FIELD)
+    for number, value in enumerate(entries):
         where, ttl = f"{FIELD}[{number}]", DEFAULT_TTL
         after: Any = value
         if isinstance(value, Mapping):
@@ -171,6 +172,13 @@ def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any,
                     raise RequestError(f"{where} has no {name}; known are {' and '.join(MEMBERS)}", setting=where)
             ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
         yield where, after, ttl
+
+
+def list_of_marks(values: object, where: str) -> list[Any]:
+    """Return a caller's marks as a list; None has none. RequestError if they are not several."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable | None):
+        raise _wrong(where, f"should be a list, not {type(values).__name__}")
+    return [] if values is None else list(values)
 
 
 def is_integer(value: object) -> bool:

@@ -160,7 +160,11 @@ class Tokenizer:
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeEncodeError) as error:
-            reason = error if isinstance(error, UnicodeEncodeError) else "it holds half of a surrogate pair"
+            reason = (
+                error
+                if isinstance(error, UnicodeEncodeError)
+                else "it holds half of a surrogate pair, or bytes of another encoding"
+            )
             raise RequestError(f"the prompt is not text that can be encoded in UTF-8: {reason}") from None
         except Exception as error:  # the library raises nothing more specific, such as for a word without a token
             raise RequestError(f"the tokenizer cannot encode this prompt: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
 from ostinato.models.config_json import activation, flag, flag_is, integer, number, shared_fields
 from ostinato.models.kimi_linear.spec import latent_attention, latent_rope
@@ -30,12 +31,17 @@ class YoutuHyperparameters:
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `youtu` config.json.
 
-    ModelError for biases.
+    ModelError for biases, and for a `head_dim` that is not the rotated part of a key, which transformers takes it for.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attention_bias", False)
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
     latent, attention = latent_attention(config, rotates=True)
+    if integer(config, "head_dim", latent.shared) != latent.shared:
+        raise ModelError(
+            f"config.json has head_dim = {config['head_dim']}, and a youtu model rotates qk_rope_head_dim = "
+            f"{latent.shared} elements of a key; they should be equal"
+        )
     given = config.get("q_lora_rank", QUERY_RANK)
     layer = LayerSpec("attention", attention)
     return ModelSpec(

@@ -270,7 +270,7 @@ class PreparedChat:
     starts_in_reasoning: bool
     parallel: bool
     calls_or_content: bool
-    """As in `AnswerLayout`."""
+    """Value of `AnswerLayout.calls_or_content`."""
     guide: GuidePlan | None
     marks: Mapping[str, Mark] = field(default_factory=dict)
     """Positions at which the client wants checkpoints, by the places of their marks in the body."""

@@ -121,8 +121,16 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def check_type(headers: Mapping[str, str], sent: bytes) -> None:
-    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8, and which is not compressed."""
+_TYPE_OF_CURL = "application/x-www-form-urlencoded"
+"""Type that `curl -d` gives a body without being told, and a page's form too."""
+
+
+def check_type(headers: Mapping[str, str], sent: bytes, *, from_curl: bool = False) -> None:
+    """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8, and which is not compressed.
+
+    With `from_curl`, the type that curl gives a body counts as JSON, unless a web page has sent it: a browser lets any
+    page send that type to any server, but names the page's origin then.
+    """
     content_type, coding = headers.get("content-type", ""), headers.get("content-encoding", "identity")
     if coding.strip().lower() not in ("", "identity"):
         message = f"the body should be sent as it is, without the header Content-Encoding: {coding[:80]}"
@@ -133,7 +141,8 @@ def check_type(headers: Mapping[str, str], sent: bytes) -> None:
         # Another encoding would also be counted wrongly (`serve/body_workers/json_complexity.py`).
         raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    is_json = media_type == "application/json" or media_type.endswith("+json")
+    if not is_json and not (from_curl and media_type == _TYPE_OF_CURL and "origin" not in headers):
         given = f"not {content_type}" if content_type else "and there is none"
         message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
         raise ApiError(415, message, code="unsupported_media_type")

@@ -109,7 +109,7 @@ class JsonPostMiddleware:
         sent = (await receive())["body"]  # the whole body: RequestMiddleware has read it
         request = Request(scope, receive)
         try:
-            check_type(Headers(scope=scope), sent)
+            check_type(Headers(scope=scope), sent, from_curl=scope["state"]["dialect"] == "ollama")
             response = await self.answer(scope["path"], sent, request)
         except (ApiError, RequestError) as error:
             response = as_api_error(error).response(scope["state"]["dialect"])

@@ -91,7 +91,9 @@ class RouteLifecycle(ServerLifecycle):
             raise ConfigError("backend_key has characters that a header cannot have")
         if not route.backends:
             raise ConfigError("a router needs backends: give their URLs, separated by commas")
-        self.route, self._addresses = route, [BackendAddress.read(url) for url in dict.fromkeys(route.backends)]
+        addresses = [BackendAddress.read(url) for url in route.backends]
+        self.route = route
+        self._addresses = list({(each.host, each.port, each.path): each for each in addresses}.values())
         self.reader: PromptReader | None = None
         """Reader of prompts; None until a backend is ready."""
         self._ext_proc: ExtProcServer | None = None

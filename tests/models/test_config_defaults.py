@@ -1,0 +1,72 @@
+"""What a config.json leaves out, or sets to null, means what it means to transformers, or is asked for by name."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+from typing import Any
+
+import pytest
+import transformers
+
+from ostinato.errors import ModelError
+from ostinato.plan.model import ModelSpec
+from tests.support.recipes import RECIPES
+
+KINDS = {"model_type", "dtype", "transformers_version", "architectures"}
+
+OF_LENGTH = {"max_position_embeddings", "model_max_length"}
+"""Without them a request may have any length, and the plan says so."""
+
+WHY_ELSEWHERE = {
+    ("bailing_hybrid", "num_nextn_predict_layers"): "a head that is not named is not run",
+    (
+        "hrm_text",
+        "num_layers_per_stack",
+    ): "transformers writes the number of uses beside it, and would read it as layers",
+    ("ministral3", "rope_parameters"): "the frequencies are the same, by defaults of yarn",
+    ("nemotron_h", "mamba_ssm_cache_dtype"): "float32 in both",
+    ("nemotron_h_dense", "mamba_ssm_cache_dtype"): "float32 in both",
+    ("mellum", "num_local_experts"): "the other name of num_experts, which is asked for",
+    ("qwen3_moe", "num_local_experts"): "the other name of num_experts, which is asked for",
+}
+"""Values whose absence differs, and why it may."""
+
+
+def spec_of(config: dict[str, Any]) -> ModelSpec | str:
+    """The spec without its weight table, or the message of a refusal."""
+    reader = import_module(f"ostinato.models.{config['model_type']}.spec")
+    try:
+        spec: ModelSpec = reader.model_spec(copy.deepcopy(config) | {"dtype": "float32"})
+    except ModelError as error:
+        return str(error)
+    return spec
+
+
+@pytest.mark.parametrize("is_null", [False, True], ids=["absent", "null"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_left_out_is_as_in_transformers_or_asked_for(name: str, is_null: bool) -> None:
+    config = RECIPES[name]()
+    stated, compared, faults = config.to_dict(), 0, []
+    for key in sorted(stated.keys() - KINDS - OF_LENGTH):
+        if (name, key) in WHY_ELSEWHERE:
+            continue
+        changed = {**stated, key: None} if is_null else {other: stated[other] for other in stated if other != key}
+        try:
+            theirs = type(config)(**copy.deepcopy(changed)).to_dict()
+        except Exception:  # transformers takes no such value
+            continue
+        expected, ours = spec_of(theirs), spec_of(changed)
+        compared += not isinstance(expected, str)
+        if ours != expected and not isinstance(expected, str) and not (isinstance(ours, str) and key in ours):
+            faults.append(key)
+    assert not faults
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_numbers_of_key_heads_are_those_of_transformers_or_asked_for(name: str) -> None:
+    """At an architecture's default sizes, with fewer key heads than heads in most."""
+    whole = transformers.AutoConfig.for_model(RECIPES[name]().model_type).to_dict()
+    expected, ours = spec_of(whole), spec_of({key: whole[key] for key in whole if key != "num_key_value_heads"})
+    assert ours == expected or "num_key_value_heads" in str(ours)
