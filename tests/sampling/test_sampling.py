@@ -39,7 +39,7 @@ def state(
     return SamplingState(SamplingParams(**settings), PROMPT, output or [], eos, sample_index, seed=seed)
 
 
-def pick(
+def pending(
     output: list[int] | None = None, eos: tuple[int, ...] = (), ahead: tuple[int, ...] = (), **settings: Any
 ) -> PendingToken:
     payload = state(output, eos, **settings)
@@ -236,13 +236,13 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output() -> 
     output = [3, 9, 3, 30]
     expected = oracle.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[*PROMPT, *output]]), logits.clone())
     actual = logits.clone()
-    process_logits(actual, [pick(output, repetition_penalty=1.3)])
+    process_logits(actual, [pending(output, repetition_penalty=1.3)])
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
 def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
     logits = torch.zeros(1, 50)
-    process_logits(logits, [pick([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
+    process_logits(logits, [pending([3, 9, 3, 30], frequency_penalty=0.5, presence_penalty=0.25)])
     expected = torch.zeros(50)
     expected[3], expected[9], expected[30] = -1.25, -0.75, -0.75
     assert torch.equal(logits[0], expected)
@@ -250,7 +250,7 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
 
 def test_bias_comes_before_the_repetition_penalty() -> None:
     logits = torch.zeros(1, 50)
-    process_logits(logits, [pick(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
+    process_logits(logits, [pending(logit_bias={5: 2.0, 7: -3.0}, repetition_penalty=2.0)])
     assert (logits[0, 5].item(), logits[0, 7].item()) == (1.0, -3.0)
     assert logits[0].count_nonzero() == 2
 
@@ -258,7 +258,7 @@ def test_bias_comes_before_the_repetition_penalty() -> None:
 def test_min_tokens_rules_out_end_tokens_until_there_are_enough() -> None:
     logits = torch.zeros(3, 10)
     settings: dict[str, Any] = {"min_tokens": 2, "stop_token_ids": [4], "eos": (1, 3)}
-    process_logits(logits, [pick([], **settings), pick([8], **settings), pick([8, 8], **settings)])
+    process_logits(logits, [pending([], **settings), pending([8], **settings), pending([8, 8], **settings)])
     for row in (0, 1):
         assert logits[row].isneginf().nonzero().flatten().tolist() == [1, 3, 4]
     assert not logits[2].isneginf().any()
@@ -269,7 +269,7 @@ def test_adjusting_touches_no_other_row() -> None:
     changed = logits.clone()
     process_logits(
         changed,
-        [pick(), pick([1, 2], repetition_penalty=1.5), pick(), pick(logit_bias={0: 1.0}, min_tokens=1)],
+        [pending(), pending([1, 2], repetition_penalty=1.5), pending(), pending(logit_bias={0: 1.0}, min_tokens=1)],
     )
     assert torch.equal(changed[0], logits[0])
     assert torch.equal(changed[2], logits[2])
@@ -321,7 +321,7 @@ def test_processing_with_tokens_ahead_is_that_of_an_output_that_ends_with_them()
     actual = random_logits(6, 64)
     expected = actual.clone()
     process_logits(actual, ahead)
-    process_logits(expected, [pick(tokens[: 1 + n], **settings) for n in range(6)])
+    process_logits(expected, [pending(tokens[: 1 + n], **settings) for n in range(6)])
     assert torch.equal(actual, expected)
     assert actual[:, 1].isneginf().tolist() == [True] * 3 + [False] * 3
 
@@ -330,10 +330,10 @@ def test_a_proposer_chooses_the_token_that_the_sampler_would() -> None:
     logits = random_logits(3, 300)
     payloads = [state(seed=i, temperature=0.9, presence_penalty=1.0) for i in range(3)]
     drafted = [(4,), (), (8, 15)]
-    picks = [
+    pending_tokens = [
         PendingToken(payload, len(PROMPT) + len(ahead), ahead) for payload, ahead in zip(payloads, drafted, strict=True)
     ]
-    chosen = select_tokens(logits, picks, draw)
+    chosen = select_tokens(logits, pending_tokens, draw)
     later = [state(list(ahead), seed=i, temperature=0.9, presence_penalty=1.0) for i, ahead in enumerate(drafted)]
     assert chosen == dict(enumerate(tokens_of(logits, later)))
 

@@ -37,12 +37,14 @@ def test_a_row_whose_drafter_gives_no_finite_logits_gets_the_drafts_before_them(
 ) -> None:
     plain, _ = outputs("nemotron_h_head", None)
 
-    def choose_finite(logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
+    def choose_finite(
+        logits: torch.Tensor, pending_tokens: Sequence[PendingToken], draw: SampleKernel
+    ) -> dict[int, int]:
         logits = as_tensor(logits).clone()
-        for row, pick in enumerate(picks):
-            if pick.position % 3 == 0:
+        for row, pending in enumerate(pending_tokens):
+            if pending.position % 3 == 0:
                 logits[row] = torch.nan
-        return select_tokens(logits, picks, draw)
+        return select_tokens(logits, pending_tokens, draw)
 
     monkeypatch.setattr(model_runner, "select_tokens", choose_finite)
     tokens, proposed = outputs("nemotron_h_head", method, graph_mode=graph_mode)

@@ -140,8 +140,8 @@ def test_a_step_reads_its_state_where_the_last_one_wrote_that_of_the_last_accept
             if row.request_id in written:
                 assert row.read_slot == written[row.request_id]
                 moved += row.read_slot != row.write_slots[0]
-            anchor = max(len(result.token_ids) - 1, 0)
-            written[row.request_id] = row.write_slots[anchor]
+            num_accepted = max(len(result.token_ids) - 1, 0)
+            written[row.request_id] = row.write_slots[num_accepted]
     assert moved > 20
     assert {accepted for _, accepted in watched.verdicts()} == set(range(1 + K))
 

@@ -90,12 +90,14 @@ class Recorder:
         found = self._proposer.propose(batch)
         for row, drafts in zip(batch.rows, found, strict=True):
             text = (*row.sampling_state.prompt_token_ids, *row.sampling_state.output_token_ids)
-            own = [(pick.drafts, logits) for pick, logits in self._chosen if pick.state is row.sampling_state]
+            own = [(pending.drafts, logits) for pending, logits in self._chosen if pending.state is row.sampling_state]
             # A row that has its drafts stays in the steps of the others, as padding.
             assert [ahead for ahead, _ in own[: len(drafts)]] == [drafts[:depth] for depth in range(len(drafts))]
             self.proposals += [Proposal(text, ahead, logits) for ahead, logits in own[: len(drafts)]]
         return found
 
-    def _record(self, logits: torch.Tensor, picks: Sequence[PendingToken], draw: SampleKernel) -> dict[int, int]:
-        self._chosen += zip(picks, as_tensor(logits).clone(), strict=True)
-        return self._choose(logits, picks, draw)
+    def _record(
+        self, logits: torch.Tensor, pending_tokens: Sequence[PendingToken], draw: SampleKernel
+    ) -> dict[int, int]:
+        self._chosen += zip(pending_tokens, as_tensor(logits).clone(), strict=True)
+        return self._choose(logits, pending_tokens, draw)

@@ -132,7 +132,7 @@ def test_requests_are_preempted_more_and_more_seldom_and_come_to_their_end() -> 
 def read_wrong_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state after the first token of a verify step goes on, however many drafts were kept."""
     advance = CacheManager.accept_state
-    monkeypatch.setattr(CacheManager, "accept_state", lambda self, request_id, anchor=0: advance(self, request_id, 0))
+    monkeypatch.setattr(CacheManager, "accept_state", lambda self, request_id, _=0: advance(self, request_id, 0))
 
 
 def accept_wrong_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +211,9 @@ def keep_the_state_behind_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that a token stops leaves the state after the draft behind it."""
     commit = Scheduler._commit_row
 
-    def committed(self: Scheduler, request: Request, row: BatchRow, anchor: int = 0) -> None:
-        is_stopped = request.stop_reason is not None and anchor < row.num_drafts
-        commit(self, request, row, anchor + is_stopped)
+    def committed(self: Scheduler, request: Request, row: BatchRow, num_accepted: int = 0) -> None:
+        is_stopped = request.stop_reason is not None and num_accepted < row.num_drafts
+        commit(self, request, row, num_accepted + is_stopped)
 
     monkeypatch.setattr(Scheduler, "_commit_row", committed)
 

@@ -285,33 +285,33 @@ def num_right(place: int, drafts: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("drafts", [(0, 0, 0, 0), (0,)], ids=["all wrong", "few and wrong"])
-def test_some_drafts_become_right_so_that_every_anchor_occurs(drafts: tuple[int, ...]) -> None:
+def test_some_drafts_become_right_so_that_every_number_of_accepted_drafts_occurs(drafts: tuple[int, ...]) -> None:
     assert {num_right(*each) for each in steered(drafts)} >= {0, 1, 2, 3}
 
 
 def test_a_drafter_that_is_always_right_is_rejected_at_every_depth() -> None:
-    anchors = set()
+    accepted_counts = set()
     for place in range(1, 30):
         proposer = OverriddenProposer(Fixed(EXPECTED[place : place + 4]), ReferenceDrafts(1000, [CASE]))
         row = BatchRow(
             "a", (0,), len(PROMPT) + place - 1, (), num_drafts=4, num_logits=5, samples=True, sampling_state=STATE
         )
         [drafts] = proposer.propose(Batch((row,), 1, 4))
-        anchors.add(num_right(place, drafts))
-    assert anchors == {0, 1, 2, 3, 4}
+        accepted_counts.add(num_right(place, drafts))
+    assert accepted_counts == {0, 1, 2, 3, 4}
 
 
 def test_drafts_that_are_chosen_one_by_one_are_steered_as_those_of_a_proposer_are() -> None:
     """And one that was not chosen, whose logits were not finite, stays away."""
     for place, drafts in steered((7, 7, 7, 7)):
         first = len(PROMPT) + place
-        picks = [PendingToken(STATE, first + depth, drafts[:depth]) for depth in range(4)]
+        pending_tokens = [PendingToken(STATE, first + depth, drafts[:depth]) for depth in range(4)]
 
-        def choose(_: torch.Tensor, picks: Sequence[PendingToken], __: SampleKernel) -> dict[int, int]:
-            return {number: 7 for number in range(len(picks)) if number != 2}
+        def choose(_: torch.Tensor, pending_tokens: Sequence[PendingToken], __: SampleKernel) -> dict[int, int]:
+            return {number: 7 for number in range(len(pending_tokens)) if number != 2}
 
         steer = OverriddenSelector(choose, ReferenceDrafts(1000, [CASE]))
-        chosen = steer(torch.empty(0), picks, torch.argmax)
+        chosen = steer(torch.empty(0), pending_tokens, torch.argmax)
         assert chosen == {number: drafts[number] for number in (0, 1, 3)}
 
 
