@@ -305,9 +305,8 @@ class StreamRegistry:
         try:
             yield
         except BaseException as error:
-            if (
-                self._unfinished.pop(request_id, None) is not None
-            ):  # else it ended meanwhile, and is not counted any more
+            # If it is gone, it ended meanwhile, and is not counted any more.
+            if self._unfinished.pop(request_id, None) is not None:
                 self._queue_limit.cancel(stream.num_outputs, stream.client)
                 _detach(stream)
                 if ends:
