@@ -81,7 +81,7 @@ def _of_layers(
 ) -> Iterator[Product]:
     """Yield the products of layers; `places` are the checkpoint's names of them, by which weights are quantised."""
     for place, layer in zip(places, layers, strict=True):
-        for weight in (*layer.weights, *layer.shared_weights):
+        for weight in layer.weights:  # `shared_weights` are those of another layer, under its name
             if weight.role == "linear":
                 yield from _of_matrix(weight.with_prefix(f"{place}."), quantization)
         if layer.experts is not None and layer.expert_weights:
