@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import cache
@@ -100,6 +101,25 @@ def parse_json(text: str | bytes, *, repeats: bool = False, **options: Any) -> A
         raise ValueError("it has a number of thousands of digits") from None
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def is_unicode(text: bytes, value: object) -> bool:
+    """Return whether no text in `value`, which `parse_json` read from `text`, holds half of a surrogate pair.
+
+    ValueError if it is too deep to tell.
+    """
+    if _SURROGATE.search(text) is None:
+        return True
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return True
+
+
 def read_json_value(path: Path, absent: object = None) -> Any:
     """Return the value in a JSON file of a checkpoint; `absent` without such a file.
 
@@ -108,12 +128,10 @@ def read_json_value(path: Path, absent: object = None) -> Any:
     if find_in_checkpoint(path.parent, path.name) is None:
         return absent
     try:
-        text = path.read_text(encoding="utf-8")
-        value = parse_json(text, repeats=True)  # as transformers reads it
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ModelError(f"{path} cannot be read: it holds half of a surrogate pair, which is no Unicode") from None
+        sent = path.read_bytes()
+        value = parse_json(sent, repeats=True)  # as transformers reads it
+        if not is_unicode(sent, value):
+            raise ValueError("it holds half of a surrogate pair, which is no Unicode")
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {os_error_text(error)}") from None
     return value

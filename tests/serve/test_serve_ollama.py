@@ -300,6 +300,8 @@ def test_a_body_as_curl_sends_it_is_read_unless_a_web_page_sends_it(served):
     assert status("/api/generate") == 200
     assert status("/api/generate", origin="https://example.org") == 415
     assert status("/api/generate", origin="null") == 415
+    assert status("/api/generate", **{"sec-fetch-site": "cross-site"}) == 415
+    assert status("/api/generate", referer="https://example.org/") == 415
     assert status("/api/generate", **{"content-type": "text/plain"}) == 415
     assert status("/v1/completions") == 415
 

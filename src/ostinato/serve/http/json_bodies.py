@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from ostinato.errors import os_error_text
-from ostinato.json_io import DuplicateMemberError, JsonMapping, JsonObject, parse_json
+from ostinato.json_io import DuplicateMemberError, JsonMapping, JsonObject, is_unicode, parse_json
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.unknown_fields import MAX_IGNORED, MAX_ON_LOOP, UNKNOWN, remove_field, unknown_field
 from ostinato.serve.settings import UnknownFields
@@ -117,19 +117,20 @@ ListOf = Annotated[list[T], _FailFast()]
 """A list whose validation stops at the first wrong item."""
 
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 _TYPE_OF_CURL = "application/x-www-form-urlencoded"
 """Type that `curl -d` gives a body without being told, and a page's form too."""
+_OF_BROWSERS = ("origin", "referer", "sec-fetch-site")
+"""Headers that browsers give what a web page sends; a proxy may take one of them away."""
 
 
 def check_type(headers: Mapping[str, str], sent: bytes, *, from_curl: bool = False) -> None:
     """Raise ApiError unless there is a body, whose type is JSON, perhaps as UTF-8, and which is not compressed.
 
-    With `from_curl`, the type that curl gives a body counts as JSON, unless a web page has sent it: a browser lets any
-    page send that type to any server, but names the page's origin then.
+    With `from_curl`, the type that curl gives a body counts as JSON, unless a browser has sent it. A browser lets any
+    web page send that type to any server, but says so in a header, which a page cannot leave out.
     """
     content_type, coding = headers.get("content-type", ""), headers.get("content-encoding", "identity")
     if coding.strip().lower() not in ("", "identity"):
@@ -142,7 +143,9 @@ def check_type(headers: Mapping[str, str], sent: bytes, *, from_curl: bool = Fal
         raise ApiError(400, "the body is not valid JSON: it is not text in UTF-8")
     media_type = content_type.partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or media_type.endswith("+json")
-    if not is_json and not (from_curl and media_type == _TYPE_OF_CURL and "origin" not in headers):
+    if not is_json and not (
+        from_curl and media_type == _TYPE_OF_CURL and not any(map(headers.__contains__, _OF_BROWSERS))
+    ):
         given = f"not {content_type}" if content_type else "and there is none"
         message = f"the body should be JSON, sent with the header Content-Type: application/json, {given}"
         raise ApiError(415, message, code="unsupported_media_type")
@@ -186,8 +189,11 @@ def parsed(sent: bytes) -> JsonObject:
         raise ApiError(400, f"the body is not valid JSON: {why}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body should be a JSON object")
-    if _SURROGATE.search(sent):
-        _check_unicode(value)
+    try:
+        if not is_unicode(sent, value):
+            _refuse_surrogates(value)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
     return value
 
 
@@ -199,15 +205,8 @@ def validated(kind: type[BodyT], value: JsonObject) -> BodyT:
         raise _refusal(error.errors(include_url=False), value, kind) from None
 
 
-def _check_unicode(value: JsonObject) -> None:
-    """Raise ApiError, with the place, if a body holds half of a surrogate pair: no text in UTF-8 does."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-        return
-    except RecursionError:
-        raise ApiError(400, "the body is not valid JSON: it is nested too deeply") from None
-    except UnicodeEncodeError:
-        pass
+def _refuse_surrogates(value: JsonObject) -> None:
+    """Raise ApiError, with the place, for a body that holds half of a surrogate pair."""
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while waiting:
         path, part = waiting.pop()
