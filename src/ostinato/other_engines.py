@@ -124,6 +124,7 @@ _FIELDS = {
     "guided_regex, or guided_json: grammars are read by the command line and in Python": "grammar ebnf lark"
     " guided_grammar",
     "reasoning_effort reasoning.effort output_config.effort": "effort",
+    "reasoning_effort output_config.effort think reasoning_content thinking": "reasoning",
     "echo": "return_full_text",
     "timeout": "t_max_predict_ms",
     "tools": "functions",
@@ -137,7 +138,7 @@ _DONE_BY = {
     "/v1/completions, with echo and logprobs": "prompt_logprobs",
     "another API, such as Ollama's: give its members as fields of the request": "options parameters sampling_params",
     "the answer's header x-request-id": "request_id session_id",
-    "/v1/chat/completions, which has conversations": "tools tool_choice reasoning",
+    "/v1/chat/completions, which has conversations": "tools tool_choice",
     "not served": "id_slot raw return_token_ids return_tokens_as_token_ids top_n_tokens add_special_tokens watermarking"
     " logprob_token_ids return_weight_versions routed_experts_prompt_start return_token_offsets return_prompt_text"
     " mm_payload return_mm_kwargs prompt_embeds kv_transfer_params ec_transfer_params vllm_xargs repetition_detection"
