@@ -41,7 +41,7 @@ def test_a_page_has_each_part_and_the_status_tells_of_failures(monkeypatch, tmp_
 @pytest.mark.slow
 def test_a_part_is_asked_in_utf8_whatever_the_locale():
     script = "from ostinato.cli.doctor import *; print(ascii(run_part(Part('odd', ('plan', chr(233)), 9, str))))"
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**child_environment(), **locale},

@@ -116,7 +116,7 @@ def run_part(part: Part) -> Outcome:
     # Bytes: the questions have letters that a locale such as C cannot encode.
     arguments = [argument.encode("utf-8", "surrogateescape") for argument in part.arguments]
     command: list[str | bytes] = [sys.executable, "-m", "ostinato", *arguments]
-    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONUTF8": "1"}
+    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
     began = time.monotonic()
     try:
         done = subprocess.run(
