@@ -90,8 +90,9 @@ def start_bound_process(
         with suppress(ChildProcessError):  # another thread has collected its status already
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
-    threading.Thread(target=keep, name="starter", daemon=True).start()
+    starter = threading.Thread(target=keep, name="starter", daemon=True)
     try:
+        starter.start()
         return started.result()
     except KeyboardInterrupt:
         # No caller learns of the process, and it may be stopped, and so not notice that its starter is gone.

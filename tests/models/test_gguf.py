@@ -219,6 +219,17 @@ def test_an_architecture_that_is_not_read_is_refused_beside_those_that_are(tmp_p
         load_spec(EngineConfig(model=str(tmp_path / "m.gguf")))
 
 
+def test_metadata_with_rows_that_are_no_whole_blocks_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    data = bytearray(file_of(folder, "llama").read_bytes())
+    place = data.index(b"llama.embedding_length") + len(b"llama.embedding_length") + 4
+    assert int.from_bytes(data[place : place + 4], "little") == 64
+    data[place] = 72
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="rows of 72 weights cannot be blocks of Q8_0, which have 32"):
+        LLM(str(path))
+
+
 MIXED = {"attn_v": "Q8_0", "ffn_gate": "Q5_1", "ffn_down": "F16", "token_embd": "Q5_0"}
 """Rows of one product in two formats; gates in another than what they gate; a matrix that is no blocks."""
 

@@ -58,7 +58,9 @@ class PromptInput(NamedTuple):
     @classmethod
     def parse(cls, prompt: Prompt, checkpoints: Sequence[int] = (), checkpoint_ttl: float = DEFAULT_TTL) -> PromptInput:
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
-        entries: list[Any] = list_of_marks(checkpoints, "checkpoints")
+        entries: Sequence[Any] = checkpoints
+        if not isinstance(checkpoints, tuple):
+            entries = list_of_marks(checkpoints, "checkpoints")
         positions = [
             index(entry) if isinstance(entry, SupportsIndex) and not isinstance(entry, bool) else entry
             for entry in entries

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ostinato.errors import ModelError
+
 Family = Literal["gguf", "mxfp4", "int4", "float8"]
 """Kind of a format: GGUF's (MXFP4 is by itself), or one of our own formats of 4-bit integers or of float8."""
 
@@ -36,7 +38,9 @@ class BlockFormat:
         return 8 * self.num_bytes / self.elements
 
     def row_bytes(self, in_size: int) -> int:
-        assert in_size % self.elements == 0, "a row is whole blocks"
+        """Return the bytes of a row. ModelError if it is not whole blocks, as damaged metadata may say."""
+        if in_size % self.elements:
+            raise ModelError(f"rows of {in_size:,} weights cannot be blocks of {self.name}, which have {self.elements}")
         return in_size // self.elements * self.num_bytes
 
 
