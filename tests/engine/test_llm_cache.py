@@ -131,7 +131,7 @@ def test_checkpoints_that_cannot_be_kept_are_refused_before_anything_runs(
     assert llm.stats()["steps"] == 0
 
 
-@pytest.mark.parametrize("wrong", [5, "5", b"5", {5: 1}, math.nan], ids=str)
+@pytest.mark.parametrize("wrong", [5, "5", b"5", {5: 1}, math.nan, iter([20]), np.array(20)], ids=type)
 def test_checkpoints_that_are_no_list_are_refused(llm: LLM, wrong: Any) -> None:
     with pytest.raises(RequestError, match="checkpoints should be a list, not"):
         llm.generate(TEXT, PARAMS, checkpoints=wrong)
@@ -142,6 +142,21 @@ def test_checkpoints_may_be_integers_of_any_kind_and_none(llm: LLM) -> None:
     assert output.cache is not None
     assert output.cache.marks == {16: True}
     llm.generate(TEXT, PARAMS, checkpoints=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("breakpoints", [np.array([-1]), [{"after": np.int64(-1)}]], ids=type)
+def test_breakpoints_may_be_integers_of_any_kind(llm: LLM, breakpoints: Any) -> None:
+    messages = [{"role": "user", "content": TEXT}]
+    of_array, of_list = (llm.chat(messages, PARAMS, cache_breakpoints=each)[0] for each in (breakpoints, [-1]))
+    assert of_array.cache is not None
+    assert of_list.cache is not None
+    assert of_array.cache.marks == of_list.cache.marks != {}
+
+
+def test_a_position_of_another_kind_is_refused_as_it_was_given(llm: LLM) -> None:
+    for wrong in (np.array([True]), np.array([[1]]), np.array([1.5])):
+        with pytest.raises(RequestError, match="is no position of the prompt"):
+            llm.generate(TEXT, PARAMS, checkpoints=wrong)
 
 
 def test_without_a_prefix_cache_checkpoints_are_refused_with_the_setting_that_would_keep_them() -> None:

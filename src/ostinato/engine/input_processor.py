@@ -6,7 +6,6 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from ostinato.engine.text.chat_marks import list_of_marks
@@ -58,14 +57,8 @@ class PromptInput(NamedTuple):
     @classmethod
     def parse(cls, prompt: Prompt, checkpoints: Sequence[int] = (), checkpoint_ttl: float = DEFAULT_TTL) -> PromptInput:
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
-        entries: Sequence[Any] = checkpoints
-        if not isinstance(checkpoints, tuple):
-            entries = list_of_marks(checkpoints, "checkpoints")
-        positions = [
-            index(entry) if isinstance(entry, SupportsIndex) and not isinstance(entry, bool) else entry
-            for entry in entries
-        ]
-        return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in positions])
+        marks = [Mark(position, checkpoint_ttl) for position in list_of_marks(checkpoints, "checkpoints")]
+        return cls(_unwrap_mapping(prompt), marks=marks)
 
     @classmethod
     def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:

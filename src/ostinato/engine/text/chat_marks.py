@@ -8,8 +8,9 @@ count only if the text before them is that of the prompt.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Protocol
 
 from ostinato.engine.text.chat_template import ChatMessage, ChatTemplate
@@ -170,15 +171,30 @@ def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any,
             for name in value:
                 if name not in MEMBERS:
                     raise RequestError(f"{where} has no {name}; known are {' and '.join(MEMBERS)}", setting=where)
-            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
+            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), _plain_integer(value.get("after"))
         yield where, after, ttl
 
 
 def list_of_marks(values: object, where: str) -> list[Any]:
-    """Return a caller's marks as a list; None has none. RequestError if they are not several."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable | None):
+    """Return a caller's marks as a list, with integers of any kind as Python's; None has none.
+
+    RequestError if they are not several.
+    """
+    if values is None:
+        return []
+    # An iterator would have marks for the first of several prompts alone. An array of no dimensions has a length too.
+    is_several = isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping)
+    if not is_several or getattr(values, "ndim", 1) == 0:
         raise _wrong(where, f"should be a list, not {type(values).__name__}")
-    return [] if values is None else list(values)
+    return [_plain_integer(value) for value in values]
+
+
+def _plain_integer(value: Any) -> Any:
+    """Return an integer of another library as Python's, and anything else as it is."""
+    try:
+        return value if isinstance(value, bool) else index(value)
+    except TypeError:
+        return value
 
 
 def is_integer(value: object) -> bool:
