@@ -175,7 +175,7 @@ def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any,
         yield where, after, ttl
 
 
-def list_of_marks(values: object, where: str) -> list[Any]:
+def list_of_marks(values: Any, where: str) -> list[Any]:
     """Return a caller's marks as a list, with integers of any kind as Python's; None has none.
 
     RequestError if they are not several.
