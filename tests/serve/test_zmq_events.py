@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -319,8 +320,9 @@ def test_an_address_that_is_taken_and_a_package_that_is_missing_are_named(
 ) -> None:
     async def work() -> None:
         async with publishing(Engine(), tmp_path):
-            with pytest.raises(ConfigError, match="cannot be opened"):
+            with pytest.raises(ConfigError, match=r"cannot be opened: there is no directory .*/missing"):
                 ZmqPublisher(KvEventsConfig(endpoint=f"ipc://{tmp_path}/missing/events"))
+            await ZmqPublisher(KvEventsConfig(endpoint=f"ipc://@ostinato/missing/{os.getpid()}")).stop()
 
     run(work)
     monkeypatch.setattr(zmq_events, "find_spec", lambda name: None if name == "zmq" else object())

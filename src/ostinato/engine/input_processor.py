@@ -57,8 +57,9 @@ class PromptInput(NamedTuple):
     @classmethod
     def parse(cls, prompt: Prompt, checkpoints: Sequence[int] = (), checkpoint_ttl: float = DEFAULT_TTL) -> PromptInput:
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
-        marks = [Mark(position, checkpoint_ttl) for position in list_of_marks(checkpoints, "checkpoints")]
-        return cls(_unwrap_mapping(prompt), marks=marks)
+        has_none = isinstance(checkpoints, tuple) and not checkpoints  # as almost all prompts
+        positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
+        return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in positions])
 
     @classmethod
     def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:

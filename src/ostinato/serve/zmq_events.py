@@ -102,7 +102,8 @@ class ZmqPublisher:
         import zmq
 
         folder = Path(endpoint.removeprefix("ipc://")).parent
-        if endpoint.startswith("ipc://") and binds and not is_directory(folder):
+        is_path = endpoint.startswith("ipc://") and not endpoint.startswith("ipc://@")  # a name without a file
+        if is_path and binds and not is_directory(folder):
             raise ConfigError(f"kv_events_config: {endpoint} cannot be opened: there is no directory {folder}")
         socket = self._context.socket(kind)
         socket.set_hwm(self._config.hwm)
