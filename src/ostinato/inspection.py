@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.config import EngineConfig
-from ostinato.engine.startup import load_default_params
 from ostinato.engine.text.chat_template import load_chat_template
-from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.engine.text.tokenizer import load_default_params, load_tokenizer
 from ostinato.errors import OstinatoError
 from ostinato.files import find_in_checkpoint, is_file, matches
 from ostinato.formats import quantization_config

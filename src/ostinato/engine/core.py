@@ -24,14 +24,13 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.startup import (
     check_not_forked,
     find_draft_directory,
-    load_default_params,
     make_cache_memory,
     make_scheduler,
     start_runner,
 )
 from ostinato.engine.stats import engine_stats
 from ostinato.engine.text.chat_template import ChatMessage
-from ostinato.engine.text.tokenizer import load_tokenizer_and_template
+from ostinato.engine.text.tokenizer import load_default_params, load_tokenizer_and_template
 from ostinato.errors import RankError, RequestError
 from ostinato.formats.mapped_files import MappedFileWatch
 from ostinato.json_io import JsonObject

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.distributed.rank_memory import RankedCacheMemory
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
-from ostinato.errors import ConfigError, ForkError, ModelError, Remedy, RequestError
+from ostinato.errors import ConfigError, ForkError, Remedy
 from ostinato.kv_cache.checkpoints import PrefixCachePolicy
 from ostinato.kv_cache.encoder_cache import EncoderCache
 from ostinato.kv_cache.eviction import EvictionCosts
@@ -20,7 +20,6 @@ from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.plan.plan import Plan
 from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.runner.model_runner import ModelRunner, ProgressFn, choose_arrays
-from ostinato.sampling.params import SamplingParams
 from ostinato.scheduler.limits import SchedulerLimits, scored_tokens
 from ostinato.scheduler.scheduler import ChooseNumDrafts, Scheduler
 
@@ -97,15 +96,6 @@ def find_draft_directory(plan: Plan, tokenizer: Tokenizer) -> Path | None:
         )
         raise ConfigError(message, [Remedy("speculative", f"ngram:{k}")])
     return directory
-
-
-def load_default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
-    """Return the parameters of generation_config.json. ModelError if they are not possible."""
-    try:
-        return SamplingParams(**tokenizer.sampling_defaults)
-    except RequestError as error:
-        path = directory / "generation_config.json"
-        raise ModelError(f"{path} asks for sampling that cannot be done: {error.message}") from None
 
 
 def make_scheduler(plan: Plan, choose_drafts: ChooseNumDrafts | None = None) -> Scheduler:

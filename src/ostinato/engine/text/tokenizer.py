@@ -25,6 +25,7 @@ from ostinato.files import expand, find_in_checkpoint
 from ostinato.formats.checkpoint_json import is_gguf, read_checkpoint_json
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import tokenizer_source
+from ostinato.sampling.params import SamplingParams
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -233,6 +234,15 @@ def load_tokenizer(directory: Path, checkpoint: Path | None = None) -> Tokenizer
         directory, "tokenizer_config.json"
     )
     return Tokenizer(backend, settings, generation_defaults(checkpoint or directory))
+
+
+def load_default_params(tokenizer: Tokenizer, directory: Path) -> SamplingParams:
+    """Return the parameters of generation_config.json. ModelError if they are not possible."""
+    try:
+        return SamplingParams(**tokenizer.sampling_defaults)
+    except RequestError as error:
+        path = directory / "generation_config.json"
+        raise ModelError(f"{path} asks for sampling that cannot be done: {error.message}") from None
 
 
 def _trim_malloc() -> None:

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_messages import EngineStarted, SubmitRequest
-from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.engine.text.tokenizer import load_default_params, load_tokenizer
 from ostinato.errors import ConfigError, OstinatoError, RequestError
 from ostinato.models.checkpoint import PLAN_FILES, TEXT_FILES, checkpoint_of, load_spec, tokenizer_source
 from ostinato.plan.plan import Plan
-from ostinato.sampling.params import SamplingParams
 from ostinato.serve.api.anthropic_request import MessagesRequest
 from ostinato.serve.api.chat_completions import ChatRequest
 from ostinato.serve.api.completions import CompletionRequest, PreparedCompletion
@@ -52,7 +51,7 @@ class PromptReader:
             spec = load_spec(config)
             directory = checkpoint_of(config, (*PLAN_FILES, *TEXT_FILES, "generation_config.json"))
             tokenizer = load_tokenizer(tokenizer_source(config, directory), directory)
-            params = SamplingParams(**tokenizer.sampling_defaults)
+            params = load_default_params(tokenizer, directory)
             plan = replace(plan, settings=plan.settings.model_copy(update={"model": model}))
             started = EngineStarted(plan, directory, params, spec.vocab_size, spec.vision, spec.hidden_size)
             self._settings = settings.without_keys().model_copy(
