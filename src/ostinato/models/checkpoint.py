@@ -393,5 +393,6 @@ def _check_frequencies(rope: RopeSpec) -> None:
         if not is_finite:
             raise ModelError(
                 f"config.json has a rotary embedding of the kind {rope.kind} without finite frequencies: rope_theta = "
-                f"{rope.theta}, original length {rope.original_max_position:,}, {rope.parameters!r:.300}"
+                f"{rope.theta}, original length {rope.original_max_position:,}, {rope.parameters!r:.300}; all "
+                "numbers should be finite, and factors and lengths above 0"
             )
