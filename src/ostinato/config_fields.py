@@ -230,7 +230,8 @@ def _check_model(method: str, fields: Mapping[str, object], repaired: dict[str, 
     model = fields.get("model")
     if method != "draft":
         if model is not None:
-            problems.append(f"{method} takes no model, which is for method draft")
+            also = ", also for an assistant" if method == "mtp" else ""
+            problems.append(f"{method} takes no model, which is for method draft{also}")
             repaired.pop("model", None)
         return
     if isinstance(model, os.PathLike):

@@ -83,8 +83,11 @@ _VALUES = "values"
 
 def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> list[str]:
     """Return sentences on what keeps these tensors from being loaded. Shapes are compared when weights are loaded."""
-    model = make_model(Sketch(), spec)
-    expected = {name for _, _, row in model.weights() for name in row.names}
+    model, tensors = make_model(Sketch(), spec), list(tensors)
+    found = set() if of_gguf else {model.checkpoint_name(tensor.name) for tensor in tensors}
+    expected = {
+        name for _, _, row in model.weights() for name in ((row.whole_name,) if row.whole_name in found else row.names)
+    }
     if of_gguf:
         expected = {of_all_experts(name) for name in expected}
     stored = spec.stored_quantization

@@ -12,6 +12,7 @@ import transformers
 from ostinato.errors import ModelError
 from ostinato.plan.model import ModelSpec
 from tests.support.recipes import RECIPES
+from tests.support.vl_models import VL_RECIPES
 
 KINDS = {"model_type", "dtype", "transformers_version", "architectures"}
 
@@ -70,3 +71,27 @@ def test_numbers_of_key_heads_are_those_of_transformers_or_asked_for(name: str) 
     whole = transformers.AutoConfig.for_model(RECIPES[name]().model_type).to_dict()
     expected, ours = spec_of(whole), spec_of({key: whole[key] for key in whole if key != "num_key_value_heads"})
     assert ours == expected or "num_key_value_heads" in str(ours)
+
+
+@pytest.mark.parametrize("name", VL_RECIPES)
+@pytest.mark.parametrize("place", [None, "vision_config", "text_config"])
+def test_what_a_model_with_images_leaves_out_is_as_in_transformers(name: str, place: str | None) -> None:
+    config = VL_RECIPES[name]()
+    compared, faults = 0, []
+    whole = config.to_dict()
+    keys = (whole if place is None else whole[place]).keys() - KINDS - OF_LENGTH - {"num_local_experts"}
+    if name == "qwen3_vl_moe" and place is None:
+        keys.remove("tie_word_embeddings")  # without it the text part's counts, which current transformers ignores
+    for key in sorted(keys):
+        changed = copy.deepcopy(whole)
+        del (changed if place is None else changed[place])[key]
+        try:
+            theirs = type(config)(**copy.deepcopy(changed)).to_dict()
+        except Exception:  # transformers asks for it
+            continue
+        expected, ours = spec_of(theirs), spec_of(changed)
+        compared += not isinstance(expected, str)
+        if ours != expected and not isinstance(expected, str) and not (isinstance(ours, str) and key in ours):
+            faults.append(key)
+    assert not faults
+    assert compared >= 5

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from ostinato import EngineConfig, RequestError, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError
-from tests.support.checkpoints import checkpoint, random_prompt
+from ostinato.models.pooling import PoolingKind
+from ostinato.sampling.pooler import POOLING_PARAMS
+from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.parity import (
     BLOCK,
     NEW,
@@ -133,6 +136,26 @@ def test_a_hit_of_part_of_a_prompt_computes_the_rest_whole(name: str) -> None:
         if count == 4:
             break
     assert any(0 < hit < (PROMPT - 1) // BLOCK * BLOCK for hit in hits)
+
+
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_embeddings_are_of_prompts_that_see_all_of_themselves(name: str, kind: PoolingKind) -> None:
+    """Beside a request that decodes, and again with what the first has left in the cache."""
+    engine, prompt = make_engine(name), random_prompt(PROMPT, seed=3)
+    with torch.inference_mode():
+        types = torch.ones(1, PROMPT, dtype=torch.long)
+        hidden = oracle(name).model(torch.tensor([prompt]), use_cache=False, token_type_ids=types).last_hidden_state[0]
+    expected = (hidden[-1] if kind == "last" else hidden.mean(0)).numpy()
+    case = decided_case(name, 47)
+    beside = add(engine, case)
+    for _ in range(2):
+        output = engine.output(engine.add_request(prompt, POOLING_PARAMS, pooling=kind))
+        run(engine)
+        assert output is not None
+        assert output.embedding is not None
+        assert abs(output.embedding - expected).max() < 1e-4 * max(1, abs(expected).max())
+        assert cached(output) in ({0} if kind == "mean" else {0, (PROMPT - 1) // BLOCK * BLOCK})
+    check(case, beside)
 
 
 def test_drafts_of_a_second_model_change_nothing(name: str) -> None:

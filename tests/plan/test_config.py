@@ -237,7 +237,7 @@ def test_speculation_is_given_as_fields_as_their_json_or_in_short_form(given: ob
         ("draft:4", "method draft needs a model", None),
         ("draft:some/dir", "as draft:PATH:4 does", None),
         ("draft:some/dir:0", "num_speculative_tokens 0", "draft:some/dir:1"),
-        ("mtp:some/dir:3", "mtp takes no model, which is for method draft", "mtp:3"),
+        ("mtp:some/dir:3", "mtp takes no model, which is for method draft, also for an assistant", "mtp:3"),
         ({"model": "some/dir", "num_speculative_tokens": 3}, "it names no method", "draft:some/dir:3"),
         ({"method": "draft", "model": "", "num_speculative_tokens": 3}, "model ''", None),
         ({"method": "mtp", "num_speculative_tokens": True}, "num_speculative_tokens True", "mtp:1"),

@@ -81,6 +81,14 @@ def test_a_given_mode_is_kept_or_refused(mode: str, situation: dict[str, bool]) 
         assert f"state_cache_mode {mode}" in refusal(mode, **situation).message
 
 
+def test_chunked_prefill_is_no_remedy_for_a_model_whose_prompts_cannot_be_cut() -> None:
+    situation = {"prefix_caching": True, "chunked_prefill": False, "supports_all": False}
+    assert remedies(refusal("align", **situation)) == {"enable_chunked_prefill": True, "state_cache_mode": "none"}
+    error = refusal("align", **situation, whole_prompts=True)
+    assert remedies(error) == {"state_cache_mode": "none"}
+    assert "set enable_chunked_prefill" not in error.message
+
+
 @pytest.mark.parametrize("mode", ["align", "all"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_remedy_of_a_refused_mode_works_alone_and_none_that_would_is_missing(mode, situation) -> None:

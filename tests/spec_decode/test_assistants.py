@@ -25,6 +25,7 @@ from ostinato.models.loader import load_weights
 from ostinato.models.registry import make_model
 from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import select_ops
+from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.scheduler.batch import Batch
 from tests.spec_decode.test_speculation_drafts import GRAPHS, cases_of, check_proposals, finds, serve
@@ -242,6 +243,16 @@ def test_the_plan_counts_an_assistants_weights_and_the_hidden_states_that_slots_
     assert (plan.speculative.kv_block, plan.speculative.state_slot) == (0, 4 * 64)
     assert f"drafts come from the assistant {directory}" in plan.speculative.reason
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_the_plan_counts_the_rows_of_the_head_that_clusters_copy() -> None:
+    """Each of 64 drafts copies the vectors of 131 tokens, of 48 elements, beside which little else is alive."""
+    needed = []
+    for top in (1, 131):
+        directory = changed_checkpoint("gemma4_text", "clusters", centroid_intermediate_top_k=top)
+        config = EngineConfig(model=str(checkpoint("gemma4_text")), speculative=f"draft:{directory}:1")
+        needed.append(activation_bytes(load_spec(config), "float32", 64, 64, 256, False, native=["sample"]))
+    assert needed[1] >= 64 * 131 * 48 * 4 > needed[0]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ def prompt_step(runner: ModelRunner, num_tokens: int, vocab_size: int) -> Batch:
     table = tuple(range(1, 1 + -(-num_tokens // block_size))) if memory.num_blocks else ()
     tokens = tuple(rng.randrange(vocab_size) for _ in range(num_tokens))
     row = BatchRow("prompt", tokens, 0, table, 0, (1 if memory.num_slots else 0,))
+    if runner.plan.model.is_prefix_lm:
+        row = row._replace(prompt_end=num_tokens)
     if memory.num_window_blocks:
         row = row._replace(window_block_table=tuple(range(1, 1 + -(-num_tokens // block_size))))
     return Batch((row,), 0)

@@ -115,7 +115,7 @@ def run_part(part: Part) -> Outcome:
     """Run a part in its process, and return its outcome."""
     # Bytes: the questions have letters that a locale such as C cannot encode.
     arguments = [argument.encode("utf-8", "surrogateescape") for argument in part.arguments]
-    command = [sys.executable, "-m", "ostinato", *arguments]
+    command: list[str | bytes] = [sys.executable, "-m", "ostinato", *arguments]
     environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "PYTHONUTF8": "1"}
     began = time.monotonic()
     try:

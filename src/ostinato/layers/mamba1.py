@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
-from ostinato.layers.norm import GatedRMSNorm, RMSNorm
+from ostinato.layers.norm import GatedRMSNorm, PlainRMSNorm, RMSNorm
 from ostinato.ops.step_inputs import apply_selective_recurrence
 from ostinato.plan.mixers import Mamba1Spec
 
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""
-
-
-class PlainRMSNorm(Module):
-    """RMS norm over the last dimension, without a weight."""
-
-    def __init__(self, build: ModelBuilder, size: int, eps: float) -> None:
-        super().__init__()
-        self.op = build.ops.rms_norm
-        self.ones = build.constant([1.0] * size, build.dtype)
-        self.eps = eps
-
-    def forward(self, x: Array) -> Array:
-        """Normalise [tokens, size] -> [tokens, size]."""
-        return self.op(x, self.ones, self.eps)
 
 
 class Mamba1Mixer(Module):

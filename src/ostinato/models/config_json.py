@@ -159,7 +159,10 @@ def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> 
 
 
 HEADS_HAVE_OWN_KEYS = frozenset(
-    "arcee cohere2 granite granitemoe granitemoe_swa granitemoehybrid llama olmo3 olmo_hybrid phi3".split()
+    {
+        *("arcee", "cohere2", "granite", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
+        *("llama", "olmo3", "olmo_hybrid", "phi3"),
+    }
 )
 """Architectures in which each head has keys and values of its own if config.json does not mention them.
 

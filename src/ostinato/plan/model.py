@@ -28,6 +28,8 @@ class TargetSpec:
 
     architectures: tuple[str, ...]
     hidden_size: int
+    picked_tokens: int = 0
+    """Tokens whose logits alone a draft computes, each from a copy of its row of the LM head; 0: all, from the head."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def check_servable(
         )
     check_prompt_length(num_prompt, limits.max_model_len, has_output=request.has_output)
     if not limits.enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:
-        why = "whose tokens see each other" if limits.whole_prompts else "which without chunked prefill"
+        why = "whose tokens see each other, so that it" if limits.whole_prompts else "which without chunked prefill"
         remedy = Remedy("enable_chunked_prefill", True)
         advice = "turn enable_chunked_prefill on"
         if limits.whole_prompts:

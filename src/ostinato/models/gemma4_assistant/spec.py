@@ -50,11 +50,13 @@ def model_spec(config: JsonObject) -> ModelSpec:
         )
     own = {**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
     spec = spec_of_text({**config, "text_config": own}, text_spec, "gemma4_assistant", None, {})
+    hyper = _with_clusters(config, spec)
+    picked = hyper.top_clusters * spec.vocab_size // hyper.num_clusters if hyper.num_clusters else 0
     return replace(
         spec,
         layers=tuple(map(_reads_target, spec.layers)),
-        target=TargetSpec(TARGETS, integer(config, "backbone_hidden_size", TARGET_SIZE)),
-        hyperparameters=_with_clusters(config, spec),
+        target=TargetSpec(TARGETS, integer(config, "backbone_hidden_size", TARGET_SIZE), picked),
+        hyperparameters=hyper,
     )
 
 

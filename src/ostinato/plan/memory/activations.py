@@ -150,11 +150,12 @@ def activation_bytes(
         )
         return max(widest, tokens * way.join_elements * element)
 
-    # A drafter's logits are of one position per row, so they never determine the peak.
+    # A drafter's logits are of one position per row, so they determine the peak only if rows of its head are copied.
     copies = NATIVE_LOGIT_COPIES if "sample" in with_kernel else LOGIT_COPIES
     floats = max(min(tokens, rows * tokens_per_row) * copies, min(tokens, PROMPT_POSITIONS) * SCORE_COPIES)
     logits = floats * model.vocab_size * 4
-    peak = max(called_bytes(model, width, tokens), tokens * target.kept_elements * element + logits)
+    picked = picked_bytes(model, min(tokens, rows), element, copies)
+    peak = max(called_bytes(model, width, tokens), tokens * target.kept_elements * element + logits, picked)
     if has_references:
         passes = [target] if drafter is None else [target, drafter]
         peak = max(
@@ -187,6 +188,18 @@ def called_bytes(model: ModelSpec, width: int, tokens: int) -> int:
     if drafter is not None:
         calls += [drafter.draft_calls, drafter.step_calls]
     return max(call.arena_bytes(width, tokens) for call in calls) + tokens * 2 * model.hidden_size * width
+
+
+def picked_bytes(model: ModelSpec, rows: int, element: int, copies: int) -> int:
+    """Return the bytes of an assistant's logits if it computes those of some tokens alone; else 0.
+
+    Each row has copies of its tokens' rows of the LM head, their logits and ids, and logits of the whole vocabulary.
+    """
+    draft = None if model.drafter is None else model.drafter.model
+    if draft is None or draft.target is None or not draft.target.picked_tokens:
+        return 0
+    picked = draft.target.picked_tokens * (draft.hidden_size * element + 4 + 8)
+    return rows * (picked + model.vocab_size * (1 + copies) * 4)
 
 
 def scratch_bytes(

@@ -58,10 +58,12 @@ def resolve_state_cache_mode(
     chunked_prefill: bool,
     supports_all: bool,
     num_speculative_tokens: int = 0,
+    whole_prompts: bool = False,
 ) -> Decision:
     """Return the mode of a model with state layers: the requested one, or the result of `auto` (or None).
 
-    `supports_all` is true if every state layer's scan can write states out. ConfigError if the mode is unknown or needs
+    `supports_all` is true if every state layer's scan can write states out, and `whole_prompts` if no prompt can be
+    cut. ConfigError if the mode is unknown or needs
     something that is missing; each of its remedies works alone, with all else unchanged.
     """
     asked = "auto" if requested is None else requested
@@ -75,7 +77,7 @@ def resolve_state_cache_mode(
         return Decision("state_cache_mode", asked, effective, reason)
     problems = _problems(asked, prefix_caching, chunked_prefill, supports_all)
     if problems:
-        raise _contradiction(asked, problems, prefix_caching, chunked_prefill, supports_all)
+        raise _contradiction(asked, problems, prefix_caching, chunked_prefill, supports_all, whole_prompts)
     return Decision("state_cache_mode", asked, asked, "as given")
 
 
@@ -93,6 +95,7 @@ def choose_state_cache_mode(config: EngineConfig, model: ModelSpec) -> Decision:
         chunked_prefill=config.enable_chunked_prefill,
         supports_all=model.supports_all_checkpoints,
         num_speculative_tokens=config.num_speculative_tokens,
+        whole_prompts=model.is_prefix_lm,
     )
 
 
@@ -147,13 +150,18 @@ def _problems(mode: str, prefix_caching: bool, chunked_prefill: bool, supports_a
 
 
 def _contradiction(
-    mode: str, problems: list[str], prefix_caching: bool, chunked_prefill: bool, supports_all: bool
+    mode: str,
+    problems: list[str],
+    prefix_caching: bool,
+    chunked_prefill: bool,
+    supports_all: bool,
+    whole_prompts: bool,
 ) -> ConfigError:
     """Return the error, with each change of one setting that solves all problems at once."""
     remedies = []
     if not prefix_caching and not _problems(mode, True, chunked_prefill, supports_all):
         remedies.append(Remedy("enable_prefix_caching", True))
-    if not chunked_prefill and not _problems(mode, prefix_caching, True, supports_all):
+    if not (chunked_prefill or whole_prompts or _problems(mode, prefix_caching, True, supports_all)):
         remedies.append(Remedy("enable_chunked_prefill", True))
     # Choose the mode that keeps most; `none` always works.
     other = next(
