@@ -140,10 +140,10 @@ class PredictionHeadForward:
         """Return the hidden states that further drafts start from, of those that `__call__` returned."""
         return self._head.next_hidden(hidden) if isinstance(self._head, Assistant) else hidden
 
-    def choose(self, hidden: Array, picks: Sequence[PendingToken], choose: TokenSelector) -> dict[int, int]:
+    def choose(self, hidden: Array, pending_tokens: Sequence[PendingToken], choose: TokenSelector) -> dict[int, int]:
         """Return the drafts that `choose` samples from the logits of the hidden states."""
         logits = (self._head.draft_logits if isinstance(self._head, Assistant) else self._model.compute_logits)(hidden)
-        return choose(logits, picks, self._model.build.ops.sample)
+        return choose(logits, pending_tokens, self._model.build.ops.sample)
 
 
 class MtpProposer:
