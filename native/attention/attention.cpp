@@ -17,12 +17,6 @@ namespace ostinato {
 namespace attention {
 namespace {
 
-// Running weighted sums of some query rows.
-struct Sums {
-    Softmax* softmax;
-    float* values;  // [rows, padded_dim]
-};
-
 constexpr int AHEAD = 2;  // pieces between the present one and the one whose keys and values are prefetched
 
 // A tile of a unit, and where its result goes.
@@ -131,35 +125,18 @@ struct Seen {
 };
 
 template <typename T, typename S>
-class PagedWorker {
+class PagedWorker : TileScratch<T> {
   public:
-    Sums running, tile_sums;
+    using TileScratch<T>::running, TileScratch<T>::tile_sums;
 
     PagedWorker(const ThreadGroup& threads, const PagedOperands<T, S>& operands, std::int64_t rows)
-        : operands_(operands), head(operands.head), scales_(operands.scales()) {
-        const std::int64_t words = head.padded_words(), dim = head.padded_dim();
-        const std::int64_t value_words = TILE / LaneOperand<T>::ELEMENTS * dim;
-        float* next = threads.thread_scratch<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
-        const auto take = [&](std::int64_t count) {
-            float* taken = next;
-            next += count;
-            return taken;
-        };
-        keys_ = take(TILE * words);
-        values_ = take(value_words);
-        queries_ = take(rows * words);
-        scores_ = take(rows * TILE);
-        running.values = take(rows * dim);
-        tile_sums.values = take(rows * dim);
-        running.softmax = reinterpret_cast<Softmax*>(take(rows * 2));
-        tile_sums.softmax = reinterpret_cast<Softmax*>(take(rows * 2));
-    }
+        : TileScratch<T>(threads, operands.head, rows), operands_(operands), head(operands.head), scales_(operands.scales()) {}
 
     void begin(const WorkUnit& unit) {
         const std::int64_t words = head.padded_words();
         for (std::int64_t i = 0; i < unit.query_rows(); ++i) {
             const T* from = operands_.query(unit, i);
-            for (std::int64_t j = 0; j < words; j += LANES) store(queries_ + i * words + j, head.load_words(from, j));
+            for (std::int64_t j = 0; j < words; j += LANES) store(queries + i * words + j, head.load_words(from, j));
         }
     }
 
@@ -171,7 +148,7 @@ class PagedWorker {
         scales_.take(places);
         const auto weigh = [&](std::int64_t i) {
             operands_.with_scores(scales_, [&](const auto& scales, float factor) {
-                sums.softmax[i] = softmax<T>(scores_ + i * TILE, seen.first(i), seen(i), factor, scales);
+                sums.softmax[i] = softmax<T>(scores + i * TILE, seen.first(i), seen(i), factor, scales);
             });
         };
         if (rows.end - rows.begin <= SMALL_Q_ROWS) {
@@ -210,7 +187,7 @@ class PagedWorker {
     const PagedOperands<T, S>& operands_;
     const Head<T>& head;
     ScalesOf<S> scales_;
-    float *keys_, *values_, *queries_, *scores_;
+    using TileScratch<T>::keys, TileScratch<T>::values, TileScratch<T>::queries, TileScratch<T>::scores;
 
     // Compute query rows [from, from + rows) of a tile with keys and values in place; each of their lines is read once.
     // `depth` is the number of words of weights that are not 0.
@@ -219,12 +196,12 @@ class PagedWorker {
                 const KeyOffsets* next, Weigh&& weigh) {
         const std::int64_t words = head.padded_words() / LANES, panels = (places.end + LANES - 1) / LANES;
         HeadPrefetch next_keys(operands_.k_cache, next, head.dim, panels * words * PREFETCHES);
-        qk_scores<T>(rows, head, operands_.k_cache, places, queries_ + from * head.padded_words(),
-                        scores_ + from * TILE, next_keys);
+        qk_scores<T>(rows, head, operands_.k_cache, places, queries + from * head.padded_words(),
+                        scores + from * TILE, next_keys);
         for (std::int64_t i = from; i < from + rows; ++i) weigh(i);
         const std::int64_t steps = LINE_BY_LINE ? depth * value_passes<T>(rows, head.dim) : depth;
         HeadPrefetch next_values(operands_.v_cache, next, head.dim, steps);
-        weighted_values<T>(rows, head, operands_.v_cache, places, depth, scores_ + from * TILE,
+        weighted_values<T>(rows, head, operands_.v_cache, places, depth, scores + from * TILE,
                         sums.values + from * head.padded_dim(), next_values);
     }
 
@@ -238,8 +215,8 @@ class PagedWorker {
             for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
                 const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
                 const std::int64_t end = (seen(i + block - 1) + LANES - 1) / LANES;
-                product<T>(block, column, std::min(column + BLOCK_COLUMNS, end), queries_ + i * words, words, keys_,
-                           LANES, words * LANES, head.words(), scores_ + i * TILE, TILE);
+                product<T>(block, column, std::min(column + BLOCK_COLUMNS, end), queries + i * words, words, keys,
+                           LANES, words * LANES, head.words(), scores + i * TILE, TILE);
             }
         }
         for (std::int64_t i = from; i < rows; ++i) weigh(i);
@@ -248,7 +225,7 @@ class PagedWorker {
             for (std::int64_t i = from; i < rows; i += BLOCK_ROWS) {
                 const std::int64_t block = std::min<std::int64_t>(BLOCK_ROWS, rows - i);
                 const std::int64_t depth = (seen(i + block - 1) + ELEMENTS - 1) / ELEMENTS;
-                product<T>(block, column, end, scores_ + i * TILE, TILE, values_, dim, LANES, depth,
+                product<T>(block, column, end, scores + i * TILE, TILE, values, dim, LANES, depth,
                            sums.values + i * dim, dim);
             }
         }
@@ -258,14 +235,14 @@ class PagedWorker {
         constexpr int ELEMENTS = LaneOperand<T>::ELEMENTS;
         const std::int64_t panels = (places.end + LANES - 1) / LANES, words = head.padded_words() / LANES;
         const std::int64_t groups = (places.end + ELEMENTS - 1) / ELEMENTS;
-        HeadPrefetch values(operands_.v_cache, &places, head.dim, panels * words);
-        HeadPrefetch keys(operands_.k_cache, next, head.dim, groups);
+        HeadPrefetch these_values(operands_.v_cache, &places, head.dim, panels * words);
+        HeadPrefetch next_keys(operands_.k_cache, next, head.dim, groups);
         for (std::int64_t i = 0; i < places.end; i += LANES) {
-            pack_keys(head, operands_.k_cache, places.offsets + i, keys_ + i * head.padded_words(), values);
+            pack_keys(head, operands_.k_cache, places.offsets + i, keys + i * head.padded_words(), these_values);
         }
         for (std::int64_t i = 0; i < places.end; i += ELEMENTS) {
-            keys.step();
-            pack_values(head, operands_.v_cache, places.offsets + i, values_ + i / ELEMENTS * head.padded_dim());
+            next_keys.step();
+            pack_values(head, operands_.v_cache, places.offsets + i, values + i / ELEMENTS * head.padded_dim());
         }
     }
 };

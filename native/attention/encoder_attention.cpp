@@ -55,33 +55,17 @@ void each_unit(const Segments& segments, std::int64_t heads, std::int64_t most_r
 }
 
 template <typename T>
-class EncoderWorker {
+class EncoderWorker : TileScratch<T> {
   public:
     EncoderWorker(const ThreadGroup& threads, const EncoderOperands<T>& operands, std::int64_t head_dim, float scale)
-        : operands_(operands), head_{head_dim}, factor_(scale * LOG2_E) {
-        const std::int64_t words = head_.padded_words(), dim = head_.padded_dim();
-        const std::int64_t value_words = TILE / LaneOperand<T>::ELEMENTS * dim;
-        float* next = threads.thread_scratch<float>(MOST_ROWS * (words + TILE + 2 * dim + 2) + TILE * words + value_words);
-        const auto take = [&](std::int64_t count) {
-            float* taken = next;
-            next += count;
-            return taken;
-        };
-        keys_ = take(TILE * words);
-        values_ = take(value_words);
-        queries_ = take(MOST_ROWS * words);
-        scores_ = take(MOST_ROWS * TILE);
-        sums_ = take(MOST_ROWS * dim);
-        tile_sums_ = take(MOST_ROWS * dim);
-        softmax_ = reinterpret_cast<Softmax*>(take(MOST_ROWS * 2));
-    }
+        : TileScratch<T>(threads, {head_dim}, MOST_ROWS), operands_(operands), head_{head_dim}, factor_(scale * LOG2_E) {}
 
     void run(const EncoderUnit& unit) {
         const std::int64_t words = head_.padded_words(), dim = head_.padded_dim(), rows = unit.end - unit.begin;
         const std::int64_t within = unit.head * head_.dim;
         for (std::int64_t i = 0; i < rows; ++i) {
             const T* from = operands_.q.template row<const T>(unit.begin + i) + within;
-            for (std::int64_t j = 0; j < words; j += LANES) store(queries_ + i * words + j, head_.load_words(from, j));
+            for (std::int64_t j = 0; j < words; j += LANES) store(queries + i * words + j, head_.load_words(from, j));
         }
         for (std::int64_t begin = unit.segment.begin; begin < unit.segment.end; begin += TILE) {
             tile(begin, std::min<std::int64_t>(TILE, unit.segment.end - begin), within, rows,
@@ -89,7 +73,7 @@ class EncoderWorker {
         }
         for (std::int64_t i = 0; i < rows; ++i) {
             T* to = operands_.out + (unit.begin + i) * operands_.heads * head_.dim + within;
-            finish(softmax_[i], sums_ + i * dim, to, head_.dim);
+            finish(running.softmax[i], running.values + i * dim, to, head_.dim);
         }
     }
 
@@ -97,8 +81,8 @@ class EncoderWorker {
     const EncoderOperands<T>& operands_;
     const Head<T> head_;
     const float factor_;
-    float *keys_, *values_, *queries_, *scores_, *sums_, *tile_sums_;
-    Softmax* softmax_;
+    using TileScratch<T>::keys, TileScratch<T>::values, TileScratch<T>::queries, TileScratch<T>::scores;
+    using TileScratch<T>::running, TileScratch<T>::tile_sums;
 
     // Add the contribution of `count` keys from `begin` on to `rows` queries.
     void tile(std::int64_t begin, std::int64_t count, std::int64_t within, std::int64_t rows, bool first) {
@@ -107,21 +91,18 @@ class EncoderWorker {
         pack(begin, count, within);
         const std::int64_t panels = (count + LANES - 1) / LANES, depth = (count + ELEMENTS - 1) / ELEMENTS;
         each_block(rows, panels, [&](std::int64_t i, std::int64_t block, std::int64_t column, std::int64_t end) {
-            product<T>(block, column, end, queries_ + i * words, words, keys_, LANES, words * LANES, head_.words(),
-                       scores_ + i * TILE, TILE);
+            product<T>(block, column, end, queries + i * words, words, keys, LANES, words * LANES, head_.words(),
+                       scores + i * TILE, TILE);
         });
-        Softmax weights[MOST_ROWS];
-        for (std::int64_t i = 0; i < rows; ++i) weights[i] = softmax<T>(scores_ + i * TILE, 0, count, factor_);
-        float* sums = first ? sums_ : tile_sums_;
+        const Sums sums = first ? running : tile_sums;
+        for (std::int64_t i = 0; i < rows; ++i) sums.softmax[i] = softmax<T>(scores + i * TILE, 0, count, factor_);
         each_block(rows, dim / LANES, [&](std::int64_t i, std::int64_t block, std::int64_t column, std::int64_t end) {
-            product<T>(block, column, end, scores_ + i * TILE, TILE, values_, dim, LANES, depth, sums + i * dim, dim);
+            product<T>(block, column, end, scores + i * TILE, TILE, values, dim, LANES, depth,
+                       sums.values + i * dim, dim);
         });
+        if (first) return;
         for (std::int64_t i = 0; i < rows; ++i) {
-            if (first) {
-                softmax_[i] = weights[i];
-            } else {
-                merge(softmax_[i], sums_ + i * dim, weights[i], tile_sums_ + i * dim, dim);
-            }
+            merge(running.softmax[i], running.values + i * dim, sums.softmax[i], sums.values + i * dim, dim);
         }
     }
 
@@ -139,19 +120,19 @@ class EncoderWorker {
 
     // Pack keys and values. Lanes behind the last key repeat it: their scores are not used, and their weights are 0.
     void pack(std::int64_t begin, std::int64_t count, std::int64_t within) {
-        std::int64_t keys[TILE], values[TILE];
+        std::int64_t key_offsets[TILE], value_offsets[TILE];
         for (std::int64_t i = 0; i < TILE; ++i) {
             const std::int64_t token = begin + std::min(i, count - 1);
-            keys[i] = token * operands_.k.strides[0] + within;
-            values[i] = token * operands_.v.strides[0] + within;
+            key_offsets[i] = token * operands_.k.strides[0] + within;
+            value_offsets[i] = token * operands_.v.strides[0] + within;
         }
         const T *k = operands_.k.template at<const T>(), *v = operands_.v.template at<const T>();
         HeadPrefetch nothing(k, nullptr, head_.dim, 1);
         for (std::int64_t i = 0; i < count; i += LANES) {
-            pack_keys(head_, k, keys + i, keys_ + i * head_.padded_words(), nothing);
+            pack_keys(head_, k, key_offsets + i, keys + i * head_.padded_words(), nothing);
         }
         for (std::int64_t i = 0; i < count; i += LaneOperand<T>::ELEMENTS) {
-            pack_values(head_, v, values + i, values_ + i / LaneOperand<T>::ELEMENTS * head_.padded_dim());
+            pack_values(head_, v, value_offsets + i, values + i / LaneOperand<T>::ELEMENTS * head_.padded_dim());
         }
     }
 };

@@ -5,11 +5,45 @@
 // not see have a weight of 0, and adding 0 times a finite value changes no sum.
 #pragma once
 
-#include "attention/operands.h"
+#include "attention/softmax.h"
+#include "core/thread_group.h"
 #include "core/transpose.h"
 
 namespace ostinato {
 namespace attention {
+
+// Running weighted sums of some query rows.
+struct Sums {
+    Softmax* softmax;
+    float* values;  // [rows, padded_dim]
+};
+
+// Scratch of a thread for `rows` query rows and a tile of keys and values. ops/scratch.py counts it.
+template <typename T>
+struct TileScratch {
+    float *keys, *values;     // packed
+    float *queries, *scores;  // [rows, padded words], [rows, TILE]
+    Sums running, tile_sums;
+
+    TileScratch(const ThreadGroup& threads, const Head<T>& head, std::int64_t rows) {
+        const std::int64_t words = head.padded_words(), dim = head.padded_dim();
+        const std::int64_t value_words = TILE / LaneOperand<T>::ELEMENTS * dim;
+        float* next = threads.thread_scratch<float>(rows * (words + TILE + 2 * dim + 4) + TILE * words + value_words);
+        const auto take = [&](std::int64_t count) {
+            float* taken = next;
+            next += count;
+            return taken;
+        };
+        keys = take(TILE * words);
+        values = take(value_words);
+        queries = take(rows * words);
+        scores = take(rows * TILE);
+        running.values = take(rows * dim);
+        tile_sums.values = take(rows * dim);
+        running.softmax = reinterpret_cast<Softmax*>(take(rows * 2));
+        tile_sums.softmax = reinterpret_cast<Softmax*>(take(rows * 2));
+    }
+};
 
 // Pack LANES keys from `offsets` on into `panel` [padded words, LANES]: word by word, with the keys beside each other.
 template <typename T, typename S>

@@ -96,7 +96,7 @@ struct BlockFormat {
     std::int64_t row_bytes(std::int64_t in) const { return in / elements * bytes; }
 
     template <typename X>
-    const BlockOps<X>& products() const {
+    const BlockOps<X>& ops() const {
         if constexpr (std::is_same_v<X, bf16>) {
             return with_bf16;
         } else if constexpr (std::is_same_v<X, i16>) {

@@ -66,7 +66,7 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
     for (std::int64_t from = begin; from < end; from += SPAN) {
         const std::int64_t to = std::min(end, from + SPAN);
         for (int v = 0; v < PANEL_VECTORS; ++v) {
-            for (int r = 0; r < LANES; ++r) format.products<X>().dequantize(rows[v * LANES + r], from, to, wide[r]);
+            for (int r = 0; r < LANES; ++r) format.ops<X>().dequantize(rows[v * LANES + r], from, to, wide[r]);
             for (std::int64_t i = 0; i < to - from; i += STEP) {
                 Float square[LANES];
                 for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], &wide[r][i], sizeof(Float));

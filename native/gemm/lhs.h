@@ -33,6 +33,11 @@ struct EvenBlocks {
     int size(int number) const { return static_cast<int>(begin(number + 1) - begin(number)); }
 };
 
+// The same for tokens that are multiplied with rounded weights.
+struct RoundedBlocks : EvenBlocks {
+    using EvenBlocks::EvenBlocks;
+};
+
 // Tokens in blocks of `most`, and one block with the rest: a larger block spends less of its time on sums across
 // vectors.
 struct FullBlocks {

@@ -115,19 +115,19 @@ inline bool dequantizes_once(const FullBlocks& blocks, const WeightView<W>& w) {
     return blocks.count >= MIN_BLOCKS_TO_WIDEN<X, W>;
 }
 
-// Return false: even blocks are those of TokenBlocks whose rows are never converted, and those of rounded weights.
+// Return false: products of even blocks take rows as they lie.
 template <typename X, typename W>
 inline bool dequantizes_once(const EvenBlocks&, const WeightView<W>&) {
     return false;
 }
 
-// Return the dot product for such blocks of tokens.
+// Return the dot product of a format: with rounded weights for RoundedBlocks, else with the weights as they are.
 template <typename X, typename B>
-inline auto block_products(const BlockFormat& format) {
-    if constexpr (std::is_same_v<X, bf16> && std::is_same_v<B, EvenBlocks>) {
+inline auto block_dot(const BlockFormat& format) {
+    if constexpr (std::is_same_v<B, RoundedBlocks>) {
         return format.dot_bf16;
     } else {
-        return format.template products<X>().dot;
+        return format.template ops<X>().dot;
     }
 }
 
@@ -153,9 +153,9 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
             if constexpr (std::is_same_v<decltype(row_of(0)), const BlockByte* const*>) {
                 const int prefetch = PACKED ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
-                    block_products<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
-                                                    prefetch, w.k / w.format->elements,
-                                                    sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
+                    block_dot<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
+                                               prefetch, w.k / w.format->elements,
+                                               sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
 #if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
             } else if constexpr (std::is_same_v<X, i16>) {
@@ -180,7 +180,7 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
             for (int s = 0; s < ROW_STREAMS; ++s) {
                 wide_rows[s] = wide + s * padded;
                 if constexpr (std::is_same_v<W, BlockByte>) {
-                    w.format->template products<X>().dequantize(rows.row[begin][s], 0, w.k, wide + s * padded);
+                    w.format->template ops<X>().dequantize(rows.row[begin][s], 0, w.k, wide + s * padded);
                 } else {
                     widen_row(rows.row[begin][s], w.k, wide + s * padded);
                 }
@@ -301,7 +301,7 @@ void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
 template <typename Y>
 void gemm_small_m_rounded(const ThreadGroup& threads, std::int64_t tokens, const bf16* x, std::int64_t x_stride,
                           const WeightView<BlockByte>& w, const Epilogue& o, Y* y) {
-    multiply_streams<false, bf16>(threads, 0, x, x_stride, EvenBlocks(tokens, MAX_BF16_TOKENS), w, o, y);
+    multiply_streams<false, bf16>(threads, 0, x, x_stride, RoundedBlocks(tokens, MAX_BF16_TOKENS), w, o, y);
 }
 #endif
 

@@ -221,16 +221,20 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
 
     Shared: the sums of units that several threads share. Per thread: as for an encoder's attention.
     """
-    dim, rows = padded(head_dim), padded(max(ATTENTION_UNIT_ROWS, num_heads // num_kv_heads))
-    shared = threads * (max_model_len // ATTENTION_TILE + 1) * MAX_SPLIT_ROWS * (dim + 2)
-    own = rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim
-    return Scratch(FLOAT_BYTES * shared, FLOAT_BYTES * own)
+    rows = padded(max(ATTENTION_UNIT_ROWS, num_heads // num_kv_heads))
+    shared = threads * (max_model_len // ATTENTION_TILE + 1) * MAX_SPLIT_ROWS * (padded(head_dim) + 2)
+    return Scratch(FLOAT_BYTES * shared, _tile_scratch(rows, head_dim))
 
 
 def native_encoder_attention(*, head_dim: int) -> Scratch:
     """Return the scratch of a thread: its queries with their scores and sums, and a tile of keys and values."""
+    return Scratch(0, _tile_scratch(ATTENTION_UNIT_ROWS, head_dim))
+
+
+def _tile_scratch(rows: int, head_dim: int) -> int:
+    """Return the bytes of `TileScratch` (native/attention/packed.h)."""
     dim = padded(head_dim)
-    return Scratch(0, FLOAT_BYTES * (ATTENTION_UNIT_ROWS * (3 * dim + ATTENTION_TILE + 2) + 2 * ATTENTION_TILE * dim))
+    return FLOAT_BYTES * (rows * (3 * dim + ATTENTION_TILE + 4) + 2 * ATTENTION_TILE * dim)
 
 
 def native_ssd_scan(*, chunk_size: int, head_dim: int, state_size: int) -> Scratch:
