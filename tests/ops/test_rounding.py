@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.ops.noise import mix as mix_in_numpy
 from ostinato.ops.reference.ssd import _gathered, _row_by_row
-from ostinato.ops.reference.stochastic_rounding import WORD_BITS, noise_of, round_stochastically, rounded
+from ostinato.ops.reference.stochastic_rounding import WORD_BITS, mix, noise_of, round_stochastically, rounded
 from tests.support.examples import examples
 
 few = examples(60)
@@ -27,6 +29,13 @@ def neighbours(value: float, dtype: torch.dtype) -> tuple[float, float]:
     below = near if near.double() <= value else torch.nextafter(near, torch.tensor(-math.inf, dtype=dtype))
     above = near if near.double() >= value else torch.nextafter(near, torch.tensor(math.inf, dtype=dtype))
     return float(below), float(above)
+
+
+def test_the_bijection_is_that_of_samples_bit_by_bit() -> None:
+    words = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    words[:4] = 0, 1, 2**31, 2**32 - 1
+    mixed = mix(torch.from_numpy(words.view(np.int32).copy()))
+    assert mixed.numpy().view(np.uint32).tolist() == mix_in_numpy(words).tolist()
 
 
 @dtypes

@@ -30,10 +30,10 @@ def from_another_distribution(requests: Sequence[Request], num_drafts: int) -> l
     drafts: list[tuple[int, ...]] = [()] * len(requests)
     for _ in range(num_drafts):
         last = [ahead[-1] if ahead else request.known[-1] for request, ahead in zip(requests, drafts, strict=True)]
-        picks = [
+        pending_tokens = [
             PendingToken(r.state, len(r.known) + len(ahead), ahead) for r, ahead in zip(requests, drafts, strict=True)
         ]
-        chosen = select_tokens(table[last], picks, draw)
+        chosen = select_tokens(table[last], pending_tokens, draw)
         drafts = [(*ahead, chosen[i]) for i, ahead in enumerate(drafts)]
     return drafts
 
