@@ -27,6 +27,7 @@ from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from tests.support.checkpoints import checkpoint, recipe
 from tests.support.folders import lock
+from tests.support.vl_models import qwen3_vl
 
 LLAMA = {
     "model_type": "llama",
@@ -220,6 +221,28 @@ def test_sizes_that_no_model_has_are_refused_before_anything_is_planned(name: st
         return  # numbers that a model may have
     with pytest.raises(ModelError, match=r"config\.json"):
         model_spec(LLAMA | {name: value})
+
+
+def test_more_layers_than_any_model_has_are_refused_before_they_are_planned() -> None:
+    with pytest.raises(ModelError, match="a num_hidden_layers above 1,024, which no model has"):
+        model_spec(LLAMA | {"num_hidden_layers": 1025})
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "mamba2"])
+def test_a_state_layer_without_states_is_refused(name: str) -> None:
+    key = "ssm_state_size" if name == "nemotron_h" else "state_size"
+    with pytest.raises(ModelError, match="a state layer without heads, groups, states"):
+        model_spec(recipe(name).to_dict() | {key: 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_position_embeddings", 0), ("num_position_embeddings", 2**40), ("depth", 2**20)]
+)
+def test_a_size_of_a_vision_encoder_is_checked_too(key: str, value: int) -> None:
+    config = qwen3_vl().to_dict()
+    config["vision_config"][key] = value
+    with pytest.raises(ModelError, match=r"no elements|which no model has"):
+        model_spec(config)
 
 
 @pytest.mark.parametrize("value", [2**40, "1", [1]], ids=str)

@@ -342,7 +342,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
         spec = with_weight_table(spec)
     except (ArithmeticError, TypeError, ValueError) as error:  # a factor of 0, a list for a number
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
-    weights = (*spec.weights, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
+    vision = () if spec.vision is None else spec.vision.weights
+    weights = (*spec.weights, *vision, *(weight for layer in dict.fromkeys(spec.layers) for weight in layer.weights))
     if (empty := next((weight for weight in weights if 0 in weight.shape), None)) is not None:
         raise ModelError(f"config.json describes a weight of no elements: {empty.names[0]} is {list(empty.shape)}")
     if stored is None:

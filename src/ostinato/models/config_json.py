@@ -20,12 +20,12 @@ from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
-MAX_LENGTH, MAX_SIZE, MAX_PARTS = 2**48, 2**22, 2**14
-"""Largest lengths in tokens, sizes, and numbers of layers and experts, that are read.
+MAX_LENGTH, MAX_SIZE, MAX_EXPERTS, MAX_LAYERS = 2**48, 2**22, 2**14, 2**10
+"""Largest lengths in tokens, sizes, and numbers of experts and layers, that are read.
 
 Larger ones are damage, and take minutes to plan.
 """
-_LENGTHS = ("position", "window", "length")
+_LENGTHS = ("max_position", "window", "length")
 """Parts of the names of lengths."""
 
 
@@ -44,8 +44,10 @@ def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
     """
     value = _value(config, name, default)
     most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
-    if name == "num_hidden_layers" or "experts" in name:
-        most = MAX_PARTS
+    if "experts" in name:
+        most = MAX_EXPERTS
+    elif name in ("num_hidden_layers", "num_layers_per_stack", "depth"):
+        most = MAX_LAYERS
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:

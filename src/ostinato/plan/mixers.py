@@ -209,8 +209,8 @@ class Mamba2Spec:
         return self.conv_dim * self.conv_kernel
 
     def problem(self) -> str | None:
-        if min(self.num_heads, self.num_groups, self.conv_kernel, self.chunk_size) < 1:
-            return "a state layer without heads, groups, convolution or chunks"
+        if min(self.num_heads, self.num_groups, self.state_size, self.conv_kernel, self.chunk_size) < 1:
+            return "a state layer without heads, groups, states, convolution or chunks"
         if self.num_heads % self.num_groups:
             return f"{self.num_heads} state heads, which {self.num_groups} groups cannot share"
         return None
