@@ -203,10 +203,10 @@ def test_without_a_maximum_in_the_config_the_length_is_32768_as_a_decision() -> 
 def test_every_rotary_embedding_of_a_model_is_told_with_its_layers() -> None:
     far, near = RopeSpec("dynamic", 1e6, 64, 4096, {"factor": 4.0}), RopeSpec("default", 1e4, 64, 4096, {})
     still = attention_layer(replace(ATTENTION, rotates=False))
-    layers = (attention_layer(), attention_layer(replace(ATTENTION, rope=1)), still, mlp_layer(), attention_layer())
+    layers = (attention_layer(), attention_layer(replace(ATTENTION, rope=1)), still, *[attention_layer()] * 3)
     plan = make_plan(EngineConfig(), replace(model(*layers, rope=far), other_ropes=(near,)), gpu(80 * GIB))
-    assert [(each.layers, each.rope.theta) for each in plan.settings.ropes] == [((0, 4), 1e6), ((1,), 1e4)]
-    assert rope_text(plan.settings.ropes) == "default, theta 1e+06: layers 0, 4\ndefault, theta 10000: layers 1"
+    assert [(each.layers, each.rope.theta) for each in plan.settings.ropes] == [((0, 3, 4, 5), 1e6), ((1,), 1e4)]
+    assert rope_text(plan.settings.ropes) == "default, theta 1e+06: layers 0, 3-5\ndefault, theta 10000: layers 1"
     assert rope_text(plan.settings.ropes[1:]) == "default, theta 10000"
     assert Plan.from_json(plan.to_json()).settings.ropes == plan.settings.ropes
 

@@ -6,6 +6,7 @@ The vision encoder, speculation and the predicted time of steps have parts of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import isqrt
 from typing import Any
 
@@ -286,8 +287,16 @@ def rope_text(ropes: Sequence[LayerRope]) -> str:
     """Return a model's rotary embeddings as text; of several, each on a line with its layers."""
     texts = [f"{each.rope.kind}, theta {each.rope.theta:g}" for each in ropes]
     if len(ropes) > 1:
-        texts = [f"{text}: layers {', '.join(map(str, each.layers))}" for text, each in zip(texts, ropes, strict=True)]
+        texts = [f"{text}: layers {_number_ranges(each.layers)}" for text, each in zip(texts, ropes, strict=True)]
     return "\n".join(texts)
+
+
+def _number_ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as `0-4, 6`."""
+    runs = [
+        [number for _, number in run] for _, run in groupby(enumerate(numbers), lambda indexed: indexed[1] - indexed[0])
+    ]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _memory(plan: Plan) -> RenderableType:
