@@ -908,7 +908,7 @@ MUTATIONS = (
     mutation(
         "share: a client without a row waits where each may have one",
         "scheduler/request_queues.py",
-        ("self._num_running[each] + 1 <= _share", "self._num_running[each] + 1 < _share"),
+        ("self._num_running[client] + 1 <= _share", "self._num_running[client] + 1 < _share"),
     ),
     mutation(
         "share: who yields falls below its share, and takes the row back",
