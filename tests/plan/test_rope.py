@@ -180,7 +180,7 @@ def test_an_original_length_beside_the_scaling_wins() -> None:
         ),
         ({"rope_type": "linear"}, ["factor"]),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, ["high_freq_factor"]),
-        ({"rope_type": "linear", "factor": "two"}, ["factor", "a number"]),
+        ({"rope_type": "linear", "factor": "two"}, ["factor", "a finite number"]),
         ({"full_attention": {"rope_type": "default"}}, ["layer"]),
     ],
 )
