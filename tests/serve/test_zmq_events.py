@@ -187,6 +187,8 @@ def test_all_that_is_cached_is_encoded_once_off_the_loop_and_sent_again_with_wha
     async def work() -> None:
         engine = Engine()
         async with publishing(engine, tmp_path, buffer_steps=3) as publisher:
+            while not publisher._kept:  # what it begins with: that nothing is cached
+                await asyncio.sleep(0)
             for number, num_encoded in enumerate((1, 1, 1, 1, 2)):
                 before, told = publisher._number, engine.hub._number
                 engine.serve(number, 20)

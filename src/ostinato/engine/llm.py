@@ -96,11 +96,9 @@ class LLM:
 
     def __repr__(self) -> str:
         settings = self.plan.settings
-        if not self._end.alive:
-            return f"LLM({self._model!r}, closed)"
         return (
             f"LLM({self._model!r}, {settings.dtype} on {self.plan.device.name}, max_num_seqs={settings.max_num_seqs}, "
-            f"max_model_len={settings.max_model_len})"
+            f"max_model_len={settings.max_model_len}{'' if self._end.alive else ', closed'})"
         )
 
     def _repr_html_(self) -> str:
