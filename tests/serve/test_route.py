@@ -140,7 +140,8 @@ def test_a_stream_passes_through_as_it_comes_and_a_client_that_leaves_ends_its_r
     with httpx2.stream("POST", f"{routed.url}/v1/completions", json=body, timeout=PATIENCE) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         number = int(response.headers["x-ostinato-backend"])
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept, since a generator that is dropped closes the response
+        next(lines)
         assert servers[number].engine.num_unfinished == 1
     for served in servers:
         served.probe.delay = 0.0
