@@ -37,7 +37,7 @@ def test_the_bytes_of_all_tokens_are_those_of_the_text():
 
 def test_parts_of_characters_are_told_apart():
     texts = TokenStrings(TOKENIZER)
-    names = [texts.name_of(token) for token in TOKENIZER.encode("🙂")]
+    names = [json.loads(texts.name_json(token)) for token in TOKENIZER.encode("🙂")]
     assert names == ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x99", "bytes:\\x82"]
 
 
@@ -63,7 +63,7 @@ def test_what_is_impossible_has_a_number_all_the_same():
 
 def test_the_better_of_two_tokens_of_one_text_counts():
     twins = TokenStrings(Tokenizer(None))
-    twins._names = {0: "x", 1: "x"}
+    twins._names = {0: '"x"', 1: '"x"'}
     writer = CompletionLogprobs(twins, Tokenizer(None), skip_special_tokens=True)
     [top] = json.loads("".join(writer.parts([1], [TokenLogprobs(1, -2.0, 2, ((0, -0.5), (1, -2.0)))])))["top_logprobs"]
     assert top == {"x": -0.5}

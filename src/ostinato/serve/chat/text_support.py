@@ -56,13 +56,13 @@ class TokenStrings:
         found = self.bytes_of(token_id)
         return self._tokenizer.decode_token(token_id, False) if found is None else found.decode("utf-8", "replace")
 
-    def name_of(self, token_id: int) -> str:
-        r"""Return the text; for parts of characters, whose texts are all the same, `bytes:\xe2\x80`."""
+    def name_json(self, token_id: int) -> str:
+        r"""Return the text as JSON; for parts of characters, whose texts are all the same, `bytes:\xe2\x80`."""
         if token_id not in self._names:
             text, found = self.text_of(token_id), self.bytes_of(token_id)
             if _REPLACEMENT in text and found is not None and found != text.encode():
                 text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
-            self._names[token_id] = text
+            self._names[token_id] = json.dumps(text)
         return self._names[token_id]
 
     def chat_parts(self, logprobs: Iterable[TokenLogprobs | None]) -> Iterator[str]:
@@ -110,9 +110,8 @@ class CompletionLogprobs:
 
     def parts(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> Iterator[str]:
         """Yield the parts of the next tokens' object. A token without a log-probability, a prompt's first, has null."""
-        name = self._texts.name_of
         yield '{"tokens":'
-        yield from json_list(json.dumps(name(token_id)) for token_id in token_ids)
+        yield from json_list(map(self._texts.name_json, token_ids))
         yield ',"token_logprobs":'
         yield from json_list("null" if each is None else number(each.logprob) for each in logprobs)
         yield ',"top_logprobs":'
@@ -125,8 +124,8 @@ class CompletionLogprobs:
         """Return the best tokens and the sampled one. Of several with the same text, the best one counts."""
         found: dict[str, float] = {}
         for token_id, value in (*logprob.top, (logprob.token_id, logprob.logprob)):
-            found.setdefault(self._texts.name_of(token_id), value)
-        return "{" + ",".join(f"{json.dumps(name)}:{number(value)}" for name, value in found.items()) + "}"
+            found.setdefault(self._texts.name_json(token_id), value)
+        return "{" + ",".join([f"{name}:{number(value)}" for name, value in found.items()]) + "}"
 
 
 def json_list(items: Iterable[str]) -> Iterator[str]:
@@ -140,11 +139,7 @@ def json_list(items: Iterable[str]) -> Iterator[str]:
 
 def number(value: float) -> str:
     """Return a log-probability as JSON."""
-    return repr(_finite(value))
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else LOWEST
+    return repr(value if math.isfinite(value) else LOWEST)
 
 
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:
