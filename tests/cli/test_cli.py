@@ -302,6 +302,17 @@ def test_chat_knows_the_commands_of_ollamas_and_llama_cpps_chats(ask: Callable[.
     assert "(a new conversation)" in outcome.err
 
 
+def test_quotes_hold_a_message_of_several_lines(ask: Callable[..., Outcome], llm: LLM) -> None:
+    stdin = f'"""{APPLES}\n/exit\n\n{STAMPS}"""\n"""{APPLES}"""\n""" \nlost\n'
+    outcome = ask("chat", stdin=stdin)
+    several = f"{APPLES}\n/exit\n\n{STAMPS}"
+    first = answer(llm, several)
+    second = answer(llm, several, first, APPLES)
+    assert outcome.status == 0
+    assert outcome.out == f"{first.lstrip()}\n{second.lstrip()}\n"
+    assert "this one has no end and was not answered" in outcome.err
+
+
 def test_a_conversation_that_outgrows_the_model_goes_on_after_a_reset(ask: Callable[..., Outcome], llm: LLM) -> None:
     stdin = f"{APPLES}\n{STAMPS}\n{STAMPS}\n/reset\n{APPLES}\n"
     outcome = ask("chat", "--max-model-len", "60", stdin=stdin)

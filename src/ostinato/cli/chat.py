@@ -33,16 +33,18 @@ if TYPE_CHECKING:
     from ostinato.sampling.params import SamplingParams
     from ostinato.serve.chat.tool_chat import ToolChat
 
-HELP = """\
+HELP = '''\
 /image PATH  show the model an image, with the next message
 /continue    go on with an answer that was cut off or stopped
 /reset       start a new conversation
+"""          begins and ends a message of several lines
 /help        show this
 /exit        leave (or Ctrl-D)
-Ctrl-C       stop an answer; what it has so far stays in the conversation"""
+Ctrl-C       stop an answer; what it has so far stays in the conversation'''
 
 ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Names that Ollama and llama.cpp have for commands -> ours."""
+QUOTES = '"""'
 NOT_HERE = {
     "/set": "--system and flags such as --temperature are given when the chat starts",
     "/show": "ostinato inspect MODEL and ostinato plan MODEL show it",
@@ -88,7 +90,7 @@ def chat(
     """Talk with a model that has a chat template: type a line, read the answer as it comes.
 
     /image PATH shows a model with vision an image, /reset starts a new conversation, /help lists the commands, /exit
-    leaves. Without a terminal, each line of stdin is a message.
+    leaves. Without a terminal, each line of stdin is a message. Three double quotes begin and end one of several lines.
 
     With --tools the model may call functions. Each call and its result are shown, and the answer continues. An error of
     a function is its result.
@@ -149,6 +151,9 @@ def chat(
             _attach(talk, command.removeprefix("/image").strip())
         elif command.startswith("/") and command.removeprefix("/").isalpha():
             note(f"{command} is not a command; /help lists them")
+        elif command.startswith(QUOTES):
+            if text := _read_quoted(line, interactive):
+                talk.answer(text)
         elif command:
             talk.answer(line)
     if stats:
@@ -319,17 +324,31 @@ def _attach(talk: ChatSession, source: str) -> None:
         note("(goes with the next message)")
 
 
-def _read(interactive: bool) -> str | None:
+def _read(interactive: bool, prompt: str = "> ") -> str | None:
     """Return the next line, or None at the end of input."""
     if not interactive:
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
     try:
-        return input("> ")
+        return input(prompt)
     except EOFError:
         print()
         return None
     except KeyboardInterrupt:
         print()
+        if prompt != "> ":
+            return None
         note("(/exit or Ctrl-D leaves)")
         return ""
+
+
+def _read_quoted(line: str, interactive: bool) -> str:
+    """Return the message that begins with the quotes of `line`; empty if its end never comes."""
+    text = line.lstrip().removeprefix(QUOTES)
+    while not text.rstrip().endswith(QUOTES):
+        more = _read(interactive, "... ")
+        if more is None:
+            note(f"a message that begins with {QUOTES} ends with them; this one has no end and was not answered")
+            return ""
+        text = f"{text}\n{more}"
+    return text.rstrip().removesuffix(QUOTES).strip("\n")
