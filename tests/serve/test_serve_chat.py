@@ -309,8 +309,7 @@ def test_another_models_name_is_not_found(client):
 
 
 def test_nothing_is_left_behind(served):
-    served.until(lambda: served.engine.num_unfinished == 0)
-    assert served.engine.queue_limit.num_unfinished == 0
+    served.until(lambda: served.engine.num_unfinished == served.engine.queue_limit.num_unfinished == 0)
 
 
 @pytest.mark.slow
