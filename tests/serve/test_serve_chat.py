@@ -327,6 +327,6 @@ def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(serve
             assert served.probe.compiling == 1
         finally:
             served.probe.grammars_allowed = 1
-        texts = [each.result(60).choices[0].message.content for each in waiting]
+        texts = [each.result(PATIENCE).choices[0].message.content for each in waiting]
     assert [text[0] + text[-1] for text in texts] == ["37", "47", "57"]
     assert served.probe.most_compiling == 1
