@@ -208,7 +208,7 @@ def test_a_deadline_is_two_times_in_milliseconds() -> None:
 
 
 def target(server: FakeServer, chat: bool = False, **more: Any) -> Target:
-    return Target(server.base_url, "fake-model", chat, timeout=60.0, **more)
+    return Target(server.base_url, "fake-model", chat, timeout=PATIENCE, **more)
 
 
 def test_prompts_have_the_lengths_that_the_server_counts() -> None:

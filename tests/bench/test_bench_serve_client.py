@@ -19,9 +19,9 @@ from ostinato.bench.serve.sweep import serve_figures
 from ostinato.bench.serve.workload import ScriptedConversation, ScriptedTurn
 from ostinato.plan.capacity.estimate import Deadline
 from tests.support.fake_openai import FakeServer, event, fake_openai
+from tests.support.patience import PATIENCE
 
-GENEROUS = 60.0
-"""Seconds in which even a busy machine does what takes milliseconds."""
+GENEROUS = float(PATIENCE)
 
 
 def one_turn(count: int, tokens: int = 3, gap: float = 0.0) -> list[ScriptedConversation]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from ostinato import LLM, AsyncLLM, ConfigError, RequestError, SamplingParams
 from ostinato.engine.async_llm import _whole
 from ostinato.engine.input_processor import PromptInput
 from ostinato.engine.outputs import CompletionOutput, RequestOutput, RequestTimes
+from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.errors import EngineStopped, StepFailed
+from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.patience import PATIENCE
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 PROMPTS = [f"task {i} of many: " for i in range(6)]
@@ -40,12 +44,12 @@ def run(use: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
 
 async def nothing_is_left(llm: AsyncLLM) -> bool:
     """Once what was aborted has reached the engine."""
-    for _ in range(3000):
-        cache = (await llm.stats())["cache"]
-        if cache["blocks_used"] == cache["slots_used"] == 0:
-            return True
-        await asyncio.sleep(0.01)
-    return False
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            cache = (await llm.stats())["cache"]
+            if cache["blocks_used"] == cache["slots_used"] == 0:
+                return True
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -75,8 +79,12 @@ def test_overlapping_calls_give_what_llm_gives() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_cancelled_or_left_early_ends_its_requests() -> None:
+def test_what_is_cancelled_or_left_early_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(reference=without_native_kernels())
+    monkeypatch.setattr("ostinato.engine.async_llm.AsyncEngine.start", partial(AsyncEngine.start, make=probe))
+
     async def use(llm: AsyncLLM) -> None:
+        probe.delay = 0.05  # so that none ends by itself
         calls = [asyncio.create_task(llm.generate(PROMPTS, params(1, max_tokens=80))) for _ in range(3)]
         async with aclosing(llm.stream(PROMPTS[0], params(2, max_tokens=80))) as pieces:
             async for _ in pieces:
@@ -85,11 +93,13 @@ def test_what_is_cancelled_or_left_early_ends_its_requests() -> None:
             call.cancel()
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in ended)
+        probe.delay = 0
         assert await nothing_is_left(llm)
         [output] = await llm.generate(PROMPTS[0], params(3))
         assert output.outputs[0].finish_reason == "length"
 
-    run(use)
+    with closing(probe):
+        run(use)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ async def tokens(stream):
 
 async def settle(engine):
     """Waits until nothing is left of any request, and checks that."""
-    until = asyncio.get_running_loop().time() + 60
+    until = asyncio.get_running_loop().time() + PATIENCE
     while engine.num_unfinished or engine._calls or await engine.check_integrity():
         assert asyncio.get_running_loop().time() < until, "a request was left behind"
         await asyncio.sleep(0.005)

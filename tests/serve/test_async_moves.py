@@ -16,6 +16,7 @@ from ostinato.errors import DamagedExport, DeadlineExceeded, EngineDraining, For
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
 from tests.support.engine_probe import Probe, without_native_kernels
+from tests.support.patience import PATIENCE
 
 CONFIG = EngineConfig(model="demo", dtype="float32", threads=1, max_num_seqs=24, max_model_len=512, graph_mode="none")
 PROMPT = "Q: Ava has 17 apples and buys 25 more. How many apples has she?\nA:"
@@ -76,7 +77,7 @@ def scores(output: Any) -> list[float]:
 
 
 async def settle(engine: AsyncEngine) -> None:
-    until = asyncio.get_running_loop().time() + 60
+    until = asyncio.get_running_loop().time() + PATIENCE
     while engine.num_unfinished or await engine.check_integrity():
         assert asyncio.get_running_loop().time() < until, "a request was left behind"
         await asyncio.sleep(0.005)
@@ -91,11 +92,13 @@ def test_twenty_streams_go_on_elsewhere_as_if_nothing_had_happened() -> None:
         async with engines() as (first, second, probe):
             alone = [await second.submit(*wish) for wish in wishes()]
             expected = await asyncio.gather(*map(whole, alone))
+            probe.delay = 0.05  # so that none ends before all have begun
             streams = [await first.submit(*wish) for wish in wishes()]
             reading = [asyncio.create_task(whole(stream)) for stream in streams]
             while not all(stream.num_output_tokens for stream in streams):
                 await asyncio.sleep(0.001)
             probe.hold()
+            probe.delay = 0
             draining = asyncio.create_task(first.drain(second))
             await asyncio.sleep(0)
             with pytest.raises(EngineDraining):
@@ -161,9 +164,11 @@ def test_what_the_other_engine_refuses_is_computed_to_its_end() -> None:
         async with engines(max_waiting=0) as (first, second, probe):
             params = SamplingParams(temperature=0.9, seed=3, max_tokens=80, ignore_eos=True)
             expected, _ = await whole(await second.submit(PROMPT, params))
+            probe.delay = 0.05  # so that none ends by itself
             streams = [await first.submit(PROMPT, params) for _ in range(10)]
             reading = [asyncio.create_task(whole(stream)) for stream in streams]
             probe.hold_next()
+            probe.delay = 0
             second.queue_limit.acquire(24)  # nobody else finds room
             draining = asyncio.create_task(first.drain(second))
             await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from ostinato.sampling.guide import Guide
 from ostinato.serve.api.generation_run import model_of
 from ostinato.serve.chat.guides import GuideCompiler, GuidePlan
 from ostinato.serve.http.api_errors import ApiError
+from tests.support.patience import PATIENCE
 from tests.support.serving import UNHURRIED, Served, serving
 
 CRASHES = '{"const": -9223372036854775807}'
@@ -37,7 +38,7 @@ def compiled(served: Served, guide: Guide, compiler: GuideCompiler | None = None
 
 def post(served: Served, **more: Any) -> httpx2.Response:
     body = {"model": served.lifecycle.model_name, "prompt": "Q:", "max_tokens": 4, "temperature": 0, **more}
-    return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    return httpx2.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE)
 
 
 def test_a_guide_that_ends_the_process_that_tries_it_is_a_400_and_the_next_one_succeeds(served):

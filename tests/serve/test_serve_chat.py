@@ -309,8 +309,7 @@ def test_another_models_name_is_not_found(client):
 
 
 def test_nothing_is_left_behind(served):
-    served.until(lambda: served.engine.num_unfinished == 0)
-    assert served.engine.queue_limit.num_unfinished == 0
+    served.until(lambda: served.engine.num_unfinished == served.engine.queue_limit.num_unfinished == 0)
 
 
 @pytest.mark.slow
@@ -328,6 +327,6 @@ def test_grammars_are_compiled_one_at_a_time_and_while_others_are_answered(serve
             assert served.probe.compiling == 1
         finally:
             served.probe.grammars_allowed = 1
-        texts = [each.result(60).choices[0].message.content for each in waiting]
+        texts = [each.result(PATIENCE).choices[0].message.content for each in waiting]
     assert [text[0] + text[-1] for text in texts] == ["37", "47", "57"]
     assert served.probe.most_compiling == 1

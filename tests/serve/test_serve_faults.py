@@ -36,8 +36,7 @@ def served():
 def _nothing_is_left(served):
     yield
     served.probe.reset()
-    served.until(lambda: served.engine.num_unfinished == 0)
-    assert served.engine.queue_limit.num_unfinished == 0
+    served.until(lambda: served.engine.num_unfinished == served.engine.queue_limit.num_unfinished == 0)
     served.until(lambda: served.num_kept() == 0)
     cache = served.stats()["cache"]
     assert cache["blocks_used"] == cache["slots_used"] == 0

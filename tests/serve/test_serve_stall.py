@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
+from ostinato.engine.process.pending_calls import Heartbeat
 from tests.support.patience import PATIENCE
 from tests.support.serving import events, serving
 
@@ -33,8 +34,22 @@ def samples(served):
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"engine_timeout": 1}, graph_mode="none", max_model_len=256) as served:
+    with serving({"engine_timeout": PATIENCE}, graph_mode="none", max_model_len=256) as served:
         yield served
+
+
+def watch_for_a_second(served):
+    """The engine stalls after a second from now on. Before its step was held, a busy machine would be a stall, too."""
+    engine = served.engine
+
+    async def begin():
+        before = engine._heartbeat
+        assert before._timeout == PATIENCE
+        before.stop()
+        engine._heartbeat = Heartbeat(engine.observe, 1, before._on_change)
+        engine._heartbeat.record(before.last)
+
+    served.on_loop(begin())
 
 
 def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
@@ -42,6 +57,8 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
     with caplog.at_level("WARNING", "ostinato.serve"), ThreadPoolExecutor() as pool:
         served.probe.hold()
         running = pool.submit(post, served)
+        served.unfinished(1)
+        watch_for_a_second(served)
         try:
             served.until(lambda: served.lifecycle.status == "stalled")
             for path in ("/health", "/health/live"):
@@ -61,7 +78,7 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
             served.probe.go()
         assert running.result().json()["usage"]["completion_tokens"] == 4
         served.until(lambda: served.lifecycle.status == "ready")
-    assert "no sign of life for 1 s" in caplog.text
+    assert f"no sign of life for {PATIENCE} s" in caplog.text
     assert "goes on" in caplog.text
     served.until(lambda: get(served, "/health").status_code == 200)
     served.until(lambda: post(served).status_code == 200)
@@ -69,13 +86,14 @@ def test_a_stalled_engine_is_not_healthy_until_it_goes_on(served, caplog):
 
 @pytest.mark.slow
 def test_a_server_can_exit_so_that_a_supervisor_restarts_it():
-    with serving({"engine_timeout": 1, "on_stall": "exit"}, graph_mode="none", max_model_len=256) as served:
+    with serving({"engine_timeout": PATIENCE, "on_stall": "exit"}, graph_mode="none", max_model_len=256) as served:
         served.server.config.timeout_graceful_shutdown = 1  # what is unanswered then is cut off, as by `serve`
         served.probe.delay = 0.05
         with ThreadPoolExecutor() as pool:
             readers = [pool.submit(streamed, served) for _ in range(4)]
             served.until(lambda: served.stats()["running"] == 4)
             served.probe.hold_next()
+            watch_for_a_second(served)
             served.until(lambda: served.server.should_exit)
             for reader in readers:
                 *_, error, end = reader.result()

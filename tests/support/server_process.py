@@ -53,14 +53,16 @@ class Process:
     def engine_pid(self):
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
 
-        def has_begun():
-            return any("ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text() for pid in pids())
+        def engines():
+            return [pid for pid in children.read_text().split() if is_engine(pid)]
 
-        def pids():
-            return children.read_text().split()
+        def is_engine(pid):
+            with contextlib.suppress(OSError):  # one that has ended
+                return "ostinato.engine.process.child" in Path(f"/proc/{pid}/cmdline").read_text()
+            return False
 
-        self.until(has_begun)
-        [pid] = pids()
+        self.until(engines)
+        [pid] = engines()
         return int(pid)
 
     def descendants(self):
