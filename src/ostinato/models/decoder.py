@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -153,7 +153,7 @@ class Decoder(CausalLM):
         logits_multiplier: float = 1.0,
         logits_cap: float | None = None,
         norm_plus_one: bool = False,
-        final_norm: LayerNorm | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier, logits_cap)
