@@ -85,8 +85,7 @@ class HrmText(Decoder):
         self.blocks: dict[int, HrmTextBlock] = {}
         """Blocks by their first use."""
         norm = PlainRMSNorm(build, spec.hidden_size, hyper.norm_eps)
-        scale = hyper.embedding_scale
-        super().__init__(build, spec, norm_eps=hyper.norm_eps, embedding_multiplier=scale, final_norm=norm)
+        super().__init__(build, spec, embedding_multiplier=hyper.embedding_scale, final_norm=norm)
 
     def make_block(self, layer: LayerSpec) -> Module:
         hyper: HrmTextHyperparameters = self.spec.hyperparameters

@@ -74,9 +74,11 @@ class HybridLayer(Module):
 class Zamba2(Decoder):
     """The language model."""
 
+    backbone_names = (("norm", "final_layernorm"),)
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         self.blocks: list[SharedBlock] = []
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "final_layernorm"})
+        super().__init__(build, spec)
 
     def make_block(self, layer: LayerSpec) -> Module:
         size, hyper = self.spec.hidden_size, self.spec.hyperparameters
