@@ -170,10 +170,7 @@ class Decoder(CausalLM):
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
-        """Make a block of the kind of `layer`.
-
-        It is called with x [tokens, hidden], angles, step and the layer's memory.
-        """
+        """Make a block for `layer`, called with x [tokens, hidden], angles, step and the layer's memory."""
 
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         """Make the prediction head of these layers, in architectures that have one."""

@@ -307,10 +307,7 @@ def _bytes(data: mmap.mmap, begin: int, count: int) -> np.ndarray:
 
 
 def _rows(data: mmap.mmap, tensor: GgufTensor) -> np.ndarray:
-    """Return a tensor's rows in the mapped file, [rows, bytes] uint8.
-
-    A vector is one row; the rows of experts are concatenated.
-    """
+    """Return a tensor's rows in the mapped file, [rows, bytes] uint8: one of a vector, those of experts joined."""
     rows = tensor.num_elements // tensor.shape[-1] if len(tensor.shape) > 1 else 1
     return _bytes(data, tensor.begin, tensor.num_bytes).reshape(rows, -1)
 

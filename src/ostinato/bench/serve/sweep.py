@@ -98,10 +98,7 @@ def first_token_seconds(outcome: RequestOutcome) -> float | None:
 
 
 def seconds_per_token(outcome: RequestOutcome) -> float | None:
-    """Return the mean time of the tokens after the first, from the first piece of text to the last.
-
-    Return None with a single token.
-    """
+    """Return the mean time of the tokens after the first, from the first text to the last; None with one token."""
     tokens = count_tokens(outcome)
     if tokens < 2 or len(outcome.chunk_times) < 2:
         return None

@@ -221,10 +221,7 @@ class EngineLoop:
         return log.take()
 
     def _look_at_files(self) -> None:
-        """Check the model's files about once a second.
-
-        The server asks something at least every few seconds, so the loop comes here often enough.
-        """
+        """Check the model's files about once a second: the server's queries bring the loop here often enough."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_AT_FILES

@@ -49,10 +49,7 @@ class MoE(Module):
 
 
 class SharedMLP(Module):
-    """Gated MLP for every token, times `multiplier`, plus the residual.
-
-    Gate and up projection are one tensor in the checkpoint.
-    """
+    """Gated MLP for every token, times `multiplier`, plus the residual; a checkpoint has gate and up as one tensor."""
 
     def __init__(self, build: ModelBuilder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()

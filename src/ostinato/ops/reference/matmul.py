@@ -24,10 +24,7 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
 
 
 def _swiglu(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202).
-
-    `x` [..., 2 * size], gates first -> [..., size].
-    """
+    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202). `x` [..., 2 * size], gates first -> [..., size]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
