@@ -243,7 +243,7 @@ def load_gguf(
     _map_matrices(model, tensors, files, shares)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
         rows, place, share = _rows(files[tensor.file], tensor), places[name], shares.get(name)
-        if _is_mapped(place):
+        if isinstance(place, BlockView) and not has_memory(place.bytes):
             huge_pages.populate_pages(rows if share is None else share.read(rows))
             progress(done, len(tensors))
             continue
@@ -288,10 +288,6 @@ def _map_matrices(
                 begin += first_row * (first.num_bytes // share.shape[0])
             mapped = _bytes(files[first.file], begin, prod(weight.shape))
             setattr(module, attribute, model.build.arrays.sharing(mapped.reshape(tuple(weight.shape))))
-
-
-def _is_mapped(place: GgufTarget) -> bool:
-    return isinstance(place, BlockView) and not has_memory(place.bytes)
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -65,15 +65,12 @@ class Quantization:
         """Return whether linears that share a weight are quantised: only if none of them is ignored."""
         if is_stack and self.ignores_stacks:
             return False
-        return not self.ignore or not any(self._ignores(name) for name in names)
+        return not self.ignore or not any(is_named(name, self.ignore) for name in names)
 
     def num_bytes(self, weight: Weight) -> int:
         """Return the bytes of a quantised weight with its scales."""
         groups = 1 if self.group_size is None else -(-weight.in_size // self.group_size)
         return weight.out_size * (weight.in_size + SCALE_BYTES * groups)
-
-    def _ignores(self, name: str) -> bool:
-        return is_named(name, self.ignore)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class EngineLoop:
         self._compiling: dict[str, tuple[Future[Grammar], SubmitRequest | ImportRequest | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
         self._questions: dict[QueryKind, Callable[[], object]] = {
-            "observe": self._observe,
+            "observe": lambda: StatsSnapshot(self._engine.stats(), self._engine.meter),
             "hits": self._hits,
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
             "reset": self._engine.reset_prefix_cache,
@@ -329,9 +329,6 @@ class EngineLoop:
         if has_failed:
             # Its requests have failed. The others may continue only if the bookkeeping is still sound.
             self._engine.scheduler.check_integrity()
-
-    def _observe(self) -> StatsSnapshot:
-        return StatsSnapshot(self._engine.stats(), self._engine.meter)
 
     def _hits(self) -> frozenset[int] | None:
         cache = self._engine.scheduler.cache

@@ -140,11 +140,7 @@ def json_list(items: Iterable[str]) -> Iterator[str]:
 
 def number(value: float) -> str:
     """Return a log-probability as JSON."""
-    return repr(_finite(value))
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else LOWEST
+    return repr(value if math.isfinite(value) else LOWEST)
 
 
 def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes | None:
