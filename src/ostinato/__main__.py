@@ -13,10 +13,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line.
-
-    Ctrl-C ends it with status 130 and without a traceback, whenever it comes.
-    """
+    """Run the command line. Ctrl-C ends it with status 130 and without a traceback, whenever it comes."""
     from ostinato.cli.main import main as run
 
     sys.unraisablehook = _end_if_interrupted

@@ -30,10 +30,7 @@ def to_json_data(value: object) -> Any:
 
 
 def from_plain(kind: type[Data], data: object) -> Data:
-    """Return the `kind` that `to_json_data` made `data` from.
-
-    pydantic's ValidationError if the data does not describe one.
-    """
+    """Return the `kind` that `to_json_data` made `data` from. pydantic's ValidationError if it describes none."""
     any_kind: Any = kind  # mypy takes a type[Data] for unhashable
     found: Data = _adapter(any_kind).validate_python(data)
     return found

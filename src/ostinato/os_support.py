@@ -52,10 +52,7 @@ def address_space_hint() -> str | None:
 
 
 def lack_of_address_space(error: BaseException) -> CapacityError | None:
-    """Return the error to show for one that follows from the limit.
-
-    None if there is no limit, or the error has another cause.
-    """
+    """Return the error to show for one that follows from the limit; None without a limit or for other causes."""
     hint = address_space_hint()
     if hint is None:
         return None

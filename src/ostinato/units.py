@@ -51,10 +51,7 @@ def number_in(text: str, *, is_time: bool = False) -> float | None:
 
 
 def read_size(value: object) -> object:
-    """Return a setting of bytes: text is read by `parse_bytes`, anything else is returned as it is.
-
-    Raises ValueError, as pydantic wants it.
-    """
+    """Return a setting of bytes: `parse_bytes` reads text, other values stay. ValueError, as pydantic wants it."""
     if not isinstance(value, str):
         return value
     try:

@@ -70,7 +70,7 @@ def test_a_config_that_states_the_layers_of_a_stack_alone_means_the_same() -> No
         ({"num_key_value_heads": 4}, "num_key_value_heads = 4; supported: as many as num_attention_heads, 12"),
         ({"H_cycles": 0}, "H_cycles = 0 and 16 layers in a stack; both should be at least 1"),
         ({"num_layers_per_stack": 0}, "H_cycles = 2 and 0 layers in a stack"),
-        ({"L_cycles": 10**6}, "num_hidden_layers above 16,384"),
+        ({"L_cycles": 10**6}, "num_hidden_layers above 1,024"),
         ({"embedding_scale": None, "initializer_range": 0.0}, "initializer_range = 0.0 and no embedding_scale"),
     ],
 )

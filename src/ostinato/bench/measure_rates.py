@@ -33,10 +33,7 @@ TINY = {
 
 
 def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
-    """Measure the rates with the plan's threads, kernels and dtype.
-
-    Raises ConfigError if there are no native kernels to measure.
-    """
+    """Measure the rates with the plan's threads, kernels and dtype. ConfigError if there are no native kernels."""
     import torch
 
     from ostinato.bench.kernel_rates import KernelProbe

@@ -169,10 +169,7 @@ def second_turn_figures(rounds: Sequence[PrefixRound], baseline: Sequence[Prefix
 
 
 def marks_figures(rounds: Sequence[PrefixRound]) -> JsonObject | None:
-    """Return seconds to the first token and computed tokens, with marks and without, over all rounds.
-
-    None for a workload without marks.
-    """
+    """Return seconds to the first token and computed tokens, with marks and without; None for a workload without."""
     unmarked, marked = ([each for one in rounds for each in one.of_role(role)] for role in ("unmarked", "counted"))
     if not unmarked:
         return None
@@ -372,10 +369,7 @@ def choose_variants(
 
 
 def find_baseline(variants: Sequence[CacheVariant], model: ModelSpec) -> CacheVariant | None:
-    """Return the first variant that finds nothing; None if all may find something.
-
-    It is `off`, or `none` on a model with state layers.
-    """
+    """Return the first variant that finds nothing (`off`, or `none` with state layers); None if all may find some."""
     blind = ("off", "none") if model.keeps_state else ("off",)
     return next((variant for variant in variants if variant.mode in blind), None)
 
@@ -390,10 +384,7 @@ def check_open(config: EngineConfig) -> None:
 def configs_of(
     variants: Sequence[CacheVariant], config: EngineConfig, model: ModelSpec, device: DeviceSpec
 ) -> dict[CacheVariant, EngineConfig]:
-    """Return the settings of each variant, which share an open `cache_memory`.
-
-    Raises CapacityError if that is too little.
-    """
+    """Return each variant's settings, which share an open `cache_memory`. CapacityError if that is too little."""
     configs = {variant: variant.apply(config) for variant in variants}
     return share_cache(configs, lambda each: make_plan(each, model, device))
 

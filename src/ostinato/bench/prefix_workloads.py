@@ -147,10 +147,7 @@ def agents(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
 
 
 def second_turn(sizes: Sizes, writer: Writer) -> list[PromptRequest]:
-    """Return one conversation of `conversation_len` tokens, then its second turn's prompt, cached and not cached.
-
-    The order of the two is random.
-    """
+    """Return a conversation of `conversation_len` tokens, then its second turn, cached and not, in random order."""
     output_len = min(sizes.output_len, sizes.conversation_len - 1)
     first = PromptRequest((writer.text(sizes.conversation_len - output_len),), output_len, role="setup")
     pieces = (*first.pieces, Answer(0, 0, output_len), writer.text(sizes.new_len))

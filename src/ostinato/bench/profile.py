@@ -208,10 +208,7 @@ def _step_figures(
 
 
 def _config_for(settings: dict[str, object], bench: ProfileBench) -> EngineConfig:
-    """Return `settings` with room for the steps.
-
-    Raises ConfigError if they give less, or ask for what is not profiled.
-    """
+    """Return `settings` with room for the steps. ConfigError if they give less, or ask for what is not profiled."""
     needed = {
         "max_num_seqs": max(bench.batch_sizes),
         "max_model_len": max(bench.context + _loop_steps(bench) + 4, bench.prefill + 1),

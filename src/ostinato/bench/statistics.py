@@ -172,10 +172,7 @@ def overall_figures(steps: Sequence[Mapping[str, object]], backend: str) -> Json
 
 
 def speed_ratio(steps: Sequence[JsonMapping]) -> JsonObject | None:
-    """Return the speed with graphs over that without, over all batch sizes that have one: median, worst and where.
-
-    Return None if none has.
-    """
+    """Return the speed with graphs over that without: median, worst and where; None if no batch size has graphs."""
     speeds = {step["rows"]: step["speed"] for step in steps if step["speed"] is not None}
     if not speeds:
         return None

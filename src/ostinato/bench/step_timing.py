@@ -207,10 +207,7 @@ class Stopwatch:
 
 
 class TapeClock:
-    """Second capture of a model's tapes, made when first used.
-
-    Each replay is timed as a whole, and then once more call by call.
-    """
+    """Second capture of a model's tapes, when first used. A replay is timed as a whole, then again call by call."""
 
     def __init__(self, runner: ModelRunner) -> None:
         plan = runner.plan

@@ -247,10 +247,7 @@ def latency(settings: dict[str, object], workload: Workload, say: ProgressCallba
 
 
 def startup(settings: dict[str, object], workload: Workload, say: ProgressCallback) -> BenchReport:
-    """Measure the seconds of each phase and of the whole (`total`), each round in a fresh process.
-
-    They are given as median, min and max.
-    """
+    """Measure seconds of each phase and of all (`total`), each round in a fresh process, as median, min and max."""
     rounds = []
     for number in range(workload.rounds):
         say(f"round {number + 1}")

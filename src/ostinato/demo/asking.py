@@ -111,14 +111,6 @@ def ask_describe(rng: random.Random, scene: Scene) -> Question:
     return plain(rng, "describe", scene.description)
 
 
-def _count(rng: random.Random, scene: Scene) -> Question:
-    return plain(rng, "count", NUMBERS[len(scene.shapes)])
-
-
-def _background(rng: random.Random, scene: Scene) -> Question:
-    return plain(rng, "background", scene.background)
-
-
 def _colour(rng: random.Random, scene: Scene) -> Question | None:
     shape = rng.choice(scene.shapes)
     if sum(other.kind == shape.kind for other in scene.shapes) > 1:
@@ -202,12 +194,12 @@ def _called(rng: random.Random, scene: Scene, shape: Shape) -> str:
 
 SCENE_FAMILIES: dict[str, tuple[Callable[[random.Random, Scene], Question | None], float]] = {
     "describe": (ask_describe, 3.0),
-    "count": (_count, 0.7),
+    "count": (lambda rng, scene: plain(rng, "count", NUMBERS[len(scene.shapes)]), 0.7),
     "colour": (_colour, 1.5),
     "kind": (_kind, 1.5),
     "where": (_where, 1.5),
     "exists": (_exists, 1.5),
-    "background": (_background, 0.5),
+    "background": (lambda rng, scene: plain(rng, "background", scene.background), 0.5),
     "bigger": (_bigger, 0.7),
     "relation": (_relation, 1.0),
     "which": (_which, 1.0),

@@ -105,10 +105,7 @@ class LeaderRank:
             raise RuntimeError("a rank has ended")
 
     def _form_group(self, meeting: Path, device: torch.device, in_order: bool) -> RankProcessGroup:
-        """Return the group, once all ranks are there.
-
-        RankError if a rank ends meanwhile, for which the others would wait.
-        """
+        """Return the group once all ranks are there. RankError if one ends meanwhile: others would wait for it."""
         from ostinato.distributed.process_group import (
             RankProcessGroup,  # imports torch.distributed, in a part of a second
         )

@@ -48,10 +48,7 @@ class RankProcessGroup:
         self._group = kind(store, rank.number, rank.of, options)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Add up `x` over all ranks in place, and return it.
-
-        RankError if a rank does not come, RuntimeError if one has gone.
-        """
+        """Add up `x` over all ranks in place, and return it. RankError if one is late, RuntimeError if one has gone."""
         if self._in_order:
             first, *others = self.all_gather(x)
             total = first.float()

@@ -34,10 +34,7 @@ _short = ctypes.PyDLL(None)
 
 
 def has_shared_memory() -> bool:
-    """Return whether this system has shared memory without a name, and semaphores that wait by a monotonic clock.
-
-    That is Linux with glibc.
-    """
+    """Return whether shared memory without a name, and semaphores on a monotonic clock, exist (Linux with glibc)."""
     return hasattr(os, "memfd_create") and hasattr(_libc, "sem_clockwait")
 
 

@@ -61,10 +61,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = "demo", **settings: Unpack[LLMSettings]) -> None:
-        """Check the settings.
-
-        Nothing is loaded before `start`, or `async with`. ConfigError for an impossible setting.
-        """
+        """Check the settings; `start`, or `async with`, loads the model. ConfigError for an impossible setting."""
         self._config = EngineConfig(model=model, **settings)
         self._engine: AsyncEngine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

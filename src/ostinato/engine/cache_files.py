@@ -114,10 +114,7 @@ class CacheFolder:
 
 
 def list_cache_folders(directory: Path) -> list[CacheFolder]:
-    """Return the folders of all models in a directory, by name.
-
-    Other files and folders are skipped. OSError if the directory cannot be read.
-    """
+    """Return the folders of all models in a directory, by name, and skip the rest. OSError if it cannot be read."""
     found = []
     for path in sorted(each for each in directory.iterdir() if is_directory(each) and _is_name(each.name)):
         stats = []

@@ -428,10 +428,7 @@ class EngineCore:
         return self._grammars.compile(guide)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop every prefix and every encoded image that no running request uses.
-
-        False if some prefixes are in use, and so can still be found.
-        """
+        """Drop prefixes and encoded images that no running request uses. False if some prefixes are in use."""
         if self.step_log is not None:
             self.step_log.note(PieceKind.RESET)
         self.finish_in_flight()

@@ -152,10 +152,7 @@ class RequestState:
             meter.decode.observe(times.last_token - times.first_token)
 
     def record_lengths(self, lengths: RequestLengths) -> None:
-        """Count the samples of a request that has ended, each as a request.
-
-        All samples after the first find the prompt in the cache.
-        """
+        """Count the samples of an ended request, each as a request; all after the first find the prompt cached."""
         prompt, cached = len(self.output.prompt_token_ids), self.output.num_cached_tokens or 0
         for output in self.output.outputs:
             lengths.count(prompt, len(output.token_ids), cached)

@@ -65,10 +65,7 @@ class BlockingCall:
     """Requests that one call on one thread has added and waits for."""
 
     def __init__(self, monitor: threading.Lock, *, wants_text: bool) -> None:
-        """Create a call without requests.
-
-        With `wants_text`, all new text of its one request is news, not only its end.
-        """
+        """Create a call without requests. With `wants_text`, all new text of its request is news, not only its end."""
         self.requests: dict[str, RequestOutput] = {}
         """Unfinished requests by id."""
         self.finished: dict[str, RequestOutput] = {}
@@ -191,10 +188,7 @@ class SharedEngine:
                 self._access.release()
 
     def close(self) -> EngineCore | None:
-        """Remove and return the engine, so that calls raise RequestError from now on, also those that wait.
-
-        None if it is closed already.
-        """
+        """Remove and return the engine, so that calls raise RequestError, waiting ones too. None if it was closed."""
         self._check_process()
         self._access.acquire()
         try:

@@ -27,10 +27,7 @@ ADVICE = "replace files of models by others of the same name (mv), and never wri
 
 
 def truncated_file_message(models: str) -> str:
-    """Return the message for a SIGBUS: a file of `models` was shortened while it was mapped.
-
-    `models` may be several.
-    """
+    """Return the message for a SIGBUS: a file of `models` (one or several) was shortened while it was mapped."""
     return (
         f"a file of model {models} could not be read: it was shortened while it was in use, or its disk fails. Compare "
         f"its size with that at its source, or download it again; {ADVICE}"

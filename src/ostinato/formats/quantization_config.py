@@ -24,10 +24,7 @@ READERS = {
 
 
 def stored_weights(config: JsonMapping) -> StoredWeights | None:
-    """Return the quantization of a checkpoint's weights; None if there is none.
-
-    Raises ModelError for what cannot be read.
-    """
+    """Return the quantization of a checkpoint's weights, None without. ModelError for what cannot be read."""
     given = config.get("quantization_config") or config.get("compression_config")
     if not given:
         return None

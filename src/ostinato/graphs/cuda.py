@@ -112,10 +112,7 @@ class CudaBackend:
             return CudaGraph(segments.plays(inputs), _device_tensor(self._driver, result), inputs)
 
     def _record(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> Iterator[TensorRef]:
-        """Refuse what a replay could not repeat.
-
-        Returns shapes and dtypes of the results of the parts left out, in order.
-        """
+        """Refuse what no replay could repeat. Return shapes and dtypes of the results of parts left out, in order."""
         recorder = CallRecorder(self._persistent, splits, kernels_may_read=False)
         recorder.record(self._hook, forward, inputs)
         return iter([ref for call in recorder.calls if call.kind == "split" for ref in call.writes if ref])

@@ -65,10 +65,7 @@ BatchShape = tuple[int | None, int]
 
 
 class GraphKey(NamedTuple):
-    """Key of a graph.
-
-    `size` is the rows of a full graph, with `tokens_per_row` tokens each, or a piecewise graph's tokens.
-    """
+    """Key of a graph. `size` is a full graph's rows of `tokens_per_row` tokens, or a piecewise graph's tokens."""
 
     mode: StepMode
     size: int

@@ -38,10 +38,7 @@ Profile = Callable[[BufferedInputs], list[tuple[str, float]]]
 
 
 class Tape:
-    """A captured step.
-
-    `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
-    """
+    """A captured step. `replay` repeats its calls; the next replay of any tape overwrites the result."""
 
     computes_padding = False
     """True if native kernels compute padding too, as those of a CUDA graph do."""
@@ -58,10 +55,7 @@ class Tape:
         self._addresses = BufferAddresses(captured)
 
     def bind(self, memory: Array) -> None:
-        """Bind the calls to `memory`, with the offsets of the layout.
-
-        Call it before the first replay, and again when the arena has grown.
-        """
+        """Bind the calls to `memory` by the layout's offsets: before the first replay, and when the arena has grown."""
         self._plays: list[ReplayFn] = []
         self._profiles: list[Profile] = []
         self.programs: list[Program] = []

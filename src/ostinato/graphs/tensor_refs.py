@@ -38,10 +38,7 @@ class TensorRef:
     offset: int
 
     def bind(self, memory: Array, begin: int = 0) -> Array:
-        """Return the array in `memory` (bytes).
-
-        Its storage begins at byte `begin`, a multiple of the element size.
-        """
+        """Return the array in `memory` (bytes). Its storage begins at byte `begin`, a multiple of the element size."""
         size = self.dtype.itemsize
         assert begin % size == 0, "a storage is not aligned to its elements"
         if isinstance(memory, np.ndarray):

@@ -275,18 +275,12 @@ class CacheManager:
         return request_cache.capacity + min(max_blocks) * self.block_size if max_blocks else sys.maxsize
 
     def allocate_window_blocks(self, request_id: str, end: int) -> None:
-        """Allocate the window blocks that the request's next batch row writes to.
-
-        The row's tokens end before position `end`.
-        """
+        """Allocate the window blocks that the request's next batch row writes to, whose tokens end before `end`."""
         assert self.window_blocks is not None, "a model without windows has no window blocks"
         self.window_blocks.allocate(self._request_caches[request_id], end)
 
     def shrink(self, request_id: str, num_tokens: int) -> bool:
-        """Free the blocks beyond those of the request's first `num_tokens` tokens, which are known.
-
-        Return whether there were any.
-        """
+        """Free the request's blocks beyond its first `num_tokens` known tokens. Return whether there were any."""
         request_cache = self._request_caches[request_id]
         needed = -(-num_tokens // self.block_size)
         if request_cache.capacity <= needed * self.block_size or request_cache.capacity == sys.maxsize:
@@ -299,10 +293,7 @@ class CacheManager:
         return True
 
     def allocate_write_slots(self, request_id: str, spare_slots: int = 0) -> bool:
-        """Allocate the slots that the request's next step writes to; return False if it has none.
-
-        See `StateSlots.allocate`.
-        """
+        """Allocate the slots that the next step writes to, as `StateSlots.allocate`; return False if there are none."""
         return self.state_slots.allocate(self._request_caches[request_id], spare_slots)
 
     def reserve_checkpoints(self, request_id: str, positions: Iterable[int], spare_slots: int = 0) -> None:

@@ -47,10 +47,7 @@ def whole_prompt_span(token_ids: Sequence[int]) -> MediaSpan:
 
 
 def xxh3_hash(previous_hash: int, content: bytes) -> int:
-    """Return a fast hash, which is not cryptographic.
-
-    The index compares what it finds, so a collision costs a hit and no more.
-    """
+    """Return a fast, not cryptographic hash. The index compares what it finds, so a collision costs only a hit."""
     digest: int = xxhash.xxh3_64_intdigest(content, seed=previous_hash)
     return digest
 
@@ -190,9 +187,7 @@ class IndexEntry:
     file_key: bytes = b""
     """Name by which its files are found; empty without a file tier."""
     previous_checkpoint: IndexEntry | None = None
-    """The nearest entry before it with a checkpoint, None being the root, as of the index's change
-    `previous_checkpoint_version`.
-    """
+    """The nearest earlier entry with a checkpoint (None: root), as of change `previous_checkpoint_version`."""
     previous_checkpoint_version: int = -1
 
     @property

@@ -105,9 +105,7 @@ class KVSnapshot:
     blocks: tuple[memoryview, ...]
     """Blocks of those tokens, in order; none in a model without attention, or with windows in all layers."""
     window_blocks: tuple[memoryview, ...]
-    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none in a model without
-    windows.
-    """
+    """Window blocks of the last of those tokens, from `SlidingWindowSpec.first_block` on; none without windows."""
     state: memoryview | None
     """State after the last of them; None in a model without state layers."""
 

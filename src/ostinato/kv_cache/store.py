@@ -354,10 +354,7 @@ class CacheStore:
                 window_entry.window_block.hits += is_hit
 
     def window_entries(self, entry: IndexEntry | None) -> Iterator[IndexEntry]:
-        """Yield the entries whose window blocks a request needs to continue after `entry`, the last one first.
-
-        Without windows there are none.
-        """
+        """Yield entries whose window blocks a request needs after `entry`, the last first; none without windows."""
         for _ in range(self.blocks_per_window):
             if entry is None:
                 break
@@ -432,10 +429,7 @@ class CacheStore:
         self.packed.release((id,))
 
     def clear(self) -> bool:
-        """Remove all that no request holds, as if it had never been seen; return whether nothing is left.
-
-        O(entries).
-        """
+        """Remove all that no request holds as if never seen; return whether nothing is left. O(entries)."""
         self.pins.clear()
         for checkpoint in [each for each in self.index.checkpoints if self._is_idle(each, packed=each.slot < 0)]:
             self.drop_checkpoint(checkpoint)

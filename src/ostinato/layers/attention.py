@@ -121,10 +121,7 @@ class Attention(Module):
         memory: LayerCache,
         residual: Array | None,
     ) -> Array:
-        """Return attention over `x`, added to `residual`, both [tokens, hidden] -> [tokens, hidden].
-
-        Without `angles` attention has no positions.
-        """
+        """Return attention over `x` plus `residual`, [tokens, hidden]. Without `angles` there are no positions."""
         if self.has_channel_gates:
             gates, q, k, v = split_columns(self.qkv(x), (self.q_size, self.q_size, self.kv_size, self.kv_size))
             return self.attend(q, k, v, angles, inputs, memory, residual, gates)
@@ -185,10 +182,7 @@ class Attention(Module):
         return self.o_proj(out, residual)
 
     def store(self, x: Array, inputs: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
-        """Write the keys and values of `x` [tokens, hidden] without attending.
-
-        `angles` are those of `forward`.
-        """
+        """Write the keys and values of `x` [tokens, hidden] without attending. `angles` are those of `forward`."""
         assert not self.qk_norm_whole, "no prediction head has norms of all heads together"
         parts = self.qkv.part(x, self.q_out_size, self.q_out_size + 2 * self.kv_size)
         kv = parts.reshape(x.shape[0], 2, -1, self.spec.head_dim)
@@ -251,10 +245,7 @@ class Rotary(Module):
 
 
 class AxialRotary(Module):
-    """Cosine and sine of tokens whose positions have several axes.
-
-    Angle i is that of the position on axis `axes[i]`.
-    """
+    """Cosine and sine of tokens whose positions have several axes; angle i is that of the axis `axes[i]`."""
 
     def __init__(self, build: ModelBuilder, axes: Sequence[int], frequencies: Sequence[float], scaling: float) -> None:
         super().__init__()

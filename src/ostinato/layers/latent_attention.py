@@ -17,6 +17,9 @@ from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
+LATENT_NORM_EPS = 1e-6
+"""Epsilon of the latents' norm, whatever config.json gives for others."""
+
 
 class HeadProjections(Module):
     """Each head's matrices from latents to keys and to values, `kv_b_proj` of a checkpoint.
@@ -59,7 +62,6 @@ class LatentAttention(Module):
         spec: AttentionSpec,
         sizes: LatentSizes,
         *,
-        latent_norm_eps: float,
         query_rank: int | None = None,
         has_neighbours: bool = False,
         has_head_gates: bool = False,
@@ -87,9 +89,9 @@ class LatentAttention(Module):
         self.q_a_layernorm: RMSNorm | None = None
         self.q_b_proj: Linear | None = None
         if query_rank is not None:
-            self.q_a_layernorm = RMSNorm(build, query_rank, latent_norm_eps)
+            self.q_a_layernorm = RMSNorm(build, query_rank, LATENT_NORM_EPS)
             self.q_b_proj = Linear(build, query_rank, self.q_size, **of_heads)
-        self.kv_a_layernorm = RMSNorm(build, sizes.rank, latent_norm_eps)
+        self.kv_a_layernorm = RMSNorm(build, sizes.rank, LATENT_NORM_EPS)
         self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
         self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
         self.gate_proj = Linear(build, hidden_size, spec.num_heads) if has_head_gates else None

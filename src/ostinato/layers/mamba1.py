@@ -1,7 +1,4 @@
-"""Mamba-1 mixer (Gu and Dao 2023, arXiv 2312.00752, section 3).
-
-It has a projection, a convolution, the selective recurrence and a gate.
-"""
+"""Mamba-1 mixer (Gu and Dao 2023, arXiv 2312.00752, section 3): projection, convolution, selective recurrence, gate."""
 
 from __future__ import annotations
 

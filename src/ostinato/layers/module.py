@@ -47,10 +47,7 @@ class ModelBuilder(Protocol):
         ...
 
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> Array | None:
-        """Return the argument of `ops.linear` that multiplies `size` outputs, [size] float32.
-
-        None means that the multiplier is 1 throughout.
-        """
+        """Return `ops.linear`'s multipliers of `size` outputs, [size] float32, or None if they are 1 throughout."""
         ...
 
     def rounded(self, value: float) -> float:

@@ -96,10 +96,7 @@ def _little(content: bytes, begin: int, count: int) -> int:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 2**26
-"""Largest number of pixels of an image before resizing, 8192x8192.
-
-They bound the cost of decoding, whatever the file's size.
-"""
+"""Largest number of pixels of an image before resizing, 8192x8192, which bounds the cost of decoding any file."""
 MAX_FILE_BYTES = 2**26
 _KNOWN = f"{', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
 _DEEP_GRAYS = ("I;16", "I;16L", "I;16B", "I;16N")

@@ -109,10 +109,6 @@ def antialiased_weights(size: int, new_size: int, resample: int) -> tuple[np.nda
     return starts, weights
 
 
-def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0.0)
-
-
 def _cubic(x: np.ndarray) -> np.ndarray:
     """Evaluate the cubic filter of Keys 1981, with a = -1/2.
 
@@ -123,14 +119,9 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
-def _windowed_sinc(x: np.ndarray) -> np.ndarray:
-    """Compute sinc(x) sinc(x / 3), Lanczos's window of three."""
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-
-
 FILTERS: dict[int, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
-    LANCZOS: (3.0, _windowed_sinc),
-    BILINEAR: (1.0, _triangle),
+    LANCZOS: (3.0, lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)),
+    BILINEAR: (1.0, lambda x: np.maximum(1 - np.abs(x), 0.0)),
     BICUBIC: (2.0, _cubic),
 }
 """Number -> reach of the filter to either side, in pixels, and its value at a distance."""

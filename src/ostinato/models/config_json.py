@@ -21,10 +21,7 @@ from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
 MAX_LENGTH, MAX_SIZE, MAX_EXPERTS, MAX_LAYERS = 2**48, 2**22, 2**14, 2**10
-"""Largest lengths in tokens, sizes, and numbers of experts and layers, that are read.
-
-Larger ones are damage, and take minutes to plan.
-"""
+"""Largest sizes, lengths in tokens, and numbers of experts and layers that are read; larger ones are damage."""
 _LENGTHS = ("max_position", "window", "length")
 """Parts of the names of lengths."""
 
@@ -38,10 +35,7 @@ def require(config: JsonMapping, name: str) -> object:
 
 
 def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
-    """Return a whole number from 0 to the limit for such values.
-
-    Without a default the key is required; null counts as absent.
-    """
+    """Return a whole number from 0 to the limit of such values, required without a default; null is absent."""
     value = _value(config, name, default)
     most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
     if "experts" in name:
@@ -396,10 +390,7 @@ def rope_parameters_of_kind(parameters: JsonMapping) -> JsonObject:
 
 
 def _factors(scaling: JsonMapping, count: int, name: str = "factors") -> list[float]:
-    """Return the divisors of the frequencies, as GGUF files and LongRoPE have them.
-
-    ModelError unless there is one above 0 for each frequency.
-    """
+    """Return the frequencies' divisors, as in GGUF files and LongRoPE. ModelError unless each has one above 0."""
     factors = scaling.get(name)
     if not isinstance(factors, list) or len(factors) != count or not all(factor > 0 for factor in factors):
         raise ModelError(f"the rotary embedding has {name} = {factors!r}, which should be {count} numbers above 0")
@@ -501,10 +492,7 @@ def soft_cap(config: JsonMapping, name: str, default: float | None = None) -> fl
 
 
 def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
-    """Return `layer_windows` if `use_sliding_window` is true, else no windows (Qwen2, Qwen3, SmolLM3).
-
-    ModelError if `layer_types` contradicts it.
-    """
+    """Return `layer_windows` if `use_sliding_window` is true, else none. ModelError if `layer_types` disagrees."""
     is_on = flag(config, "use_sliding_window", False)
     if not is_on and SLIDING in (window_kinds(config) or ()):
         raise ModelError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -141,23 +141,25 @@ class Decoder(CausalLM):
     """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
     backbone_type: type[Backbone] = Backbone
+    backbone_names: tuple[tuple[str, str], ...] = ()
+    """Attributes of the backbone with their names in a checkpoint, if they differ."""
+    norm_plus_one = False
+    """True if a checkpoint has the final norm's weight less 1."""
 
     def __init__(
         self,
         build: ModelBuilder,
         spec: ModelSpec,
         *,
-        norm_eps: float,
-        names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         logits_multiplier: float = 1.0,
         logits_cap: float | None = None,
-        norm_plus_one: bool = False,
-        final_norm: LayerNorm | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier, logits_cap)
-        how = (norm_eps, names, embedding_multiplier, norm_plus_one, final_norm, is_wide)
+        norm_eps, names = spec.hyperparameters.norm_eps, dict(self.backbone_names)
+        how = (norm_eps, names, embedding_multiplier, self.norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
         self.mtp: PredictionHead | None = None
         self.keeper: HiddenStateKeeper | None = None
@@ -168,10 +170,7 @@ class Decoder(CausalLM):
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
-        """Make a block of the kind of `layer`.
-
-        It is called with x [tokens, hidden], angles, step and the layer's memory.
-        """
+        """Make a block for `layer`, called with x [tokens, hidden], angles, step and the layer's memory."""
 
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         """Make the prediction head of these layers, in architectures that have one."""
@@ -198,9 +197,10 @@ class Decoder(CausalLM):
 class StateSpaceDecoder(Decoder):
     """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec, *, norm_eps: float, is_wide: bool) -> None:
-        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
-        super().__init__(build, spec, norm_eps=norm_eps, names=names, is_wide=is_wide)
+    backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))
+
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec, is_wide=spec.hyperparameters.residual_in_float32)
         self.names = {"model": "backbone"}
 
     def checkpoint_name(self, name: str) -> str | None:

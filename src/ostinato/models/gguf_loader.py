@@ -243,7 +243,7 @@ def load_gguf(
     _map_matrices(model, tensors, files, shares)
     for done, (name, tensor) in enumerate(tensors.items(), start=1):
         rows, place, share = _rows(files[tensor.file], tensor), places[name], shares.get(name)
-        if _is_mapped(place):
+        if isinstance(place, BlockView) and not has_memory(place.bytes):
             huge_pages.populate_pages(rows if share is None else share.read(rows))
             progress(done, len(tensors))
             continue
@@ -290,10 +290,6 @@ def _map_matrices(
             setattr(module, attribute, model.build.arrays.sharing(mapped.reshape(tuple(weight.shape))))
 
 
-def _is_mapped(place: GgufTarget) -> bool:
-    return isinstance(place, BlockView) and not has_memory(place.bytes)
-
-
 def _mapped(path: Path) -> mmap.mmap:
     """Map the file; it stays mapped while a tensor uses it. Writes to it stay in this process."""
     huge_pages.read_ahead(path)
@@ -307,10 +303,7 @@ def _bytes(data: mmap.mmap, begin: int, count: int) -> np.ndarray:
 
 
 def _rows(data: mmap.mmap, tensor: GgufTensor) -> np.ndarray:
-    """Return a tensor's rows in the mapped file, [rows, bytes] uint8.
-
-    A vector is one row; the rows of experts are concatenated.
-    """
+    """Return a tensor's rows in the mapped file, [rows, bytes] uint8: one of a vector, those of experts joined."""
     rows = tensor.num_elements // tensor.shape[-1] if len(tensor.shape) > 1 else 1
     return _bytes(data, tensor.begin, tensor.num_bytes).reshape(rows, -1)
 

@@ -17,10 +17,7 @@ _MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 
 @dataclass(frozen=True)
 class Pooling:
-    """Pooling of the final normed hidden states of a text's tokens: the last one, or their mean.
-
-    The vector has length 1 if `normalize`.
-    """
+    """Pooling of the final normed hidden states of a text: the last or the mean, of length 1 if `normalize`."""
 
     kind: PoolingKind = "last"
     normalize: bool = True

@@ -156,10 +156,7 @@ def _put_integers(unpacked: unpack.UnpackedInt4, place: QuantizedView) -> None:
 
 
 def _of_matrix(tensor: np.ndarray, part: str, i: int) -> np.ndarray:
-    """Return the part of a tensor that belongs to matrix `i` of a stack.
-
-    All matrices share their shape and the order of their groups.
-    """
+    """Return matrix `i`'s part of a stacked tensor; matrices share their shape and the order of their groups."""
     return tensor if part in ("weight_shape", "weight_g_idx") or tensor.ndim < 2 else tensor[i]
 
 

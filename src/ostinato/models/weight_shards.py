@@ -1,7 +1,4 @@
-"""A rank's shards of a checkpoint's tensors.
-
-They follow from the sizes of its model and of the model without ranks.
-"""
+"""A rank's shards of a checkpoint's tensors. They follow from the sizes of its model and of the model without ranks."""
 
 from __future__ import annotations
 
@@ -112,10 +109,7 @@ class TensorShard:
 
 
 def tensor_shards(model: CausalLM, found: Container[str] = ()) -> dict[str, TensorShard]:
-    """Return, by name, the checkpoint tensors that this rank holds only a shard of.
-
-    `found` as for `checkpoint_views`.
-    """
+    """Return by name the tensors that this rank holds only a shard of. `found` as for `checkpoint_views`."""
     whole_spec = model.spec.unsharded
     if whole_spec is None:
         return {}

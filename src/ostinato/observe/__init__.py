@@ -1,4 +1,1 @@
-"""Counts, latencies, metrics, logs and traces: the outside view of an engine.
-
-Imports no other package of the project.
-"""
+"""Counts, latencies, metrics, logs and traces: an engine seen from outside. Imports no other package of the project."""

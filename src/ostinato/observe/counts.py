@@ -88,10 +88,7 @@ class PrefixCounts:
 
 @dataclass(slots=True)
 class MigrationCounts:
-    """Requests exported to other engines and imported from them since the start.
-
-    Imported requests are not counted in `EngineCounts.requests`.
-    """
+    """Requests exported to and imported from other engines; `EngineCounts.requests` does not count imported ones."""
 
     exported: int = 0
     exported_bytes: int = 0
@@ -274,10 +271,7 @@ class SpeculationCounts:
         self.proposed, self.reached, self.accepted = ([0] * self.num_speculative_tokens for _ in range(3))
 
     def count(self, num_drafts: int, rows: Sequence[tuple[int, int]]) -> None:
-        """Add a step that succeeded and asked for `num_drafts`.
-
-        `rows` has (drafts, new tokens) of each decode row without an error.
-        """
+        """Add a successful step that asked for `num_drafts`; `rows`: (drafts, new tokens) of rows without error."""
         if not rows:
             return
         drafts_run = num_drafts if any(drafts for drafts, _ in rows) else 0
@@ -356,10 +350,7 @@ class Histogram:
         return sums
 
     def quantile(self, share: float) -> float | None:
-        """Return the smallest bound that at least `share` of the values do not exceed.
-
-        None if there are no values or no such bound.
-        """
+        """Return the smallest bound that at least `share` of the values do not exceed; None without values or bound."""
         sums = self.cumulative()
         if not sums[-1]:
             return None

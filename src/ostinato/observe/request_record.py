@@ -1,7 +1,4 @@
-"""Record of one HTTP request for its log line and its trace, and counts of the answers.
-
-A record never holds the content.
-"""
+"""Record of an HTTP request, without its content, for its log line and its trace; and counts of the answers."""
 
 from __future__ import annotations
 

@@ -16,10 +16,7 @@ class Tracing:
     """Creator of the spans of requests that have ended; they go to `exporter`, an OpenTelemetry span exporter."""
 
     def __init__(self, exporter: Any, model_name: str, *, batched: bool = True) -> None:
-        """Set up the tracer. Without `batched`, each span is exported at once.
-
-        ConfigError if OpenTelemetry is not installed.
-        """
+        """Set up the tracer, exporting each span at once unless `batched`. ConfigError without OpenTelemetry."""
         try:
             from opentelemetry import trace
             from opentelemetry.sdk.resources import Resource
@@ -69,10 +66,7 @@ class Tracing:
 
 
 def make_tracing(endpoint: str, model_name: str) -> Tracing:
-    """Return the tracing for an OpenTelemetry collector at `endpoint`, an OTLP/HTTP address.
-
-    ConfigError if OpenTelemetry is not installed.
-    """
+    """Return the tracing for an OTLP/HTTP collector at `endpoint`. ConfigError if OpenTelemetry is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:

@@ -68,10 +68,7 @@ def populate_pages(mapped: np.ndarray) -> None:
 
 
 def drop(mapped: np.ndarray) -> None:
-    """Free the memory of a contiguous part of a mapped file; a later access reads it from the file again.
-
-    The part must not have been written to.
-    """
+    """Free a contiguous, never written part of a mapped file's memory; an access reads it from the file again."""
     if sys.platform != "linux":
         return
     begin = -(-mapped.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE

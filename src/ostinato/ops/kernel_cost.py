@@ -12,10 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepShape:
-    """Step of `rows` rows of `tokens_per_row` tokens, each row with `context` tokens before it.
-
-    `decodes` is True for decode rows.
-    """
+    """Step of `rows` rows (decode rows if it `decodes`) of `tokens_per_row` tokens, each after `context` tokens."""
 
     rows: int
     tokens_per_row: int
@@ -42,10 +39,7 @@ class StepShape:
 
     @property
     def states_moved(self) -> int:
-        """Number of states of one layer that are read and written.
-
-        A row without a context reads none: it begins with zeros.
-        """
+        """Number of states of a layer that are read and written; a row without context begins with zeros."""
         return self.rows * ((1 if self.context else 0) + (self.tokens_per_row if self.decodes else 1))
 
 

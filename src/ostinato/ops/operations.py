@@ -245,10 +245,7 @@ class Operation:
     @overload
     def __get__(self, ops: object, owner: type) -> Callable[..., Any]: ...
     def __get__(self, ops: object | None, owner: type) -> Any:
-        """Return the row, when read from the class `Operations`.
-
-        An instance (`ops.kernels.Ops`) has the chosen kernel in its place.
-        """
+        """Return the row when read from the class; an instance (`ops.dispatch.Ops`) has the kernel in its place."""
         assert ops is None, f"{type(ops).__name__} was made without all kernels"
         return self
 

@@ -353,10 +353,7 @@ def _tiled_tokens(in_size: int) -> int:
 
 
 def triton_attention(*, tokens: int, rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> Scratch:
-    """Return the bytes for `tokens` tokens in `rows` decode rows.
-
-    Each segment has a sum, a maximum and a total weight.
-    """
+    """Return the bytes for `tokens` tokens in decode `rows`: a sum, a maximum and a weight for each segment."""
     of_row = -(-tokens // max(rows, 1)) * num_heads // num_kv_heads
     segments = min(tokens * num_heads * MAX_SEGMENTS, of_row * PROGRAMS)
     return Scratch(segments * (head_dim + 2) * FLOAT_BYTES)

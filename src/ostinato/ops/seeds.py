@@ -17,9 +17,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 HASH_SHIFTS = (16, 15, 16)
-"""Steps of the hash of 32 bits, a bijection: shifts to the right, with multiplications between them (Wellons'
-`lowbias32`).
-"""
+"""Steps of Wellons' `lowbias32`, a bijection of 32 bits: shifts to the right, and multiplications between."""
 
 GUMBEL_MIN = -math.log(-math.log(2.0**-33))
 GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))

@@ -22,10 +22,7 @@ MAX_GROUP_TOKENS = 512
 """Tokens whose sums a large-m matmul keeps at a time: 128 KiB, which stay in an L2 cache."""
 
 AVX2_PANEL_K = 128
-"""Inputs of 16 rows of weights in one panel on processors with AVX2 alone: 8 KiB.
-
-A panel stays in an L1 cache, with the tokens that pass by.
-"""
+"""Inputs of 16 rows of weights in a panel with AVX2 alone: 8 KiB, which stay in an L1 cache beside the tokens."""
 
 AVX2_LANES = 8
 """Floats of an AVX2 vector."""

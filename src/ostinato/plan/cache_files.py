@@ -16,10 +16,7 @@ from ostinato.units import GiB, format_bytes
 
 DEFAULT_LIMIT = 8 * GiB
 READ_RATE = 500e6
-"""Assumed bytes per second of a disk: a slow one without moving parts.
-
-Files written lately are read from memory, ten times as fast.
-"""
+"""Assumed bytes per second of a slow solid-state disk. Files just written come from memory, ten times as fast."""
 CORE_RATE = 256e9
 """Assumed FLOP/s of a CPU core, where nothing was measured.
 

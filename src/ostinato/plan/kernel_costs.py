@@ -57,10 +57,7 @@ def prefill_flops(model: ModelSpec) -> PrefillFlops:
 
 
 LOGITS = "logits"
-"""Name of the LM head's matmul, for one position of each prompt row, or for all positions of a decode row.
-
-It is a `linear` under a separate name.
-"""
+"""Separate name of the LM head's `linear`, for one position of a prompt row, or all positions of a decode row."""
 
 
 @dataclass(frozen=True)

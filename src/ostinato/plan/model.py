@@ -83,10 +83,7 @@ class DrafterSpec:
         return self.outer_parameters + _in_layers(self.layers)
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of the drafter's weights when it runs in `dtype`.
-
-        A head's embedding and LM head are the model's, and not counted.
-        """
+        """Return the weights' bytes in `dtype`, without a head's embedding and LM head, which are the model's."""
         if self.model is not None:
             return self.model.weight_bytes(dtype)
         whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
@@ -249,10 +246,7 @@ class ModelSpec:
         return num_elements(self.weights) + _in_layers(self.layers) + vision
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of the weights when the model runs in `dtype`.
-
-        Its encoder's are included, its drafter's are not.
-        """
+        """Return the weights' bytes in `dtype`, those of its encoder included and of its drafter not."""
         whole = _plain_bytes(self.weights, dtype) + sum(_plain_bytes(layer.weights, dtype) for layer in self.layers)
         if self.vision is not None:
             whole += _plain_bytes(self.vision.weights, dtype)
@@ -297,10 +291,7 @@ class ModelSpec:
 
     @property
     def linears(self) -> Iterator[Weight]:
-        """Matrices that can be quantised, under the checkpoint's names.
-
-        They are those of the layers except experts, and the LM head.
-        """
+        """Matrices that can be quantised, by the checkpoint's names: the layers' except experts, and the LM head."""
         in_layers = _under(self.layers, self.backbone)
         yield from (weight for weight in in_layers if weight.can_be_quantised and weight.role != "experts")
         yield self.lm_head
@@ -327,10 +318,7 @@ def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
 
 
 def saved_bytes(weights: Iterable[Weight], quantization: AnyQuantization | None, dtype: str) -> int:
-    """Return the bytes that quantisation saves in a model that runs in `dtype`.
-
-    `weights` have the checkpoint's names.
-    """
+    """Return the bytes that quantisation saves in `dtype`; `weights` have the checkpoint's names."""
     if quantization is None:
         return 0
     return sum(

@@ -16,10 +16,7 @@ from ostinato.plan.model import ModelSpec
 
 
 def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
-    """Return the given setting, else `on` where overlap can hide the host's work.
-
-    ConfigError if it is `on` with speculation.
-    """
+    """Return the given setting, else `on` where overlap hides the host's work. ConfigError for `on` with drafts."""
     asked, drafts = config.overlap, config.speculative is not None
     if asked == "on" and drafts:
         message = (

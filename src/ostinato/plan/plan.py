@@ -91,10 +91,7 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the engine does.
-
-    `measured` is empty until start-up has measured; nothing else changes afterwards.
-    """
+    """Everything that the engine does. `measured` is empty until start-up has measured; the rest never changes."""
 
     model: ModelSummary
     device: DeviceSpec

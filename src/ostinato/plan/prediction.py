@@ -73,10 +73,7 @@ class PredictedStep:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted steps.
-
-    `steps` is empty if nothing can be predicted; `reason` says why, or where the rates come from.
-    """
+    """Predicted steps, none if nothing can be predicted; `reason` says why, or where the rates come from."""
 
     reason: str
     is_lower_bound: bool = False

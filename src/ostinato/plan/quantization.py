@@ -65,15 +65,12 @@ class Quantization:
         """Return whether linears that share a weight are quantised: only if none of them is ignored."""
         if is_stack and self.ignores_stacks:
             return False
-        return not self.ignore or not any(self._ignores(name) for name in names)
+        return not self.ignore or not any(is_named(name, self.ignore) for name in names)
 
     def num_bytes(self, weight: Weight) -> int:
         """Return the bytes of a quantised weight with its scales."""
         groups = 1 if self.group_size is None else -(-weight.in_size // self.group_size)
         return weight.out_size * (weight.in_size + SCALE_BYTES * groups)
-
-    def _ignores(self, name: str) -> bool:
-        return is_named(name, self.ignore)
 
 
 @dataclass(frozen=True)
@@ -324,10 +321,7 @@ class StoredWeights:
 
     @property
     def has_order(self) -> bool:
-        """True if elements with one scale are not adjacent.
-
-        If a whole row shares one scale, the order does not matter.
-        """
+        """True if elements with one scale are not adjacent, which does not matter if a whole row has one."""
         return self.in_groups_by_index and self.group_size is not None
 
     def fits(self, blocks: str | None) -> bool:
@@ -359,10 +353,7 @@ class StoredWeights:
         return Quantization(None, self.ignore, self.ignores_stacks).quantises(weight)
 
     def num_bytes(self, weight: Weight) -> int:
-        """Return the approximate bytes of a quantised weight in the checkpoint.
-
-        Scales count as 16 bits and zero points as 4.
-        """
+        """Return a quantised weight's approximate bytes in the checkpoint, with 16 bits a scale, 4 a zero point."""
         per_weight = 0.5 if self.storage in ("int4", "mxfp4") else 1.0
         rows, columns = weight.out_size, weight.in_size
         if self.block is not None:

@@ -25,10 +25,7 @@ class RopeSpec:
     original_max_position: int
     parameters: JsonObject
     sections: tuple[int, int, int] | None = None
-    """Numbers of angles for time, height and width (M-RoPE), which are interleaved (see `plan.rope.axes`).
-
-    None: tokens have one position each.
-    """
+    """Numbers of angles for time, height and width (M-RoPE, interleaved by `plan.rope.axes`); None: one position."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,7 @@ SHARDED_COUNTS: dict[type, dict[str, str]] = {
     Mamba2Spec: {"num_heads": "state heads", "num_groups": "groups of state heads"},
     ShortConvSpec: {"channels": "channels of short convolutions"},
 }
-"""Kind of mixer -> its sharded attributes, and their names in messages.
-
-A single group of state heads is replicated on every rank.
-"""
+"""Kind of mixer -> its sharded attributes and their names in messages; a single group of heads is on every rank."""
 
 MOST = 64
 """Largest number of ranks that is tried when a number does not work."""
@@ -50,10 +47,7 @@ SINGLE_RANK = Rank()
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """A rank's rows of the vocabulary.
-
-    All ranks have equally many; the last ones overlap with others if the size does not divide.
-    """
+    """A rank's rows of the vocabulary: equally many on all, the last ones overlapping if they do not divide it."""
 
     first: int
     rows: int

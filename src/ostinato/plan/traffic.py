@@ -32,10 +32,7 @@ def json_object(name: str, data: object) -> JsonObject:
 
 
 def read_counts(name: str, data: object) -> Counter[int]:
-    """Return `{number: times}` from an object whose keys are numbers as strings.
-
-    ConfigError, which names the entry, for anything else.
-    """
+    """Return `{number: times}` from an object whose keys are numbers as strings. ConfigError names a wrong entry."""
     counts: Counter[int] = Counter()
     for key, count in json_object(name, data).items():
         number = read_number(name, key)
@@ -321,10 +318,7 @@ def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen:
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """Outcome of a ladder for counted steps.
-
-    `replayed` steps have `padding` tokens of padding in all; `eager` steps are larger than all sizes.
-    """
+    """Outcome of a ladder for counted steps: `replayed` with `padding` tokens in all, and `eager`, which are larger."""
 
     sizes: tuple[int, ...]
     replayed: int
@@ -362,10 +356,7 @@ class Sizing:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def flags(self) -> list[str]:
-        """Command line flags for the chosen sizes.
-
-        All ladders are named, since an open one would follow from the others.
-        """
+        """Flags for the chosen sizes, of all ladders, since an open one would follow from the others."""
         names = {"tokens": "--capture-sizes", "rows": "--capture-rows"}
         return [
             f"{names[name]} {','.join(map(str, choice.chosen.sizes))}"

@@ -1,4 +1,1 @@
-"""Choice of the engine for a request, among several: pure functions and their state.
-
-Imports neither torch nor a cluster.
-"""
+"""Choice of one of several engines for a request: pure functions and their state, without torch and cluster."""

@@ -100,10 +100,7 @@ class MoveSource:
     """Queue of requests to export, by the engine's ids. A request is computed until it is exported."""
 
     def __init__(self, send: Callable[[Any], None], tell: Callable[[str, MovePrepared], None]) -> None:
-        """Create an empty queue.
-
-        `send` reaches the engine, `tell` the front that wants the request of this id moved.
-        """
+        """Create an empty queue. `send` reaches the engine, `tell` the front that wants the request moved."""
         self._send, self._tell = send, tell
         self._queue: deque[str] = deque()
         self._leaving: str | None = None
@@ -166,10 +163,7 @@ class MoveSource:
 
 
 class HostMigration:
-    """Exports and imports of one replica. Fronts decide what moves and whereto.
-
-    Bytes go from replica to replica, never through a front.
-    """
+    """Exports and imports of a replica. Fronts decide moves and never pass bytes, which go between replicas."""
 
     def __init__(
         self, send: Callable[[Any], None], fronts: Mapping[str, FrontConnection], note_change: Callable[[], None]

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IndexChanges:
-    """Changes of one replica's index, numbered from 0.
-
-    If `is_whole`, `added` is everything and replaces what was before.
-    """
+    """Changes of one replica's index, numbered from 0. If `is_whole`, `added` replaces what was before."""
 
     number: int
     added: tuple[int, ...] = ()

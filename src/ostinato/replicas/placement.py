@@ -57,10 +57,7 @@ class ConversationTracker:
         self._num_made = 0
 
     def session(self, block_hashes: BlockHashes) -> str:
-        """Return the conversation whose last prompt is a prefix of this one, or a new one.
-
-        This prompt is the conversation's last one from now on.
-        """
+        """Return the conversation whose last prompt begins this one, or a new one; this one is now its last."""
         known_key = next((key for key in reversed(block_hashes.keys) if key in self._of_key), None)
         if known_key is None:
             self._num_made += 1

@@ -137,10 +137,7 @@ class RequestMover:
             self._note_stayed(name, request)
 
     def lose(self, name: str) -> None:
-        """Handle the loss of a replica, which the replica table has dropped already.
-
-        Exports that others keep are sent to other replicas.
-        """
+        """Handle the loss of a replica that the table has dropped: exports kept elsewhere go to other replicas."""
         for request_id, request in list(self._table.requests.items()):
             move = request.move
             if move is None:
@@ -171,10 +168,7 @@ class RequestMover:
             assert exported == (move.stage is not MoveStage.LEAVES), f"{request_id} arrives before it has left"
 
     def _choose(self, request_id: str, request: TrackedRequest, source: str, outputs: Counter[str]) -> str | None:
-        """Choose a replica for a request, and count the request as sent there.
-
-        None if the request stays for now; the reason is noted.
-        """
+        """Choose a replica and count the request as sent there; None, with the reason noted, if it stays."""
         refused = set() if request.move is None else request.move.refused
         taking = [
             name for name, replica in self._table.replicas.items() if replica.accepts_requests and name not in refused

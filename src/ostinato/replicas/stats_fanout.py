@@ -16,10 +16,7 @@ _RATES: dict[str, Callable[[Mapping[str, object]], tuple[float, float] | None]] 
     "acceptance": lambda of: _accepted(of),
     "tokens_per_row_with_drafts": lambda of: None,
 }
-"""Ratios -> their (part, whole), to compute them again from summed counts.
-
-None if counts do not give the ratio, so that it is unknown.
-"""
+"""Ratios -> their (part, whole), to compute them from summed counts; None if counts do not give them."""
 
 _SIZES = frozenset({"num_speculative_tokens", "budget"})
 """Numbers that are not counts, and are the same in all engines."""
@@ -109,10 +106,7 @@ class StatsFanout:
     def __init__(
         self, answer: Callable[[EngineReply], None], observations: Callable[[], Sequence[StatsSnapshot]]
     ) -> None:
-        """Create an empty table.
-
-        `answer` is called with the replies. `observations` gives each replica's last known counts.
-        """
+        """Create an empty table. `answer` gets the replies; `observations` has each replica's last counts."""
         self._answer, self._observations = answer, observations
         self._pending: dict[str, _PendingQuery] = {}
 

@@ -87,10 +87,7 @@ class MemoryRows(Protocol):
 
 
 class LayerCacheMemory:
-    """Copies a block, a window block or a slot out of the layers' memory and into it (`CacheMemory`).
-
-    The bytes of all layers follow each other.
-    """
+    """Copies blocks, window blocks and slots out of the layers' memory and back (`CacheMemory`), layer after layer."""
 
     def __init__(
         self,
@@ -228,10 +225,7 @@ def _state_parts(memory: Sequence[LayerCache]) -> list[StatePart]:
 
 
 def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:
-    """Zero the bytes after the first `num_tokens` tokens in each part of a block.
-
-    They may still be another request's.
-    """
+    """Zero a block's parts after the first `num_tokens` tokens, which may still be another request's."""
     end = 0
     for size in sizes:
         start, end = end, end + size

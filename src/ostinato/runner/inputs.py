@@ -125,10 +125,7 @@ def write_next_tokens(buffers: StepBuffers, rows: Sequence[BatchRow], tokens: Se
 def make_step_inputs(
     batch: Batch, block_size: int, arrays: Arrays, drafts: Drafts = (), *, vision: VisionSpec | None = None
 ) -> StepInputs:
-    """Return `batch` in new buffers of its exact size, for a single step of any size.
-
-    `vision` is that of a model that takes images.
-    """
+    """Return `batch` in new buffers of its exact size, for one step; `vision` if the model takes images."""
     rows = batch.rows
     tokens = sum(len(row.token_ids) for row in rows) + batch.num_decode_rows * batch.num_drafts
     blocks = max((len(row.block_table) for row in rows), default=0)

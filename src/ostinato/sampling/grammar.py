@@ -1,7 +1,4 @@
-"""Grammars: a guide compiled for one tokenizer, which decides the tokens that may come next.
-
-The library is imported when it is used.
-"""
+"""Grammars: guides compiled for a tokenizer, which decide the next tokens. The library is imported on use."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STACK_BYTES = 2**28
-"""Stack on which a guide is compiled.
-
-Only the used part takes memory; a guide of the greatest length needs less than a quarter.
-"""
+"""Stack on which a guide is compiled; only used parts take memory, and the longest guide needs under a quarter."""
 _TRIED_TOKENS = 8
 _NUM_CACHED = 16
 _STACK_LOCK = threading.Lock()
@@ -63,10 +57,7 @@ class Grammar:
         self._first = _with_large_stack(make)
 
     def start(self) -> LLMatcher:
-        """Return a matcher before the first token.
-
-        All matchers share the automaton that their tokens have built so far.
-        """
+        """Return a matcher before the first token; all share the automaton that their tokens have built."""
         return self._first.deep_copy()
 
     def restart(self) -> LLMatcher:
@@ -109,10 +100,7 @@ class GrammarCompiler:
         return grammar
 
     def try_out(self, guide: Guide) -> None:
-        """Compile a guide and follow it for a few tokens, without keeping it.
-
-        RequestError if that is too much for the library.
-        """
+        """Compile a guide and follow it for a few tokens, to discard it. RequestError if it is too much."""
         tokenizer = self.prepare()
         grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
         output: list[int] = []
@@ -227,10 +215,7 @@ class GrammarState:
     """
 
     def __init__(self, grammar: Grammar, output_token_ids: Sequence[int]) -> None:
-        """Start before the first token of `output_token_ids`, the request's list, which grows.
-
-        Its tokens are ones that `allowed_mask` allowed.
-        """
+        """Start before `output_token_ids`, the request's growing list of tokens, which `allowed_mask` allowed."""
         self.grammar = grammar
         self._output = output_token_ids
         self._matcher: LLMatcher | None = None

@@ -111,10 +111,7 @@ _SAME_PATTERN = {
 
 
 def enforceable(schema: object) -> JsonObject:
-    """Return a schema in the form for the library.
-
-    Raises ValueError with keyword, place and values that work for what cannot be enforced.
-    """
+    """Return the schema for the library. ValueError with keyword, place and legal values for what it cannot enforce."""
     return SchemaRewriter(schema).document(schema)
 
 

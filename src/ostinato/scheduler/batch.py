@@ -56,10 +56,7 @@ class BatchRow(NamedTuple):
     sampling_state: Any = None
     """Sampling state that the runner needs beyond tokens and memory; the scheduler does not look into it."""
     rope: Any = None
-    """Positions for the rotary embedding, if they differ from the tokens' positions.
-
-    The scheduler does not look into it.
-    """
+    """Positions for the rotary embedding if they differ from the tokens'; the scheduler passes them on."""
     media: tuple[MediaUse, ...] = ()
     """Images that tokens of the row belong to, by position."""
     previous_row: int | None = None
@@ -178,10 +175,7 @@ class DecodedLogprobs(TokenLogprobs):
 
 
 class RowResult(NamedTuple):
-    """Result of one row: the accepted drafts and the token sampled after them.
-
-    A prompt chunk that is not the last gives no tokens.
-    """
+    """Result of a row: accepted drafts and the token after them; no tokens for a chunk before the last."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()

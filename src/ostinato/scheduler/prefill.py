@@ -394,10 +394,7 @@ class PrefillScheduler:
         return room if remaining - room <= steps_later * (limits.graph_tokens - num_later) else budget
 
     def _tokens_of_others(self, request: Request, num_drafts: int) -> int | None:
-        """Return the tokens of each later step that other requests take if all of them decode.
-
-        Return None if one of them has a prompt.
-        """
+        """Return the tokens of each later step that others take if all decode; None if one has a prompt."""
         queues = self._queues
         if queues.waiting or not all(other is request or is_decoding(other) for other in queues.running):
             return None

@@ -116,10 +116,7 @@ class Request:
     arrival_number: int = 0
     """Sequence number of the arrival, given by the scheduler."""
     service_order: tuple[int, float, int] = (0, 0, 0)
-    """Order of service, lowest first: (priority or 0, start tag, arrival).
-
-    Unique. A client's tags increase with arrivals.
-    """
+    """Unique order of service, lowest first: (priority or 0, start tag, arrival); a client's tags increase."""
     max_num_tokens: int = 0
     """Length of prompt and output at which the request ends with `length`."""
     block_hashes: BlockHashes | None = None
@@ -188,10 +185,7 @@ class RequestUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One per token, if the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of the next prompt tokens.
-
-    All updates together contain those of the second token to the last.
-    """
+    """Log-probabilities of the next prompt tokens; over all updates, of the second token to the last."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None
@@ -271,10 +265,7 @@ def make_next_step_row(
 
 
 def is_decoding(request: Request) -> bool:
-    """Return whether all tokens but the last are computed, and at least one is.
-
-    The last token may be that of a prompt.
-    """
+    """Return whether all tokens but the last, perhaps a prompt's, are computed, and at least one is."""
     return 0 < request.num_computed_tokens == request.num_tokens - 1
 
 

@@ -86,10 +86,7 @@ def _share(client: Hashable, rows_per_weight: float) -> float:
 
 
 class RequestQueues:
-    """The unfinished requests, in a waiting and a running list, each sorted by rank.
-
-    The lists are for reading; only this class changes them.
-    """
+    """Unfinished requests: a waiting and a running list, each sorted by rank, which only this class changes."""
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []

@@ -81,10 +81,7 @@ class DraftController:
     """
 
     def __init__(self, num_speculative_tokens: int, adaptive: bool) -> None:
-        """Start without measurements.
-
-        Without `adaptive` it always asks for all drafts, and only keeps the statistics.
-        """
+        """Start without measurements; without `adaptive`, ask for all drafts and only keep the statistics."""
         assert num_speculative_tokens >= 1, "without drafts there is nothing to choose"
         self.num_speculative_tokens = num_speculative_tokens
         self.adaptive = adaptive

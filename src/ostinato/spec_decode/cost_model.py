@@ -31,10 +31,7 @@ class AcceptanceRates:
         self._accepted = [0.0] * max_drafts
 
     def count(self, kept: Sequence[int], num_drafts: int) -> None:
-        """Count a step that asked for `num_drafts` drafts per row.
-
-        `kept` is the number of accepted drafts of each row that had room for them.
-        """
+        """Count a step that asked for `num_drafts` per row; `kept` are accepted drafts of rows with room."""
         if not kept:
             return
         for i in range(len(self._reached)):
@@ -123,10 +120,7 @@ class StepCosts:
                 self._seconds[timed_kind].clear()
 
     def seconds(self, kind: int) -> float | None:
-        """Return the median time of a kind of step; None before two were timed.
-
-        Slow outliers do not move it.
-        """
+        """Return the median time of a kind of step; None before two were timed. Slow outliers do not move it."""
         times = sorted(self._seconds[kind])
         return times[(len(times) - 1) // 2] if len(times) > 1 else None
 

@@ -30,10 +30,7 @@ class HeadStepRunner(Protocol):
     """Runner of consecutive steps of one token per row, through layers that have no slots."""
 
     def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:
-        """Run the first step, of `tokens`, `depth` positions after those of `rows`.
-
-        Returns hidden states as `RunDraftBatch`.
-        """
+        """Run the first step, of `tokens`, `depth` positions after `rows`' -> hidden states as `RunDraftBatch`."""
         ...
 
     def next(self, tokens: Sequence[int]) -> Array:
@@ -116,10 +113,7 @@ class PredictionHeadForward:
     def __init__(
         self, model: CausalLM, head: PredictionHead | Assistant | None, memory: Sequence[LayerCache], max_rows: int
     ) -> None:
-        """Allocate the buffer.
-
-        `memory` is that of the head's layers, followed by that of the model's last hidden states.
-        """
+        """Allocate the buffer. `memory` is the head's layers', then that of the model's last hidden states."""
         assert head is not None, "the model was built without a head"
         self._model = model
         self._head = head

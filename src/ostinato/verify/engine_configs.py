@@ -19,10 +19,7 @@ ROWS = 4
 SMALL_MODEL = 20_000_000
 """Parameters below which threads wait for each other longer than they compute."""
 CAPTURE_SIZES = (8, 24, 64)
-"""Sizes of piecewise graphs.
-
-The largest step has a graph too, unless it has more than `LARGEST_GRAPH` tokens.
-"""
+"""Sizes of piecewise graphs. The largest step has a graph too, unless it has more than `LARGEST_GRAPH` tokens."""
 LARGEST_GRAPH = 256
 CHECKPOINTS = 8
 """Checkpoints of each request that the cache has room for."""

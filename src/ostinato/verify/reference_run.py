@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
 
 FIRST_PREEMPTION, GAP = 3, 5
-"""Steps before all requests are preempted for the first time, and from there to the second.
-
-Gaps double, so that every request reaches its end.
-"""
+"""Steps before all requests are preempted first, and then second; gaps double, so that every request ends."""
 
 
 class VerifyRequest(NamedTuple):

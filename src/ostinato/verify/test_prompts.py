@@ -91,10 +91,7 @@ def _random(model: ModelSpec, num_prompts: int, seed: int) -> PromptTexts:
 TURN_TOKENS = 9
 """Tokens of a second turn that ends anywhere."""
 STOPS = (6, 7)
-"""Places of the tokens that end stopped outputs.
-
-Drafts of 2, 3 and 4 tokens, if they are right, go on behind one of the two.
-"""
+"""Places of tokens that end stopped outputs; right drafts of 2, 3 and 4 tokens go on behind one of the two."""
 IMAGES = ((2, 3), (4, 4))
 """Height and width of images, in tokens."""
 

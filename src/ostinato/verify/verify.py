@@ -38,10 +38,7 @@ NO_DRAFT = "speculation by a draft model: this model has an encoder, so it is no
 
 @dataclass(frozen=True)
 class Trial:
-    """Parameters of a verification.
-
-    `lines` are a user's prompts, `draft` a checkpoint that drafts, if there are any.
-    """
+    """Parameters of a verification; `lines` are a user's prompts, `draft` a checkpoint that drafts, if any."""
 
     extent: MatrixSize = "pairs"
     num_prompts: int = 3

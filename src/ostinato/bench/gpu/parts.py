@@ -249,10 +249,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Check:
-    """One process of a part.
-
-    `seconds` are its share of a check of `MINUTES`; the rest of earlier ones comes on top.
-    """
+    """One process of a part. `seconds` are its share of a check of `MINUTES`; the rest of earlier ones comes on top."""
 
     name: str
     part: str

@@ -212,10 +212,7 @@ def _told(directory: Path, name: str) -> Used:
 
 
 def cost_figures(rounds: Sequence[Mapping[str, Used]], tokens: Mapping[str, int]) -> JsonObject:
-    """Return the processor microseconds per output token of all rounds together, by process and part.
-
-    `tokens`: by process, of all rounds.
-    """
+    """Return the processor microseconds per output token by process and part; `tokens` are those of all rounds."""
     figures = {}
     for name in PROCESSES:
         used = [uses[name] for uses in rounds]

@@ -291,10 +291,7 @@ class SseReply:
         self._take_all(self._events.feed(data))
 
     def check_complete(self) -> None:
-        """Check the reply when nothing more comes.
-
-        Raises Failure `http_<status>` if the server refused, `broken_stream` if the stream broke off.
-        """
+        """Check the reply at its end: Failure `http_<status>` if refused, `broken_stream` if broken off."""
         if self._status != 200:
             said = _error_text(self._error_body)
             raise Failure(f"http_{self._status}", f"{said} ({self._hints})" if self._hints else said)

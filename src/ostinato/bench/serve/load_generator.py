@@ -40,10 +40,7 @@ class Target:
         return f"{self.base_url.rstrip('/')}/{'chat/completions' if self.chat else 'completions'}"
 
     def body(self, said: Sequence[str], output_tokens: int) -> bytes:
-        """Return the request's body.
-
-        `said` are the texts of a conversation so far: the user's and the answers, alternating.
-        """
+        """Return the request's body. `said` are a conversation's texts so far, the user's and the answers in turn."""
         request: JsonObject = {
             "model": self.model,
             "max_tokens": output_tokens,
@@ -101,10 +98,7 @@ class LoadRun:
 
 
 def run_on_loop(work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work`, run on a new event loop.
-
-    It is the fastest loop, as the generator often shares the cores with the server.
-    """
+    """Return the result of `work` on a new event loop of the fastest kind, as it often shares the server's cores."""
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop  # imported late, since every start of the command line imports this file

@@ -98,10 +98,7 @@ def first_token_seconds(outcome: RequestOutcome) -> float | None:
 
 
 def seconds_per_token(outcome: RequestOutcome) -> float | None:
-    """Return the mean time of the tokens after the first, from the first piece of text to the last.
-
-    Return None with a single token.
-    """
+    """Return the mean time of the tokens after the first, from the first text to the last; None with one token."""
     tokens = count_tokens(outcome)
     if tokens < 2 or len(outcome.chunk_times) < 2:
         return None
@@ -281,7 +278,7 @@ async def _asked(target: Target, conversations: Sequence[ScriptedConversation]) 
 def _lines(data: JsonMapping) -> dict[str, str]:
     """Return the facts to print."""
     server, settings, machine = data["server"], data["settings"], data["machine"]
-    prompt = _prompt(settings)
+    prompt = "word problems" if settings["prompt_tokens"] is None else f"{settings['prompt_tokens']} prompt tokens"
     if settings["prefix_tokens"]:
         prompt = f"{settings['prefix_tokens']} shared in {settings['prefix_groups']} groups, then {prompt}"
     requests = f"{settings['requests']} requests"
@@ -299,10 +296,6 @@ def _lines(data: JsonMapping) -> dict[str, str]:
         first, between = (format_value(deadline[name], "ms") for name in ("first_token", "between_tokens"))
         lines["deadline"] = f"first token in {first}, {between} per token after it"
     return lines
-
-
-def _prompt(settings: Mapping[str, object]) -> str:
-    return "word problems" if settings["prompt_tokens"] is None else f"{settings['prompt_tokens']} prompt tokens"
 
 
 def serve_tables(data: JsonMapping) -> list[Table]:

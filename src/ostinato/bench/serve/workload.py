@@ -83,10 +83,7 @@ class TokenEstimate:
     overhead: float = 0.0
 
     def words(self, tokens: float, *, opening: bool) -> int:
-        """Return the number of words for a prompt of `tokens`, at least one.
-
-        An `opening` prompt includes the template.
-        """
+        """Return the number of words of a prompt of `tokens`, at least one. An `opening` prompt has the template."""
         return max(1, round((tokens - self.overhead * opening) / self.per_word))
 
 
@@ -148,10 +145,7 @@ def _problems(load: LoadSpec, number: int, chat: bool) -> Iterator[str]:
 
 
 def parse_lengths(option: str, text: str) -> Lengths:
-    """Return the lengths in `text`, in one of the `FORMS`.
-
-    Raises ConfigError, which names `option`, for anything else.
-    """
+    """Return the lengths in `text`, in one of the `FORMS`. ConfigError, which names `option`, for anything else."""
     kind, *numbers = text.split(":")
     try:
         if not numbers:

@@ -255,10 +255,7 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
 
 
 def make_export(request_state: RequestState, cache: CacheManager, identity: JsonObject) -> bytes:
-    """Return the export of a request, with blocks, window blocks and states of all its running outputs.
-
-    The request itself is not changed.
-    """
+    """Return the export of a request with the blocks and states of its running outputs; it stays as it is."""
     parts = ByteParts()
     return pack_snapshot(make_snapshot(request_state, identity, parts, cache), parts.parts)
 

@@ -290,10 +290,7 @@ class AsyncEngine:
         self._draining = False
 
     async def compile_guide(self, guide: Guide) -> None:
-        """Compile a guide while other requests are computed. Requests that have it then begin at once.
-
-        RequestError if it cannot be compiled.
-        """
+        """Compile a guide beside other requests, so that those with it begin at once. RequestError if that fails."""
         self._check()
         call_id = self._calls.new_call_id("compile")
         await self._calls.send(call_id, CompileGuide(call_id, guide))

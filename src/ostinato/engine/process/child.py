@@ -175,7 +175,7 @@ class EngineLoop:
         self._compiling: dict[str, tuple[Future[Grammar], SubmitRequest | ImportRequest | None]] = {}
         """Id of the message that waits for a grammar -> the grammar, and the request that begins with it, if any."""
         self._questions: dict[QueryKind, Callable[[], object]] = {
-            "observe": self._observe,
+            "observe": lambda: StatsSnapshot(self._engine.stats(), self._engine.meter),
             "hits": self._hits,
             "prefixes": lambda: snapshot_index(self._engine.scheduler.cache.store.index),
             "reset": self._engine.reset_prefix_cache,
@@ -221,10 +221,7 @@ class EngineLoop:
         return log.take()
 
     def _look_at_files(self) -> None:
-        """Check the model's files about once a second.
-
-        The server asks something at least every few seconds, so the loop comes here often enough.
-        """
+        """Check the model's files about once a second: the server's queries bring the loop here often enough."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_AT_FILES
@@ -332,9 +329,6 @@ class EngineLoop:
         if has_failed:
             # Its requests have failed. The others may continue only if the bookkeeping is still sound.
             self._engine.scheduler.check_integrity()
-
-    def _observe(self) -> StatsSnapshot:
-        return StatsSnapshot(self._engine.stats(), self._engine.meter)
 
     def _hits(self) -> frozenset[int] | None:
         cache = self._engine.scheduler.cache

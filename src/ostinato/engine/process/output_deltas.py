@@ -149,10 +149,7 @@ def join_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
 
 
 def without_move(delta: OutputDelta) -> OutputDelta | None:
-    """Return the last delta of a moved request without its end, for a stream that continues with the next engine.
-
-    None if nothing is left of it.
-    """
+    """Return a moved request's last delta without its end, as the next engine continues it; None if it is empty."""
     moved_reason = FinishReason.MOVED.value
     samples = [
         sample._replace(finish_reason=None) if sample.finish_reason == moved_reason else sample

@@ -235,10 +235,7 @@ _LOOP_PASSES = 3
 
 
 class StreamRegistry:
-    """Streams of unfinished requests, by id. Those that the engine has not added yet are *entering*.
-
-    Used on one event loop.
-    """
+    """Streams of unfinished requests by id, for one event loop. Those not yet added to the engine are *entering*."""
 
     def __init__(self, queue_limit: QueueLimit, send: Callable[[Any], None]) -> None:
         """Create an empty table. `queue_limit` counts the unfinished outputs; `send` is for messages to the engine."""

@@ -176,10 +176,7 @@ def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any,
 
 
 def list_of_marks(values: Any, where: str) -> list[Any]:
-    """Return a caller's marks as a list, with integers of any kind as Python's; None has none.
-
-    RequestError if they are not several.
-    """
+    """Return a caller's marks as a list, its integers as Python's; None has none. RequestError for a single value."""
     if values is None:
         return []
     # An iterator would have marks for the first of several prompts alone. An array of no dimensions has a length too.

@@ -57,10 +57,7 @@ class ChatTemplate:
     """Chat templates of one checkpoint, by name. `default` is used, or `tool_use` if there are tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
-        """Keep the templates, which are compiled when first used.
-
-        `special_tokens` (name -> text) are their variables.
-        """
+        """Keep the templates; they are compiled when first used. `special_tokens` (name -> text) are variables."""
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template | Exception] = {}
@@ -216,10 +213,7 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
 
 
 def read_chat_template(path: Path) -> str:
-    """Return a chat template from a separate file.
-
-    ConfigError, with line and cause, if it cannot be read or is not a template.
-    """
+    """Return a chat template from a separate file. ConfigError, with line and cause, if it is none or unreadable."""
     remedies = [Remedy("chat_template", None)]
     try:
         text = path.read_text(encoding="utf-8")

@@ -295,10 +295,7 @@ def has_adjacent_rope(model_type: str, name: str) -> bool:
 
 
 def find_contiguous_tensors(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the matrices in blocks, by the checkpoint's names, in runs of adjacent ones.
-
-    Experts are not among them.
-    """
+    """Return the matrices in blocks but experts', by the checkpoint's names, in runs of adjacent ones."""
     runs: list[list[str]] = []
     before: GgufTensor | None = None
     gate: GgufTensor | None = None
@@ -307,7 +304,7 @@ def find_contiguous_tensors(header: Header, model: ModelSpec) -> tuple[tuple[str
         if name is None:
             before = gate = None
             continue
-        follows = before is not None and (before.file, _end(before)) == (tensor.file, tensor.begin)
+        follows = before is not None and (before.file, before.begin + before.num_bytes) == (tensor.file, tensor.begin)
         if name.endswith(GATE):
             # The run continues if the other half comes next.
             if not follows or gate is not None:
@@ -333,7 +330,3 @@ def _name(tensor: GgufTensor, model: ModelSpec) -> str | None:
         return None
     name = checkpoint_name(model, tensor.name)
     return None if name is None or EACH in name else name
-
-
-def _end(tensor: GgufTensor) -> int:
-    return tensor.begin + tensor.num_bytes

@@ -75,10 +75,7 @@ class Metadata:
 
     @property
     def norm_eps(self) -> float:
-        """Epsilon of RMS norms.
-
-        Files of Nemotron-H, whose config.json calls its RMS norms layer norms, have it under that name.
-        """
+        """Epsilon of RMS norms, also where config.json calls them layer norms (Nemotron-H)."""
         of_layer_norms = "attention.layer_norm_epsilon"
         is_rms = self.optional("attention.layer_norm_rms_epsilon") is not None or self.optional(of_layer_norms) is None
         return self.number("attention.layer_norm_rms_epsilon" if is_rms else of_layer_norms)
@@ -105,10 +102,7 @@ class Metadata:
         return next((i for i in layers if f"blk.{i}.{inner}" in self.header.tensors), None)
 
     def kinds(self, **tensors: str) -> list[str]:
-        """Return for each layer the first of the kinds whose tensor the layer contains.
-
-        Raises ModelError for a layer that is none of them.
-        """
+        """Return each layer's kind: the first whose tensor it contains. ModelError for a layer without any."""
         if self.num_layers > len(self.header.tensors):
             raise ModelError(
                 f"{self.header.path} says {self.num_layers} layers; it has {len(self.header.tensors)} tensors"

@@ -87,10 +87,7 @@ _ENDLESS = 1e29
 
 
 def gemma4(metadata: Metadata) -> JsonObject:
-    """Return the config of Gemma 4's text model.
-
-    Its numbers of key heads and widths of MLPs may differ between layers, which files then list.
-    """
+    """Return the config of Gemma 4's text model, whose files list key heads and widths of MLPs that differ by layer."""
     path = metadata.header.path
     num_experts = metadata.integer("expert_count", 0)
     slides = [bool(slid) for slid in metadata.of_layers("attention.sliding_window_pattern")]
@@ -251,10 +248,7 @@ def ernie(metadata: Metadata) -> JsonObject:
 
 
 def granite_hybrid(metadata: Metadata) -> JsonObject:
-    """Return the config of Granite 4, or Bamba.
-
-    llama.cpp treats Bamba as a Granite 4 that has positions and no multipliers.
-    """
+    """Return the config of Granite 4, or Bamba: for llama.cpp a Granite 4 with positions and without multipliers."""
     kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
     has_positions = bool(metadata.optional("rope.scaling.finetuned"))
     multipliers = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
@@ -294,10 +288,7 @@ def _granite(metadata: Metadata) -> JsonObject:
 
 
 def falcon_h1(metadata: Metadata) -> JsonObject:
-    """Return the config of Falcon-H1.
-
-    The weights include all multipliers. The gate comes before the norm, if there is a norm.
-    """
+    """Return the config of Falcon-H1. The weights include all multipliers; the gate is before the norm, if any."""
     return {
         "model_type": "falcon_h1",
         **_mamba(metadata),
@@ -510,10 +501,7 @@ def qwen3_next(metadata: Metadata) -> JsonObject:
 
 
 def _experts(metadata: Metadata) -> JsonObject:
-    """Return the settings of experts. The weights of the selected ones add up to 1.
-
-    Raises ModelError for a file that says otherwise.
-    """
+    """Return the settings of experts, whose selected weights add up to 1. ModelError if a file says otherwise."""
     expect_gates(metadata, SOFTMAX)
     if metadata.optional("expert_weights_norm") is False or metadata.number("expert_weights_scale", 1.0) != 1.0:
         raise ModelError(

@@ -376,10 +376,7 @@ def parts_beside(path: Path) -> list[Path]:
 
 
 def read_whole(path: Path) -> Header:
-    """Return the header of the model.
-
-    Raises ModelError as `read_header`, and for a part that is missing or belongs elsewhere.
-    """
+    """Return the model's header. ModelError as `read_header`, and for a part that is missing or belongs elsewhere."""
     own = read_header(path)
     count = own.metadata.get(COUNT, 1)
     if type(count) is not int or count < 2:

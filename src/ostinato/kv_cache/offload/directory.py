@@ -68,10 +68,7 @@ class PagePool:
 
 
 class PendingFile:
-    """A file that is to be written, in whole pages of memory.
-
-    Its contents are copied to where they will be written from, and nowhere else.
-    """
+    """A file to be written, in whole pages of memory, into which its contents are copied once."""
 
     def __init__(self, pages: mmap.mmap, name: bytes, token_ids: Sequence[int], size: int) -> None:
         """Begin a file in `pages`, which hold at least `size` bytes of contents after the head, whatever is in them."""
@@ -190,10 +187,7 @@ class CacheDirectory:
         return True
 
     def read(self, kind: FileKind, name: bytes, token_ids: Sequence[int], size: int) -> memoryview | None:
-        """Return the `size` bytes that were kept under this name for these tokens; None if they are gone or damaged.
-
-        A damaged file is removed.
-        """
+        """Return the `size` bytes kept under this name for these tokens; None if gone, or damaged and so removed."""
         key = kind, name
         num_bytes, contents = file_bytes(len(token_ids), size), None
         try:

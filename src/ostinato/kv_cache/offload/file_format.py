@@ -57,10 +57,7 @@ def unpack_file(packed: memoryview, name: bytes, token_ids: Sequence[int]) -> me
 
 
 def read_file(path: Path, size: int) -> memoryview | None:
-    """Return a file's bytes, or None if it has another size or is not a regular file.
-
-    Raises OSError if it cannot be read.
-    """
+    """Return a file's bytes; None for another size or no regular file. OSError if it cannot be read."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(opened)
@@ -74,10 +71,7 @@ def read_file(path: Path, size: int) -> memoryview | None:
 
 
 def write_file(path: Path, pages: bytes | mmap.mmap, size: int) -> None:
-    """Write the first `size` bytes of these whole pages, for the owner alone, whatever the umask is.
-
-    Raises OSError if there is no room.
-    """
+    """Write the first `size` bytes of whole pages, for the owner alone whatever the umask. OSError without room."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     if size >= DIRECT_IO_BYTES and (direct := getattr(os, "O_DIRECT", 0)):
         # File systems in memory do not support it, and fail when a file is opened or when it is written.

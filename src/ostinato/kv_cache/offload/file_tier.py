@@ -20,10 +20,7 @@ class FileRates:
 
 
 class FileTier:
-    """Files as a tier below the index.
-
-    Entries are known by `IndexEntry.file_key`, a digest of all tokens up to them.
-    """
+    """Files as a tier below the index, which knows entries by `file_key`, a digest of all tokens up to them."""
 
     def __init__(self, directory: CacheDirectory, memory: CacheMemory, root: bytes, rates: FileRates) -> None:
         """Set up the tier. `root` is the name before a first block: of the model and of the layout of its memory."""
@@ -43,10 +40,7 @@ class FileTier:
         )
 
     def save_window(self, window: Iterable[IndexEntry]) -> bool:
-        """Keep the window blocks of these entries.
-
-        Return False, and keep nothing, if one of them is neither in memory nor in files.
-        """
+        """Keep these entries' window blocks. Return False, and keep none, if one is neither in memory nor in files."""
         window = tuple(window)
         if any(
             window_entry.window_block is None and not self.has_window_block(window_entry.file_key)

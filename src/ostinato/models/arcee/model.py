@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import MLP
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.arcee.spec import ArceeHyperparameters
 from ostinato.models.decoder import Block, Decoder
 from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.model import ModelSpec
 
 
 class Arcee(Decoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size

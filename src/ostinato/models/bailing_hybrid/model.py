@@ -11,7 +11,7 @@ from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.bailing_hybrid.spec import BailingHybridHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.models.kimi_linear.model import LATENT_NORM_EPS, SparseMLP
+from ostinato.models.kimi_linear.model import SparseMLP
 from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
@@ -31,8 +31,10 @@ HEAD_COPIES = (".embed_tokens.weight", ".word_embeddings.weight", ".shared_head.
 class BailingHybrid(Decoder):
     """The language model, with its prediction head if that makes drafts."""
 
+    backbone_names = (("embed_tokens", "word_embeddings"),)
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"embed_tokens": "word_embeddings"})
+        super().__init__(build, spec)
         self.names = {"mtp": "model.layers"}
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
@@ -49,7 +51,6 @@ class BailingHybrid(Decoder):
                 size,
                 layer.attention,
                 hyper.latent,
-                latent_norm_eps=LATENT_NORM_EPS,
                 has_neighbours=True,
                 has_head_gates=True,
                 first_key=first_key,

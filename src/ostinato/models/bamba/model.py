@@ -5,12 +5,10 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.bamba.spec import BambaHyperparameters
 from ostinato.models.decoder import Block, Decoder
-from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import ModelSpec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
@@ -18,24 +16,23 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 class Bamba(Decoder):
     """The language model."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "final_layernorm"})
+    backbone_names = (("norm", "final_layernorm"),)
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
         hyper: BambaHyperparameters = self.spec.hyperparameters
+        attention = None
+        if layer.attention is not None:
+            attention = Attention(build, size, layer.attention, bias=hyper.attention_bias)
         return Block(
             build,
             size,
             hyper.norm_eps,
-            attention=None if layer.attention is None else self._attention(layer.attention, hyper),
+            attention=attention,
             mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             mlp=GatedMLP(build, size, hyper.intermediate_size, hyper.mlp_bias),
             names=NAMES,
         )
-
-    def _attention(self, spec: AttentionSpec, hyper: BambaHyperparameters) -> Attention:
-        return Attention(self.build, self.spec.hidden_size, spec, bias=hyper.attention_bias)
 
     def _mamba(self, spec: Mamba2Spec, hyper: BambaHyperparameters) -> Mamba2Mixer:
         return Mamba2Mixer(

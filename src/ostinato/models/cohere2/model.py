@@ -38,9 +38,7 @@ class Cohere2(Decoder):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: LlamaHyperparameters = spec.hyperparameters
         norm = LayerNorm(build, spec.hidden_size, hyper.norm_eps, has_bias=False)
-        super().__init__(
-            build, spec, norm_eps=hyper.norm_eps, logits_multiplier=hyper.logits_multiplier, final_norm=norm
-        )
+        super().__init__(build, spec, logits_multiplier=hyper.logits_multiplier, final_norm=norm)
 
     def make_block(self, layer: LayerSpec) -> ParallelBlock:
         assert layer.attention is not None, "every layer has attention"

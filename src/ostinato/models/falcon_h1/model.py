@@ -18,13 +18,13 @@ NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 class FalconH1(Decoder):
     """The language model."""
 
+    backbone_names = (("norm", "final_layernorm"),)
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: FalconH1Hyperparameters = spec.hyperparameters
         super().__init__(
             build,
             spec,
-            norm_eps=hyper.norm_eps,
-            names={"norm": "final_layernorm"},
             embedding_multiplier=hyper.multipliers.embedding,
             logits_multiplier=hyper.multipliers.logits,
         )

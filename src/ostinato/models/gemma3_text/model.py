@@ -17,14 +17,14 @@ from ostinato.plan.model import ModelSpec
 class Gemma3(Decoder):
     """The language model."""
 
+    norm_plus_one = True
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(
             build,
             spec,
-            norm_eps=spec.hyperparameters.norm_eps,
             embedding_multiplier=build.rounded(spec.hidden_size**0.5),
             logits_cap=spec.hyperparameters.logits_cap,
-            norm_plus_one=True,
         )
 
     def make_block(self, layer: LayerSpec) -> SandwichBlock:

@@ -58,7 +58,7 @@ class Gemma4Assistant(Assistant, Decoder):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: Gemma4AssistantHyperparameters = spec.hyperparameters
-        super().__init__(build, spec, norm_eps=hyper.norm_eps)
+        super().__init__(build, spec)
         assert spec.target is not None, "an assistant has a target"
         self.target_size = spec.target.hidden_size
         self.concat = build.ops.concat

@@ -162,7 +162,6 @@ class Gemma4(Decoder):
         super().__init__(
             build,
             spec,
-            norm_eps=hyper.norm_eps,
             embedding_multiplier=build.rounded(spec.hidden_size**0.5),
             logits_cap=hyper.logits_cap,
         )

@@ -10,7 +10,6 @@ from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.gpt_oss.spec import GptOssHyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
@@ -48,9 +47,6 @@ class GptOss(Decoder):
 
     transposed = (".experts.gate_up_proj", ".experts.down_proj")
     in_turns = (".experts.gate_up_proj", ".experts.gate_up_proj_bias")
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size

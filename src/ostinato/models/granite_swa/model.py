@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block
 from ostinato.models.granite_swa.spec import GraniteSwaHyperparameters
-from ostinato.models.granitemoehybrid.model import SharedMLP, SoftmaxRouter
+from ostinato.models.granitemoehybrid.model import Granite, SharedMLP, SoftmaxRouter
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
@@ -31,32 +29,15 @@ class MoE(Module):
         return self.experts(x, self.router(x), residual)
 
 
-class GraniteSwa(Decoder):
+class GraniteSwa(Granite):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper: GraniteSwaHyperparameters = spec.hyperparameters
-        super().__init__(
-            build,
-            spec,
-            norm_eps=hyper.norm_eps,
-            embedding_multiplier=hyper.embedding_multiplier,
-            logits_multiplier=1.0 / hyper.logits_scaling,
-        )
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
         hyper: GraniteSwaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
         multiplier, inner = hyper.residual_multiplier, hyper.intermediate_size
-        attention = Attention(
-            build,
-            size,
-            layer.attention,
-            bias=hyper.attention_bias,
-            scale=hyper.attention_multiplier,
-            out_multiplier=multiplier,
-        )
+        attention = self.make_attention(layer.attention)
         if layer.experts is None:
             gated = GatedMLP(build, size, inner, hyper.mlp_bias, down_multiplier=multiplier)
             return Block(build, size, hyper.norm_eps, attention=attention, mlp=gated)

@@ -49,10 +49,7 @@ class MoE(Module):
 
 
 class SharedMLP(Module):
-    """Gated MLP for every token, times `multiplier`, plus the residual.
-
-    Gate and up projection are one tensor in the checkpoint.
-    """
+    """Gated MLP for every token, times `multiplier`, plus the residual; a checkpoint has gate and up as one tensor."""
 
     def __init__(self, build: ModelBuilder, hidden_size: int, intermediate_size: int, multiplier: float) -> None:
         super().__init__()
@@ -64,18 +61,33 @@ class SharedMLP(Module):
         return self.output_linear(self.input_linear(x, activation="swiglu"), residual)
 
 
-class GraniteMoeHybrid(Decoder):
-    """The language model."""
+class Granite(Decoder):
+    """A language model with four multipliers; an architecture adds its blocks."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper: GraniteMoeHybridHyperparameters = spec.hyperparameters
+        hyper = spec.hyperparameters
         super().__init__(
             build,
             spec,
-            norm_eps=hyper.norm_eps,
             embedding_multiplier=hyper.embedding_multiplier,
             logits_multiplier=1.0 / hyper.logits_scaling,
         )
+
+    def make_attention(self, spec: AttentionSpec) -> Attention:
+        """Make the attention of a block."""
+        hyper = self.spec.hyperparameters
+        return Attention(
+            self.build,
+            self.spec.hidden_size,
+            spec,
+            bias=hyper.attention_bias,
+            scale=hyper.attention_multiplier,
+            out_multiplier=hyper.residual_multiplier,
+        )
+
+
+class GraniteMoeHybrid(Granite):
+    """The language model."""
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
@@ -90,19 +102,9 @@ class GraniteMoeHybrid(Decoder):
             build,
             size,
             hyper.norm_eps,
-            attention=None if layer.attention is None else self._attention(layer.attention, hyper),
+            attention=None if layer.attention is None else self.make_attention(layer.attention),
             mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
             **parts,
-        )
-
-    def _attention(self, spec: AttentionSpec, hyper: GraniteMoeHybridHyperparameters) -> Attention:
-        return Attention(
-            self.build,
-            self.spec.hidden_size,
-            spec,
-            bias=hyper.attention_bias,
-            scale=hyper.attention_multiplier,
-            out_multiplier=hyper.residual_multiplier,
         )
 
     def _mamba(self, spec: Mamba2Spec, hyper: GraniteMoeHybridHyperparameters) -> Mamba2Mixer:

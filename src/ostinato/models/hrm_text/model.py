@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import PlainRMSNorm
-from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.base import Backbone
+from ostinato.models.decoder import Decoder
 from ostinato.models.hrm_text.spec import HrmTextHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -49,66 +50,51 @@ class Reuse(Module):
 
 
 class HrmTextBackbone(Backbone):
-    """Embedding, and the uses of the two stacks' layers. The first use of a layer owns it."""
+    """Embedding, the uses of the two stacks' layers, and the norm after each run of a stack."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        size, hyper = spec.hidden_size, spec.hyperparameters
-        self.stack_size, self.cycle = hyper.stack_size, hyper.low_cycles + 1
-        blocks: dict[int, HrmTextBlock] = {}
-
-        def make_layer(layer: LayerSpec) -> Module:
-            assert layer.use is not None, "every layer is a use"
-            owner = self.owner(layer.use)
-            if owner in blocks:
-                return Reuse(blocks[owner])
-            blocks[owner] = HrmTextBlock(build, size, layer, hyper)
-            return blocks[owner]
-
-        norm = PlainRMSNorm(build, size, hyper.norm_eps)
-        super().__init__(
-            build, spec, make_layer, hyper.norm_eps, embedding_multiplier=hyper.embedding_scale, final_norm=norm
-        )
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, *how: Any) -> None:
+        """Make the parts of a `Backbone`, which documents the arguments, and the first state of L."""
+        super().__init__(build, spec, *how)
+        self.hyper: HrmTextHyperparameters = spec.hyperparameters
         self.add = build.ops.add
-        self.low = self.declare(build, "low", size, role="bias", names=("z_L_init",))
-
-    def owner(self, use: int) -> int:
-        """Return the first use of the layer that is used there."""
-        run, place = divmod(use, self.stack_size)
-        return (self.cycle - 1) * self.stack_size + place if self.is_high(run) else place
-
-    def is_high(self, run: int) -> bool:
-        """Return whether a run of a stack is one of H."""
-        return run % self.cycle == self.cycle - 1
+        self.low = self.declare(build, "low", spec.hidden_size, role="bias", names=("z_L_init",))
 
     def transform(self, x: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         (rotary,) = self.rotaries
         angles, high, low = rotary(inputs.positions), x, self.low.reshape(1, x.shape[-1])
-        uses = list(zip(self.layers, memory, strict=True))
-        for run, first in enumerate(range(0, len(uses), self.stack_size)):
+        stack_size, uses = self.hyper.stack_size, list(zip(self.layers, memory, strict=True))
+        for run, first in enumerate(range(0, len(uses), stack_size)):
             x = self.add(high, low)
-            for block, layer_memory in uses[first : first + self.stack_size]:
+            for block, layer_memory in uses[first : first + stack_size]:
                 x = block(x, angles, inputs, layer_memory)
             x = self.norm(x)
-            if self.is_high(run):
+            if self.hyper.is_high(run):
                 high = x
             else:
                 low = x
         return high
 
 
-class HrmText(CausalLM):
-    """The language model."""
+class HrmText(Decoder):
+    """The language model. The first use of a layer owns it."""
+
+    backbone_type = HrmTextBackbone
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        self.model = HrmTextBackbone(build, spec)
+        hyper: HrmTextHyperparameters = spec.hyperparameters
+        self.blocks: dict[int, HrmTextBlock] = {}
+        """Blocks by their first use."""
+        norm = PlainRMSNorm(build, spec.hidden_size, hyper.norm_eps)
+        super().__init__(build, spec, embedding_multiplier=hyper.embedding_scale, final_norm=norm)
 
-    @property
-    def backbone(self) -> Backbone:
-        return self.model
-
-    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model(inputs, memory)
+    def make_block(self, layer: LayerSpec) -> Module:
+        hyper: HrmTextHyperparameters = self.spec.hyperparameters
+        assert layer.use is not None, "every layer is a use"
+        first_use = hyper.first_use(layer.use)
+        if first_use in self.blocks:
+            return Reuse(self.blocks[first_use])
+        self.blocks[first_use] = HrmTextBlock(self.build, self.spec.hidden_size, layer, hyper)
+        return self.blocks[first_use]
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the names of the stacks' layers, and of attention, which has two; None for a stack without use."""

@@ -31,6 +31,15 @@ class HrmTextHyperparameters:
     mlp_bias: bool
     norm_eps: float
 
+    def first_use(self, use: int) -> int:
+        """Return the first use of the layer that is used there."""
+        run, place = divmod(use, self.stack_size)
+        return self.low_cycles * self.stack_size + place if self.is_high(run) else place
+
+    def is_high(self, run: int) -> bool:
+        """Return whether a run of a stack is one of H."""
+        return run % (self.low_cycles + 1) == self.low_cycles
+
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `hrm_text` config.json, with one layer for each use of a stack's layer.

@@ -13,7 +13,6 @@ from ostinato.models.decoder import Block, Decoder
 from ostinato.models.jamba.spec import JambaHyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
@@ -38,8 +37,7 @@ class MoE(Module):
 class Jamba(Decoder):
     """The language model."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "final_layernorm"})
+    backbone_names = (("norm", "final_layernorm"),)
 
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size

@@ -70,10 +70,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 
 def _every(config: JsonObject, name: str, period: int, offset: int) -> Any:
-    """Return a function that tells whether layer i is one of those that come once in `{name}_period` layers.
-
-    The first of them is `{name}_offset`.
-    """
+    """Return a predicate of layers that come once in `{name}_period`, the first of them at `{name}_offset`."""
     period = integer(config, f"{name}_period", period)
     offset = integer(config, f"{name}_offset", offset)
     if offset >= period:

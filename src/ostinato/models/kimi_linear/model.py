@@ -13,13 +13,9 @@ from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array
-
-LATENT_NORM_EPS = 1e-6
-"""Epsilon of the latents' norm, whatever config.json gives for others."""
 
 SPARSE = "block_sparse_moe"
 """Checkpoints' name of experts with their router and shared experts; transformers uses it for an MLP too."""
@@ -53,9 +49,6 @@ class SparseMLP(Module):
 class KimiLinear(Decoder):
     """The language model."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
-
     def make_block(self, layer: LayerSpec) -> Block:
         hyper: KimiLinearHyperparameters = self.spec.hyperparameters
         build, size, eps = self.build, self.spec.hidden_size, hyper.norm_eps
@@ -65,7 +58,7 @@ class KimiLinear(Decoder):
             mixer = KimiDeltaAttention(build, size, layer.mixer, eps=eps)
             names["mixer"] = "self_attn"
         elif layer.attention is not None:
-            attention = LatentAttention(build, size, layer.attention, hyper.latent, latent_norm_eps=LATENT_NORM_EPS)
+            attention = LatentAttention(build, size, layer.attention, hyper.latent)
         if layer.experts is not None:
             mlp = SparseMLP(build, layer.experts, hyper)
             names["mlp"] = SPARSE

@@ -129,10 +129,7 @@ def _check(config: JsonMapping) -> None:
 
 
 def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes, AttentionSpec]:
-    """Return the sizes of multi-head latent attention, and its heads as the cache sees them.
-
-    ModelError for fewer key heads than heads.
-    """
+    """Return the sizes of latent attention, and its heads in the cache. ModelError for fewer key heads than heads."""
     heads = integer(config, "num_attention_heads")
     if integer(config, "num_key_value_heads", heads) != heads:
         raise ModelError(

@@ -10,7 +10,6 @@ from ostinato.models.decoder import Block, Decoder
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
-from ostinato.plan.model import ModelSpec
 
 NAMES = {
     "input_layernorm": "operator_norm",
@@ -24,8 +23,7 @@ ATTENTION_NAMES = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_l
 class Lfm2(Decoder):
     """The language model."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "embedding_norm"})
+    backbone_names = (("norm", "embedding_norm"),)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)

@@ -10,7 +10,6 @@ from ostinato.models.decoder import Block, Decoder, SandwichBlock
 from ostinato.models.lfm3.spec import Lfm3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
-from ostinato.plan.model import ModelSpec
 
 NAMES = {"input_layernorm": "operator_norm", "mixer": "conv", "mlp": "feed_forward"}
 NORM_NAMES = {"post_attention_layernorm": "ffn_norm"}
@@ -24,8 +23,7 @@ SANDWICH_NAMES = {
 class Lfm3(Decoder):
     """The language model."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names={"norm": "embedding_norm"})
+    backbone_names = (("norm", "embedding_norm"),)
 
     def make_block(self, layer: LayerSpec) -> Block | SandwichBlock:
         return lfm3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)

@@ -40,7 +40,6 @@ class Llama(Decoder):
         super().__init__(
             build,
             spec,
-            norm_eps=hyper.norm_eps,
             embedding_multiplier=hyper.embedding_multiplier,
             logits_multiplier=hyper.logits_multiplier,
         )

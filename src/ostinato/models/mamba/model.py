@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from ostinato.layers.mamba1 import Mamba1Mixer
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba.spec import MambaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-from ostinato.plan.model import ModelSpec
 
 
 class Mamba(StateSpaceDecoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper: MambaHyperparameters = spec.hyperparameters
-        super().__init__(build, spec, norm_eps=hyper.norm_eps, is_wide=hyper.residual_in_float32)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba1Spec), "every layer has a mixer"

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from ostinato.layers.mamba2 import Mamba2Mixer
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import MixerBlock, StateSpaceDecoder
 from ostinato.models.mamba2.spec import Mamba2Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import ModelSpec
 
 
 class Mamba2(StateSpaceDecoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        hyper: Mamba2Hyperparameters = spec.hyperparameters
-        super().__init__(build, spec, norm_eps=hyper.norm_eps, is_wide=hyper.residual_in_float32)
 
     def make_block(self, layer: LayerSpec) -> MixerBlock:
         assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"

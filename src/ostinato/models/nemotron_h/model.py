@@ -151,9 +151,7 @@ class Head(PredictionHead):
 class NemotronH(Decoder):
     """The language model, with its prediction head if that makes drafts."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        names = {"embed_tokens": "embeddings", "norm": "norm_f"}
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, names=names)
+    backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))
 
     def make_block(self, layer: LayerSpec) -> Block:
         return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import Module
 from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-from ostinato.plan.model import ModelSpec
 
 DELTA_NORM_EPS = 1e-5
 """Epsilon of the norm after a delta net, which config.json does not give."""
@@ -20,9 +19,6 @@ NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm
 
 class OlmoHybrid(Decoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Module:
         build, size = self.build, self.spec.hidden_size

@@ -16,10 +16,7 @@ from ostinato.plan.rope import RopeSpec
 
 @dataclass(frozen=True)
 class OlmoHybridHyperparameters:
-    """Hyperparameters of models/olmo_hybrid/model.py, besides the layers.
-
-    `beta_scale` is 2 if beta may reach 2.
-    """
+    """Hyperparameters of models/olmo_hybrid/model.py, besides the layers. `beta_scale` is 2 if beta may reach 2."""
 
     intermediate_size: int
     attention_bias: bool

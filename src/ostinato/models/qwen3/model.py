@@ -8,14 +8,10 @@ from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.qwen3.spec import Qwen3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.model import ModelSpec
 
 
 class Qwen3(Decoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return qwen3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)

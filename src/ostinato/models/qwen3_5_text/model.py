@@ -13,14 +13,12 @@ from ostinato.models.qwen3_5_text.head import AttentionHead, qwen35_head
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
-from ostinato.plan.model import ModelSpec
 
 
 class Qwen35(Decoder):
     """The language model. All norms but those of delta nets are stored less 1."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps, norm_plus_one=True)
+    norm_plus_one = True
 
     def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
         """Make a block whose attention sees no key before position `first_key`."""

@@ -34,10 +34,7 @@ DEEPSTACK = (8, 16, 24)
 
 @dataclass(frozen=True)
 class Qwen3VLHyperparameters:
-    """Hyperparameters of models/qwen3_vl/model.py, besides the VisionSpec.
-
-    `theta` and `activation` are the encoder's.
-    """
+    """Hyperparameters of models/qwen3_vl/model.py besides the VisionSpec; `theta` and `activation`: the encoder's."""
 
     text: Any
     """Hyperparameters of the text part's model."""

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder
-from ostinato.models.kimi_linear.model import LATENT_NORM_EPS
 from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.youtu.spec import YoutuHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.model import ModelSpec
 
 
 class Youtu(Decoder):
     """The language model."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, norm_eps=spec.hyperparameters.norm_eps)
 
     def make_block(self, layer: LayerSpec) -> Block:
         hyper: YoutuHyperparameters = self.spec.hyperparameters
@@ -28,7 +22,6 @@ class Youtu(Decoder):
             size,
             layer.attention,
             hyper.latent,
-            latent_norm_eps=LATENT_NORM_EPS,
             query_rank=hyper.query_rank,
             has_neighbours=hyper.has_neighbours,
             score_scale=score_scale(self.spec.rope),

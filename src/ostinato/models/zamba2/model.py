@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import Backbone, CausalLM
+from ostinato.models.decoder import Decoder
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
@@ -72,38 +71,28 @@ class HybridLayer(Module):
         return self.mamba_decoder.mix(y, x, inputs, memory)
 
 
-class Zamba2Backbone(Backbone):
-    """Embedding, layers and final norm."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        size, hyper = spec.hidden_size, spec.hyperparameters
-        blocks: list[SharedBlock] = []
-
-        def make_layer(layer: LayerSpec) -> Module:
-            if layer.use is None:
-                assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
-                return MambaLayer(build, size, layer.mixer, hyper)
-            assert layer.attention is not None, "a use has attention"
-            if layer.use < hyper.num_blocks:
-                blocks.append(SharedBlock(build, size, layer.attention, hyper, self.embed_tokens.forward))
-            return HybridLayer(build, size, layer, hyper, blocks[layer.use % hyper.num_blocks])
-
-        super().__init__(build, spec, make_layer, hyper.norm_eps, names={"norm": "final_layernorm"})
-
-
-class Zamba2(CausalLM):
+class Zamba2(Decoder):
     """The language model."""
 
+    backbone_names = (("norm", "final_layernorm"),)
+
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        self.blocks: list[SharedBlock] = []
         super().__init__(build, spec)
-        self.model = Zamba2Backbone(build, spec)
 
-    @property
-    def backbone(self) -> Backbone:
-        return self.model
+    def make_block(self, layer: LayerSpec) -> Module:
+        size, hyper = self.spec.hidden_size, self.spec.hyperparameters
+        if layer.use is None:
+            assert isinstance(layer.mixer, Mamba2Spec), "every layer has a mixer"
+            return MambaLayer(self.build, size, layer.mixer, hyper)
+        assert layer.attention is not None, "a use has attention"
+        if layer.use < hyper.num_blocks:
+            self.blocks.append(SharedBlock(self.build, size, layer.attention, hyper, self.embed))
+        return HybridLayer(self.build, size, layer, hyper, self.blocks[layer.use % hyper.num_blocks])
 
-    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model(inputs, memory)
+    def embed(self, token_ids: Array) -> Array:
+        """Return the embeddings of tokens for the shared blocks, [tokens] -> [tokens, hidden]."""
+        return self.embedding(token_ids)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the names of a block's tensors, which a checkpoint may have under any of the layers that use it.

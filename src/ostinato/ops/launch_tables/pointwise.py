@@ -126,10 +126,7 @@ THRESHOLD_BLOCK = 4096
 
 
 def sample_launches(*, vocab_size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launches of `sample`.
-
-    If tokens are sampled, a call launches the first two once more after the third.
-    """
+    """Return the launches of `sample`. Sampled tokens need the first two once more after the third."""
     blocks = num_blocks(vocab_size)
     return (
         Launch("best_of_blocks", {"BLOCK": SAMPLE_BLOCK}),

@@ -58,10 +58,7 @@ def selective_update_launches(*, rows: int, channels: int, state_size: int, capa
 
 
 def selective_scan_launches(*, channels: int, state_size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for prompts, which are taken token by token.
-
-    So a program has few channels and the GPU many programs.
-    """
+    """Return the launch for prompts, token by token: few channels for a program, many programs for the GPU."""
     columns = power_of_two(state_size)
     block = power_of_two(channels, most=max(1, 512 // columns))
     warps = power_of_two(block * columns // 256, most=4)
@@ -69,10 +66,7 @@ def selective_scan_launches(*, channels: int, state_size: int, capability: int) 
 
 
 def causal_conv1d_launches(*, channels: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launches for decode rows, for prompts' tokens, and for the states after prompts.
-
-    A call starts those for which it has rows.
-    """
+    """Return the launches for decode rows, for prompts' tokens and their states, each called if there are rows."""
     block = power_of_two(channels, most=CONV_CHANNELS)
     warps = power_of_two(block // 128)
     return (

@@ -40,10 +40,7 @@ MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, 
 
 
 def dequantize(name: str, blocks: AnyArray) -> AnyArray:
-    """Return the weights of `blocks` [..., bytes of a row] uint8 of the format `name`.
-
-    -> [..., weights of a row] float32.
-    """
+    """Return the weights of `blocks` [..., bytes of a row] uint8 in format `name`, [..., weights] float32."""
     *outer, row = blocks.shape
     kind = BLOCK_FORMATS[name]
     each: Any = blocks.reshape(-1, kind.num_bytes)

@@ -180,10 +180,7 @@ class WeightQuantizers:
     int4: QuantizeInt4 = quantize_int4_into
 
     def quantize_blocks(self, values: np.ndarray | Array, weight: Array, name: str) -> None:
-        """Write `values` [rows, in] into `weight` in blocks of the format `name`, which `can_be_made`.
-
-        `weight` is uint8 [rows, bytes of a row].
-        """
+        """Write `values` [rows, in] into `weight` [rows, bytes] uint8 in blocks of format `name` (`can_be_made`)."""
         values, made = host_values(values), BLOCK_FORMATS[name]
         assert made.can_be_made, f"the plan quantises no weights to {name}"
         elements = made.elements

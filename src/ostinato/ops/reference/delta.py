@@ -118,18 +118,12 @@ def log_decays(
 
 
 def betas(b: torch.Tensor, beta_scale: float, exact: torch.dtype) -> torch.Tensor:
-    """Return the fraction of a key's stored value that its new value replaces, in the shape of `b`.
-
-    It is 0 to `beta_scale`.
-    """
+    """Return the fraction of a key's value that the new one replaces, 0 to `beta_scale`, in the shape of `b`."""
     return beta_scale * b.to(exact).sigmoid()
 
 
 MIN_LOG_DECAY = -60.0
-"""Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
-
-Smaller ones would make denormal products.
-"""
+"""Smallest log decay; below, e^-60 is taken: no float32 sum notices it, and products would be denormal."""
 
 
 @dataclass(frozen=True)
@@ -245,10 +239,7 @@ def _after(chunk: DeltaChunk, state: torch.Tensor, changes: torch.Tensor, count:
 
 
 def _scores(left: torch.Tensor, chunk: DeltaChunk) -> torch.Tensor:
-    """Return the scores [heads, t, s] of `left` [heads, n, key_dim] at t and the key at s, for t >= s.
-
-    The key has decayed since s.
-    """
+    """Return scores [heads, t, s] of `left` [heads, n, key_dim] at t and the key at s <= t, decayed since."""
     apart = chunk.log_decay.unsqueeze(2) - chunk.log_decay.unsqueeze(1)  # [heads, t, s, d]
     if apart.shape[3] == 1:
         return (left @ chunk.k.transpose(1, 2)) * _decay(apart.squeeze(3), left.dtype)
@@ -256,8 +247,5 @@ def _scores(left: torch.Tensor, chunk: DeltaChunk) -> torch.Tensor:
 
 
 def _decay(log: torch.Tensor, exact: torch.dtype) -> torch.Tensor:
-    """Return exp of `log` (<= 0 where it counts).
-
-    The logarithm is clamped so that values above 0, which do not count, cannot overflow.
-    """
+    """Return exp of `log`, clamped as values above 0, which do not count, could overflow."""
     return log.to(exact).clamp(MIN_LOG_DECAY, 0.0).exp()

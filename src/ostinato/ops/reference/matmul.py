@@ -19,15 +19,8 @@ from ostinato.ops.quant.block_formats import Blocks
 from ostinato.ops.sizes import DEQUANT_SLAB, INT8_LEAST_EXPONENT, MAX_INT8
 
 
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    return F.relu(x).square()
-
-
 def _swiglu(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202).
-
-    `x` [..., 2 * size], gates first -> [..., size].
-    """
+    """Return silu(gates) * values (Shazeer 2020, arXiv 2002.05202). `x` [..., 2 * size], gates first -> [..., size]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -40,7 +33,7 @@ def _geglu(x: torch.Tensor) -> torch.Tensor:
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
-    "relu2": _relu2,
+    "relu2": lambda x: F.relu(x).square(),
     "swiglu": _swiglu,
     "geglu": _geglu,
     "gelu": F.gelu,

@@ -17,10 +17,7 @@ from ostinato.ops.quant.block_formats import Blocks
 
 
 def add(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Add `first` and `second` [tokens, size], in one dtype -> [tokens, size], each sum rounded once.
-
-    `second` may have one row for all tokens.
-    """
+    """Add `first` and `second` [tokens, size] in one dtype, rounded once; `second` may have one row for all."""
     return first + second
 
 

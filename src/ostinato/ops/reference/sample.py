@@ -88,10 +88,7 @@ def _top_p_threshold(row: np.ndarray, top_p: float) -> float:
 
 
 def _best(values: np.ndarray) -> np.ndarray:
-    """Return the best token of each row, of equal ones the lowest; -1 if its logit is not finite.
-
-    NaN counts as the best.
-    """
+    """Return each row's best token (NaN is best; the lowest of equals), -1 if its logit is not finite."""
     tokens = values.argmax(axis=-1)
     finite = np.isfinite(values[np.arange(len(values)), tokens])
     return np.where(finite, tokens, -1).astype(np.int32)

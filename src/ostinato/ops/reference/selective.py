@@ -61,10 +61,7 @@ def selective_update(
 
 
 def initial(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
-    """Return the states of `read_slots` [rows] in float32, zeros for slot 0.
-
-    Slot 0's content is selected away and not multiplied.
-    """
+    """Return the states of `read_slots` [rows] in float32, zeros selected (not multiplied) for slot 0."""
     return torch.where((read_slots == 0).view(-1, 1, 1), 0, states[read_slots].float())
 
 

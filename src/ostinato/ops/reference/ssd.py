@@ -135,10 +135,7 @@ def _gathered(
     noise: int | None,
     packable: bool,
 ) -> torch.Tensor:
-    """Update all rows at once, without reading a value on the host.
-
-    It is for devices on which a call costs more than a copy.
-    """
+    """Update all rows at once without reading values on the host, where a call costs more than a copy."""
     rows, tokens_per_row = write_slots.shape
     heads_per_group = scaled.shape[1] // B.shape[1]
     by_row = (rows, tokens_per_row)

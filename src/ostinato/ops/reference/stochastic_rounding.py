@@ -74,10 +74,7 @@ def rounded(
 
 
 def noise_of(positions: torch.Tensor, layer: int, heads: int, head_dim: int, size: int) -> torch.Tensor:
-    """Return uniform words of `WORD_BITS` bits for a state after each of `positions` [rows] int32.
-
-    -> [rows, heads, head_dim, size] int32.
-    """
+    """Return uniform `WORD_BITS`-bit words for states after `positions` [rows], [rows, heads, head_dim, size] int32."""
     words = torch.arange(size + heads * head_dim, dtype=torch.int32, device=positions.device)
     at = mix(mix(positions.clone()) + layer)
     words = mix(at.unsqueeze(1) + words).bitwise_right_shift_(32 - WORD_BITS).bitwise_and_(2**WORD_BITS - 1)

@@ -67,10 +67,7 @@ def silu(x):
 
 @triton.jit
 def larger(largest, x):
-    """Return `largest` or the largest magnitude in a row of `x` [rows, elements], [rows].
-
-    It is NaN if either contains one.
-    """
+    """Return `largest` or a row's largest magnitude in `x` [rows, elements], [rows]; NaN if either has one."""
     x = tl.abs(x.to(tl.float32))
     has_nan = tl.max((x != x).to(tl.int32), 1) > 0
     most = tl.where(has_nan, float("nan"), tl.max(x, 1))
@@ -144,10 +141,7 @@ def _capability(index: int | None) -> int:
 
 @triton.jit
 def to_dtype(x, dtype: tl.constexpr):
-    """Round `x` to nearest in `dtype`.
-
-    Only the interpreter truncates float32 to bfloat16. NaN stays NaN.
-    """
+    """Round `x` to nearest in `dtype`. Only the interpreter truncates float32 to bfloat16. NaN stays NaN."""
     if IS_INTERPRETED and dtype == tl.bfloat16 and x.dtype != tl.bfloat16:
         x = x.to(tl.float32)
         bits = x.to(tl.int32, bitcast=True)
@@ -169,10 +163,7 @@ def dot_operand(x):
 
 @triton.jit
 def spread(scalar, like):
-    """Return `scalar` for each element of `like`, in integers.
-
-    The interpreter accepts no comparison of scalars as part of a mask.
-    """
+    """Return `scalar` for each element of `like`: the interpreter takes no comparison of scalars as a mask's part."""
     return scalar + tl.zeros_like(like)
 
 

@@ -157,10 +157,7 @@ def conv_decode_kernel(
 
 @triton.jit
 def input_before(x, states, slot, at, start, kept, stride_x, channel, inside, channels):
-    """Load the input at token `at` of the step, for a row that begins at `start`.
-
-    It is from the step, or from the row's state.
-    """
+    """Load the input at token `at` of the step, or from the row's state if that is before its `start`."""
     back = spread(start - at, channel)
     given = tl.load(x + at.to(tl.int64) * stride_x + channel, mask=inside & (back <= 0), other=0.0)
     place = (slot.to(tl.int64) * kept + kept - back) * channels + channel

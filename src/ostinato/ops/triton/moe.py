@@ -74,10 +74,7 @@ def expert_product(
     INPUTS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Compute activation(x W^T) of a tile of one expert's choices.
-
-    Choice c reads row c // DIVISOR of `x` and writes row c of `out`.
-    """
+    """Compute activation(x W^T) for a tile of an expert's choices: row c // DIVISOR of `x` to row c of `out`."""
     expert, first, end = find_tile(starts, experts, choices, tl.program_id(0), ROWS, SPAN)
     if (first < end) & (expert < experts):
         place = first + tl.arange(0, ROWS)
@@ -337,10 +334,7 @@ def choose_experts(
     TOP_GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Select the experts of one token.
-
-    No comparison selects NaN; in its place some valid expert is selected.
-    """
+    """Select the experts of one token. No comparison selects NaN; in its place some valid expert is selected."""
     token = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
     is_expert = expert < experts

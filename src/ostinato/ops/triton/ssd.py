@@ -27,19 +27,13 @@ from ostinato.ops.triton.common import ROW_INPUTS, checkpoint_table, rounded_sto
 
 @triton.jit
 def decay_of(high, low):
-    """Return exp of a log decay given in two parts, clamped to 0 and -60.
-
-    It counts only where the log decay is at most 0.
-    """
+    """Return exp of a log decay of two parts, clamped to 0 and -60; it counts only where that is at most 0."""
     return tl.exp(tl.minimum(tl.maximum(high + low, -60.0), 0.0))
 
 
 @triton.jit
 def advanced(state, x, b, step, high, low, count, time, PRECISION: tl.constexpr):
-    """Return `state` [channels, columns] after the first `count` tokens of a chunk.
-
-    The log decays of its tokens are `high + low`.
-    """
+    """Return `state` [channels, columns] after `count` tokens of a chunk, of log decays `high + low`."""
     end_high = tl.sum(tl.where(time == count - 1, high, 0.0), axis=0)
     end_low = tl.sum(tl.where(time == count - 1, low, 0.0), axis=0)
     remaining = tl.where(time < count, decay_of(end_high - high, end_low - low) * step, 0.0)

@@ -56,10 +56,7 @@ MIN_CONTEXT = 256
 
 
 class StepTimeTable:
-    """Step times, predicted at powers of two and interpolated linearly between them.
-
-    So thousands of steps cost few predictions.
-    """
+    """Step times, predicted at powers of two and interpolated between, so that thousands cost few predictions."""
 
     def __init__(self, machine: StepPredictor) -> None:
         self._machine = machine
@@ -131,10 +128,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """Offered load: request lengths and the total arrival rate `per_second`.
-
-    Without a rate, the shares `LOADS` of the capacity are shown.
-    """
+    """Offered load: request lengths and the arrival rate `per_second`; None shows `LOADS` of the capacity."""
 
     lengths: RequestLengths
     per_second: float | None

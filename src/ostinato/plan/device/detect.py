@@ -25,10 +25,7 @@ from ostinato.units import KiB, MiB
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Return a device of the catalogue, or the result of `detect` for auto, cpu and cuda.
-
-    ConfigError for other names.
-    """
+    """Return a device of the catalogue, or `detect`'s for auto, cpu and cuda. ConfigError for other names."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     if name in ("auto", "cpu", "cuda"):

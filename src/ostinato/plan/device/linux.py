@@ -1,7 +1,4 @@
-"""Facts from Linux's /proc and /sys: the processor, and the limits of this process's cgroups (version 1 and 2).
-
-No limit is None.
-"""
+"""Facts from Linux's /proc and /sys: the processor, and this process's cgroup limits (version 1 or 2, None: none)."""
 
 from __future__ import annotations
 
@@ -73,10 +70,7 @@ def _number(path: Path) -> int | None:
 
 
 def _quota(path: Path, period_path: Path | None = None) -> float | None:
-    """Return the quota in cores.
-
-    Version 2 has `quota period` in one file, version 1 has two files, where -1 means no limit.
-    """
+    """Return the quota in cores: `quota period` in version 2's file; two files in version 1, -1 for none."""
     words = " ".join(read_lines(path) + (read_lines(period_path) if period_path else [])).split()
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return None

@@ -98,10 +98,7 @@ def choose_encoder(
     backend: GraphBackend,
     threads: int,
 ) -> EncoderChoice | None:
-    """Return the encoder's choices, or None for a model that takes text alone.
-
-    ConfigError if graphs are always to be used and there can be none.
-    """
+    """Return the encoder's choices; None without images. ConfigError if graphs must be used and there can be none."""
     if model.vision is None:
         return None
     mode, reason = _graph_mode(config, kernels, backend)

@@ -202,10 +202,7 @@ class FitError(CapacityError):
 
 
 def fit(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> FitResult:
-    """Return the outcome.
-
-    FitError if nothing fits, ConfigError if given values contradict each other or the model.
-    """
+    """Return the outcome. FitError if nothing fits, ConfigError if given values contradict each other or the model."""
     settled = resolve_config(config, model, device)
     limits, reach = shrink_to_fit(settled)
     budget, captured, even = (

@@ -79,10 +79,7 @@ class ResolvedConfig:
 
 
 def resolve_config(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> ResolvedConfig:
-    """Resolve every setting that does not depend on the limits.
-
-    ConfigError if given values contradict each other or the model.
-    """
+    """Resolve settings that do not depend on the limits. ConfigError if values contradict each other or the model."""
     model = with_quantization(config, with_drafter(config, model), device.kind)
     dtype, of_dtype = choose_dtype(config, model)
     ssm_state_dtype, of_ssm_dtype = choose_ssm_state_dtype(config, model)

@@ -34,10 +34,7 @@ from ostinato.plan.memory.graph_memory import LargestGraphs
 
 @dataclass(frozen=True)
 class CaptureTime:
-    """Estimated `seconds` of capturing `graphs` graphs with `launches` launches in all.
-
-    `source` says how it was made.
-    """
+    """Estimated `seconds` of capturing `graphs` graphs of `launches` launches in all; `source` is its basis."""
 
     graphs: int
     launches: int

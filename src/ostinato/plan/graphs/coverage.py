@@ -74,10 +74,7 @@ class DecodeRange:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Ascending ranges without gap or overlap.
-
-    `decode` is in rows, for each number of tokens per row; `mixed` is in tokens.
-    """
+    """Ascending ranges without gap or overlap: `decode` in rows by tokens per row, `mixed` in tokens."""
 
     decode: tuple[DecodeRange, ...]
     mixed: tuple[MixedRange, ...]

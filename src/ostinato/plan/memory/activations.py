@@ -71,10 +71,7 @@ def with_distinct_layers(model: ModelSpec) -> ModelSpec:
 
 
 LOGIT_COPIES = 9
-"""Floats per logit while sampling: raw, float32 and processed copies, and a sort with its 64-bit indices.
-
-8 were measured with top-p.
-"""
+"""Floats per logit while sampling: raw, float32 and processed copies, a sort with indices; 8 measured with top-p."""
 
 NATIVE_LOGIT_COPIES = 4
 """Floats per logit if the sampling kernel is no reference: it sorts in its own scratch memory, or not at all."""

@@ -129,10 +129,7 @@ class MemoryPlan:
     mapped_weights: int = 0
     """The part of the weights that stays in the pages of the checkpoint's file."""
     window_block: int = 0
-    """Bytes of a window block, which holds a block's tokens of the layers with a window.
-
-    They are in no other block then.
-    """
+    """Bytes of a window block, the only place of a block's tokens of the layers with a window."""
     num_window_blocks: int = 0
     sliding_window: int = 0
     """The longest window of these layers. It and the two above are 0 without such layers."""
@@ -231,10 +228,7 @@ def window_blocks_of(budget: MemoryBudget, requests: int, max_model_len: int, st
 
 
 def cache_bytes_left(budget: MemoryBudget, activations: int, others: int = 0) -> int:
-    """Return the bytes that the cache gets; negative if everything else does not fit.
-
-    `others` are graphs, and what the encoder keeps.
-    """
+    """Return the cache's bytes, negative if the rest does not fit; `others`: graphs and what the encoder keeps."""
     left = budget.available - budget.weights - others - activations
     if budget.cache_size is None:
         return left

@@ -156,10 +156,7 @@ def _name(step: PredictedStep) -> str:
 
 
 def _time(step: PredictedStep, prefix: str) -> str:
-    """Return a text such as `13.9 ms, 72 tokens/s; linear 84%, bound by memory`.
-
-    On a GPU it also has the time of launching its kernels.
-    """
+    """Return text such as `13.9 ms, 72 tokens/s; linear 84%, bound by memory`, on a GPU with its launch time."""
     share = step.parts[step.largest] / step.seconds
     most = " at the most" if prefix else ""
     words = f"{prefix}{_milliseconds(step.seconds)}, {step.tokens_per_second:,.0f} tokens/s{most}"

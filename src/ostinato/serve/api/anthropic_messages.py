@@ -41,10 +41,7 @@ def event(kind: str, data: str = "") -> str:
 
 
 class MessageBlocks:
-    """Builder of blocks from an answer's deltas: thinking, text and calls.
-
-    Each block is complete before the next begins.
-    """
+    """Builder of blocks from an answer's deltas: thinking, text and calls, each complete before the next."""
 
     def __init__(self) -> None:
         self.blocks: list[JsonObject] = []
@@ -162,10 +159,7 @@ class _Message:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream.
-
-        The first comes with the first token, since the number of cached tokens is not known earlier.
-        """
+        """Yield a stream's events, first with the first token: the number of cached tokens is not known earlier."""
         begun = False
         async for _, delta in self._run.deltas():
             events = ""

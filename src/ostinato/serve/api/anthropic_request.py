@@ -217,10 +217,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def nested_tools(tools: Sequence[dict[str, object]] | None) -> list[JsonObject] | None:
-    """Return each tool as `{"type": "function", "function": ...}`.
-
-    ApiError, which names the field, for a tool of another kind.
-    """
+    """Return tools as `{"type": "function", "function": ...}`. ApiError, with the field, for other kinds."""
     return None if tools is None else [_nested(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
 
 
@@ -237,10 +234,7 @@ def _nested(tool: JsonObject, where: str) -> JsonObject:
 
 
 def nested_choice(choice: JsonObject | None) -> tuple[object, bool]:
-    """Return the choice in the form of chat completions, and whether several tools may be called at once.
-
-    ApiError for a choice that is not valid.
-    """
+    """Return the choice in chat completions' form, and whether calls may be parallel. ApiError if not valid."""
     if choice is None:
         return None, True
     choice = {name: value for name, value in choice.items() if value is not None}

@@ -147,10 +147,7 @@ class EmbeddingRun:
                 self._ended.set()
 
     async def _submitted(self, prompt: Sequence[int]) -> RequestStream:
-        """Submit one input; if there is no room, wait for another input of the request.
-
-        Overloaded if no other input is being computed.
-        """
+        """Submit one input; without room, wait for another of the request. Overloaded if none is computed."""
         body = self._body
         while True:
             left = self._until - asyncio.get_running_loop().time()

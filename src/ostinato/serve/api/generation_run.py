@@ -389,10 +389,7 @@ async def _resumed(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerato
 
 
 async def in_slices(slices: LoopSlices | None, events: Iterable[Iterable[Any]], is_last: bool) -> AsyncGenerator[bytes]:
-    """Yield events, of parts, in pieces, or, without `slices`, as one text.
-
-    With `is_last`, the last ends the answer.
-    """
+    """Yield events, of parts, in pieces, or as one text without `slices`. With `is_last` the last ends the answer."""
     parts = chain.from_iterable(events)
     if slices is None:
         waiting = "".join(parts).encode()

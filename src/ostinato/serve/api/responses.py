@@ -1,7 +1,4 @@
-"""`POST /v1/responses`: conversations answered in items. Nothing is stored.
-
-A response has output items, and events that report their growth.
-"""
+"""`POST /v1/responses`: conversations answered in output items, and events of their growth. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ class Event(NamedTuple):
 
 
 class ResponseItems:
-    """Builder of items from an answer's deltas: reasoning, messages and calls.
-
-    Each item is complete before the next begins.
-    """
+    """Builder of items from an answer's deltas: reasoning, messages and calls, each complete before the next."""
 
     def __init__(self) -> None:
         self.items: list[JsonObject] = []

@@ -236,10 +236,7 @@ class ResponsesRequest(GenerationBody):
 def template_messages(
     given: str | Sequence[InputItem], instructions: str | None, knows_developer: bool
 ) -> tuple[list[JsonObject], list[str]]:
-    """Return the messages for a chat template, and the place of each in the body.
-
-    ApiError, which names the field, for an item that is not legal.
-    """
+    """Return the messages for a template, with their places in the body. ApiError, with the field, if not legal."""
     messages: list[JsonObject] = []
     places: list[str] = []
     if instructions is not None:

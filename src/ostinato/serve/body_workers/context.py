@@ -1,7 +1,4 @@
-"""The context in which a request is prepared besides its body.
-
-The context is the same on the event loop and in a worker.
-"""
+"""The context in which a request is prepared besides its body, the same on the event loop and in a worker."""
 
 from __future__ import annotations
 

@@ -193,10 +193,7 @@ def detect_formats(
 
 
 def takes_tools(template: ChatTemplate) -> bool:
-    """Return whether a prompt describes tools to the model.
-
-    If the template cannot be rendered alone, its text decides.
-    """
+    """Return whether a prompt describes tools to the model; the template's text decides if it cannot be rendered."""
     rendered = _rendered(template)
     return "tools" in template.text if rendered is None else _PROBE.name in rendered
 

@@ -46,7 +46,7 @@ class ChatOutput:
                 layout.formats,
                 tools=layout.tools,
                 starts_in_reasoning=layout.starts_in_reasoning,
-                new_id=_call_id,
+                new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
                 calls_or_content=layout.calls_or_content,
                 enforced=layout.enforced,
             )
@@ -111,10 +111,6 @@ def arguments_of(text: str) -> JsonObject:
     except (ValueError, TypeError):  # TypeError: half of a surrogate pair
         return {}
     return arguments if isinstance(arguments, dict) else {}
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class MessageLogprobs:

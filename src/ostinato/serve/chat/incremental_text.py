@@ -182,18 +182,12 @@ class JsonScan:
 
 
 def load_json(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    ValueError if it is no JSON: also for NaN and for text that is nested too deep.
-    """
+    """Return the value of a JSON text. ValueError if it is none, has NaN, or is nested too deep."""
     return parse_json(text, repeats=True, parse_constant=_refuse_constant)
 
 
 def members(text: str) -> dict[str, str]:
-    """Return the members of a JSON object, each value as its text. Of two with one name, the first.
-
-    ValueError if the text is no JSON object.
-    """
+    """Return a JSON object's members as texts, the first of two with a name. ValueError if it is no object."""
     if not isinstance(load_json(text), dict):
         raise ValueError("not an object")
     found: dict[str, str] = {}

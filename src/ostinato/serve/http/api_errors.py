@@ -165,10 +165,7 @@ def _context_exceeded(error: ContextLengthError) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return an error as its client sees it.
-
-    Errors that the client did not cause are reported without details.
-    """
+    """Return an error as its client sees it: without details if the client did not cause it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Overloaded):

@@ -10,10 +10,7 @@ from pathlib import Path
 from ostinato.errors import ConfigError, os_error_text
 
 MAX_KEYS = 10_000
-"""Largest number of keys in an api_key_file.
-
-Each has separate series in the metrics, and every request is compared with all.
-"""
+"""Largest number of keys in an api_key_file: each has series in the metrics, and all are compared in each request."""
 MAX_WEIGHT = 1000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WEIGHT = "weight="

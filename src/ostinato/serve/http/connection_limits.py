@@ -158,10 +158,7 @@ class RefusalLog:
         log.warning("refused (%s): %s; from %s%s", code, message, address or "this machine", more)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count connections too that lack a file descriptor.
-
-        Depending on the loop, such a connection waits until there is one or is closed.
-        """
+        """Count connections without a descriptor too: depending on the loop they wait for one or are closed."""
 
         def lacks(why: object) -> None:
             message = f"connections wait or are closed: {why}; raise ulimit -n, or lower max_connections"

@@ -73,10 +73,7 @@ def _extend(waiting: bytearray, parts: Iterator[str | bytes], num_bytes: int) ->
 
 
 class ChunkedJson(Response):
-    """JSON response in pieces; each is made and written when the client has taken the one before.
-
-    `close` is always called at the end.
-    """
+    """JSON response in pieces, each made and written once the last was taken; `close` is always called."""
 
     def __init__(self, pieces: AsyncGenerator[bytes], close: Callable[[], None]) -> None:
         super().__init__(media_type="application/json")
@@ -213,10 +210,7 @@ async def _leaves(receive: Receive) -> None:
 
 
 async def side_by_side(work: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all coroutines until they have ended.
-
-    The first error is raised unchanged, once the others were cancelled and have ended.
-    """
+    """Run all coroutines to their ends; the first error is raised unchanged when the others have been cancelled."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)

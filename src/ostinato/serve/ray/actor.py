@@ -36,10 +36,7 @@ class ReplicaSettings:
 
 
 class EngineActor:
-    """Actor with one engine. All methods run on its event loop.
-
-    Messages are pickled here, since Ray's own serialisation takes longer.
-    """
+    """Actor with one engine, on its event loop. Messages are pickled here, as Ray's serialisation takes longer."""
 
     _loop: asyncio.AbstractEventLoop | None = None
     """The actor's event loop, known once the engine is being started."""
@@ -86,10 +83,7 @@ class EngineActor:
         (await self._host()).leave(front)
 
     async def piece(self, request_id: str, offset: int) -> bytes:
-        """Return, to another replica, some bytes of a request that migrates from this one.
-
-        LookupError if there are none.
-        """
+        """Return to another replica some bytes of a request that migrates there. LookupError without any."""
         return (await self._host()).moves.departures.piece(request_id, offset)
 
     async def load(self) -> dict[str, float]:

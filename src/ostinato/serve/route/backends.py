@@ -69,10 +69,7 @@ class IndexReader:
         )
 
     def changes(self, batch: JsonMapping) -> IndexChanges:
-        """Return what a batch of events changes together.
-
-        WrongEvents if batches before it are missing, or if it has another form.
-        """
+        """Return what a batch of events changes. WrongEvents if earlier batches are missing or its form is wrong."""
         try:
             if "error" in batch:
                 raise WrongEvents(str(batch["error"]["message"])[:200])

@@ -41,10 +41,7 @@ class JsonSyntax:
 
 @dataclass(frozen=True, slots=True)
 class NamedSyntax:
-    """A name, and JSON arguments after it, with texts around them.
-
-    White space is a separate part, which readers skip.
-    """
+    """A name, JSON arguments after it, and texts around them; white space, which readers skip, is apart."""
 
     parts: tuple[str | VariablePart, ...]
 
@@ -395,10 +392,7 @@ FORMS = (
     FUNCTIONARY,
     LLAMA3,
 )
-"""All forms with calls in blocks within other text, in the order in which they are tried.
-
-Llama 3's form is the last, since no tag identifies it.
-"""
+"""All forms with calls in blocks within text, in the order of trial; Llama 3's is last, as it has no tag."""
 
 
 PARSERS = {form.parser: form for form in (*FORMS, HARMONY, GENERIC)}

@@ -1,7 +1,4 @@
-"""Grammars of tool calls in a model's own form, and the rules of a grammar while they are written.
-
-Rules are in llguidance's dialect of Lark.
-"""
+"""Grammars of tool calls in a model's own form, in llguidance's dialect of Lark, and their rules in the making."""
 
 from __future__ import annotations
 
@@ -423,10 +420,7 @@ _JOINT = (
 
 
 def _parameters(tool: Tool, schema: object) -> dict[str, tuple[object, bool]]:
-    """Return schema and necessity of each parameter of a tool, or of each member of an object among them.
-
-    For forms that write them one by one.
-    """
+    """Return schema and necessity of each parameter of a tool, or member of an object, for forms that list them."""
     whole = resolve(schema, tool.parameters)
     whole = read_parameters(whole if isinstance(whole, Mapping) else {}, tool.place or f"tool {tool.name}: parameters")
     if found := next((key for key in _JOINT if key in whole), None):
