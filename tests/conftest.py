@@ -75,6 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed torch, so that what a test draws depends on no test before it. hypothesis does so for Python and numpy."""
+    torch.default_generator.manual_seed(crc32(item.nodeid.encode()))
+
+
 def pytest_unconfigure() -> None:
     remove_shared_folders()
 

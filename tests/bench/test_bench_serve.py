@@ -36,6 +36,7 @@ from ostinato.bench.statistics import summary
 from ostinato.cli.main import main
 from ostinato.plan.capacity.estimate import Deadline, parse_deadline
 from tests.support.fake_openai import FakeServer, fake_openai
+from tests.support.patience import PATIENCE
 from tools.plot_bench import draw
 
 TEN = Lengths("uniform", 10, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -270,9 +271,10 @@ def test_a_request_without_an_end_is_given_up() -> None:
 
 
 def test_a_server_that_is_not_there_is_a_failure_of_each_request() -> None:
-    with fake_openai() as server:
-        pass
-    assert [outcome.error for outcome in run(server, one_turn(2)).outcomes] == ["connect", "connect"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody else gets it, and nobody listens
+        server = FakeServer(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        assert [outcome.error for outcome in run(server, one_turn(2)).outcomes] == ["connect", "connect"]
 
 
 def test_replies_without_usage_are_counted_by_pieces_of_text() -> None:

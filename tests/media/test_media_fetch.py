@@ -215,8 +215,8 @@ def test_urls_that_lead_nowhere_are_refused(url):
 
 def test_a_closed_port_is_refused_without_its_address():
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", 0))  # nobody else gets it, and nobody listens
         port = sock.getsockname()[1]
-    with pytest.raises(RequestError, match="cannot be fetched") as error:
-        get(f"http://127.0.0.1:{port}/")
+        with pytest.raises(RequestError, match="cannot be fetched") as error:
+            get(f"http://127.0.0.1:{port}/")
     assert "127.0.0.1" not in error.value.message
