@@ -73,7 +73,7 @@ class CacheUsage:
 
 
 MemoryKind = Literal["block", "window_block", "slot", "checkpoint"]
-"""What an id is of. A checkpoint is a slot's state at a block boundary, packed if the plan packs states."""
+"""Kind of memory that an id is of; a checkpoint is a slot at a block boundary, packed if the plan packs states."""
 
 
 class CacheMemory(Protocol):

@@ -6,22 +6,19 @@ The bytes are for cache files and for migration between engines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ostinato.kv_cache.request_cache import MemoryKind
 from ostinato.ops.arrays import Arrays, host_values, is_on_host
-from ostinato.ops.step_inputs import LayerCache
+from ostinato.ops.step_inputs import Array, LayerCache
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.memory.cache_modes import INT8
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.packed_rows import PackedRows, StatePart
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 def allocate_layers(spec: ModelSpec, plan: Plan, arrays: Arrays) -> list[LayerCache]:
