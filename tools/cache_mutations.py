@@ -799,14 +799,14 @@ MUTATIONS = (
     mutation(
         "files: a window block that was read is not written to its memory",
         "kv_cache/offload/save_restore.py",
-        ("        files.memory.write_window_block(window_block, contents)\n", ""),
+        ('        files.memory.write("window_block", window_block, contents)\n', ""),
     ),
     # Requests that move.
     mutation(
         "move: what came is not written",
         "kv_cache/manager.py",
         (
-            "            memory.write_block(request_cache.block_table[index], snapshot.blocks[index])\n",
+            '            memory.write("block", request_cache.block_table[index], snapshot.blocks[index])\n',
             "            pass\n",
         ),
     ),
@@ -821,15 +821,15 @@ MUTATIONS = (
     mutation(
         "move: a state that came is not written",
         "kv_cache/manager.py",
-        ("            memory.write_slot(request_cache.read_slot, snapshot.state)\n", ""),
+        ('            memory.write("slot", request_cache.read_slot, snapshot.state)\n', ""),
     ),
     mutation(
         "move: a state that came is not read",
         "kv_cache/manager.py",
         (
             "            request_cache.read_slot = request_cache.write_slots[0]\n"
-            "            memory.write_slot(request_cache.read_slot",
-            "            memory.write_slot(request_cache.write_slots[0]",
+            '            memory.write("slot", request_cache.read_slot',
+            '            memory.write("slot", request_cache.write_slots[0]',
         ),
     ),
     mutation(
@@ -856,7 +856,7 @@ MUTATIONS = (
     mutation(
         "move: the state is that of another slot",
         "engine/migration/export_import.py",
-        ("memory.read_slot(request_cache.read_slot)", "memory.read_slot(request_cache.slots[-1])"),
+        ('memory.read("slot", request_cache.read_slot)', 'memory.read("slot", request_cache.slots[-1])'),
     ),
     mutation(
         "move: a block is copied with what stands behind its tokens",
@@ -924,7 +924,7 @@ MUTATIONS = (
         "move: window blocks that came are not written",
         "kv_cache/manager.py",
         (
-            "                memory.write_window_block(\n",
+            "                memory.write(\n",
             "                (lambda *_: None)(\n",
         ),
     ),

@@ -337,16 +337,20 @@ def memory_of(rows: Callable[..., MemoryRows]) -> LayerCacheMemory:
 
 def test_bytes_of_a_device_are_those_of_a_host() -> None:
     host, device = memory_of(HostRows), memory_of(DeviceRows)
-    sizes = [(each.block_bytes, each.window_block_bytes, each.slot_bytes) for each in (host, device)]
+    sizes = [tuple(each.sizes[kind] for kind in ("block", "window_block", "slot")) for each in (host, device)]
     assert sizes[0] == sizes[1] == (4 * 2 * 3 * (4 + 2), 4 * 3 * 4, (7 + 2 * 5 + 4) * 4)
     for block, count in ((1, None), (2, 3), (4, 1)):
-        assert bytes(host.read_block(block, count)) == bytes(device.read_block(block, count))
-        assert bytes(host.read_window_block(block, count)) == bytes(device.read_window_block(block, count))
-    assert bytes(host.read_block(2, 3)) != bytes(host.read_block(2))
+        assert bytes(host.read("block", block, count)) == bytes(device.read("block", block, count))
+        assert bytes(host.read("window_block", block, count)) == bytes(device.read("window_block", block, count))
+    assert bytes(host.read("block", 2, 3)) != bytes(host.read("block", 2))
     for each in (host, device):
-        each.write_block(3, host.read_block(1))
-        each.write_window_block(5, host.read_window_block(1))
-        each.write_slot(2, host.read_slot(1, into=memoryview(bytearray(host.slot_bytes))))
-    assert bytes(device.read_window_block(5)) == bytes(host.read_window_block(5)) == bytes(host.read_window_block(1))
-    assert bytes(device.read_block(3)) == bytes(host.read_block(3)) == bytes(host.read_block(1))
-    assert bytes(device.read_slot(2)) == bytes(host.read_slot(2)) == bytes(host.read_slot(1))
+        each.write("block", 3, host.read("block", 1))
+        each.write("window_block", 5, host.read("window_block", 1))
+        each.write("slot", 2, host.read("slot", 1, into=memoryview(bytearray(host.sizes["slot"]))))
+    assert (
+        bytes(device.read("window_block", 5))
+        == bytes(host.read("window_block", 5))
+        == bytes(host.read("window_block", 1))
+    )
+    assert bytes(device.read("block", 3)) == bytes(host.read("block", 3)) == bytes(host.read("block", 1))
+    assert bytes(device.read("slot", 2)) == bytes(host.read("slot", 2)) == bytes(host.read("slot", 1))

@@ -13,6 +13,7 @@ from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.sampling.guide import Guide
 from tests.support import vision_parity as vision
 from tests.support.checkpoints import RECIPES, checkpoint
+from tests.support.fake_files import note_writes
 from tests.support.parity import (
     CACHING,
     PROMPT,
@@ -227,8 +228,7 @@ def test_a_prefix_that_is_there_already_is_shared_and_not_written() -> None:
     written: list[int] = []
     memory = there.scheduler.cache.memory
     assert memory is not None
-    real = memory.write_block
-    memory.write_block = lambda block, contents: (written.append(block), real(block, contents))[1]  # type: ignore[method-assign]
+    note_writes(memory, "block", written)
     output = there.output(name)  # type: ignore[assignment]
     run(there)
     check(case, output)

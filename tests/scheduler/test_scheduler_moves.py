@@ -14,7 +14,7 @@ from ostinato.kv_cache.request_cache import KVSnapshot
 from ostinato.scheduler.limits import SchedulerLimits, SchedulingPolicy
 from ostinato.scheduler.request import FinishReason, Request, StopConditions
 from tests.scheduler.test_scheduler_properties import KINDS, WINDOWS, crowd, make_harness, next_turn, random_wish
-from tests.support.fake_files import FakeMemory
+from tests.support.fake_files import FakeMemory, note_writes
 from tests.support.scheduler_harness import Follower, Harness, Sizes, Wish
 
 LIMITS = SchedulerLimits(4, 16, 60)
@@ -139,11 +139,7 @@ def test_window_blocks_that_the_index_has_are_shared_and_the_others_are_written_
     follower = move(begun(here, 10, 4), here, there)  # 13 tokens are computed, and two blocks of them are there
     store, memory, written = there.cache.store, there.cache.memory, list[int]()
     assert isinstance(memory, FakeMemory)
-    write = memory.write_window_block
-    memory.write_window_block = lambda window_block, contents: (
-        written.append(window_block),
-        write(window_block, contents),
-    )[1]  # type: ignore[method-assign]
+    note_writes(memory, "window_block", written)
     there.schedule()
     table = there.cache.request_cache(follower.request.request_id).window_block_table
     assert [bool(each) for each in table] == [False, True, True, True]
@@ -216,8 +212,7 @@ def test_what_the_index_has_is_shared_and_not_written() -> None:
     follower = move(begun(here, 10, 4), here, there)
     memory, written = there.cache.memory, list[int]()
     assert isinstance(memory, FakeMemory)
-    write = memory.write_block
-    memory.write_block = lambda block, contents: (written.append(block), write(block, contents))[1]  # type: ignore[method-assign]
+    note_writes(memory, "block", written)
     there.schedule()
     table = there.cache.request_cache(follower.request.request_id).block_table
     assert written == list(table[2:4])  # of 13 tokens, without the two blocks of the prompt that stood there

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.kv_cache.offload.file_tier import FileRates, FileTier
+from ostinato.kv_cache.request_cache import CacheMemory, MemoryKind
 from ostinato.observe.counts import FileCounts
 from tests.support.fake_runner import FakeRunner
 
@@ -26,35 +27,29 @@ class FakeMemory:
         self._runner = runner
         if copies is not None:
             runner.copies = copies
-        self.block_bytes = NUMBER if runner.has_attention else 0
-        self.window_block_bytes = 0 if runner.window is None else NUMBER
-        self.slot_bytes = self.checkpoint_bytes = NUMBER if runner.has_state else 0
+        state = NUMBER if runner.has_state else 0
+        self.sizes: Mapping[MemoryKind, int] = {
+            "block": NUMBER if runner.has_attention else 0,
+            "window_block": 0 if runner.window is None else NUMBER,
+            "slot": state,
+            "checkpoint": state,
+        }
 
-    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
-        return self._read(self._runner.keys, block, num_tokens, into)
-
-    def write_block(self, block: int, contents: memoryview) -> None:
-        self._write(self._runner.keys, block, contents)
-
-    def read_window_block(
-        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
+    def read(
+        self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
     ) -> memoryview:
-        return self._read(self._runner.window_block_keys, window_block, num_tokens, into)
+        if kind in ("slot", "checkpoint"):
+            return self._kept(self._runner.states[id], into)
+        return self._read(self._keys(kind), id, num_tokens, into)
 
-    def write_window_block(self, window_block: int, contents: memoryview) -> None:
-        self._write(self._runner.window_block_keys, window_block, contents)
+    def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None:
+        if kind in ("slot", "checkpoint"):
+            self._runner.states[id] = self._copy(contents)
+        else:
+            self._write(self._keys(kind), id, contents)
 
-    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
-        return self._kept(self._runner.states[slot], into)
-
-    def write_slot(self, slot: int, contents: memoryview) -> None:
-        self._runner.states[slot] = self._copy(contents)
-
-    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview:
-        return self.read_slot(slot, into)
-
-    def write_checkpoint(self, slot: int, contents: memoryview) -> None:
-        self.write_slot(slot, contents)
+    def _keys(self, kind: MemoryKind) -> Keys:
+        return self._runner.keys if kind == "block" else self._runner.window_block_keys
 
     def _read(self, keys: Keys, id: int, num_tokens: int | None, into: memoryview | None) -> memoryview:
         size = self._runner.block_size if num_tokens is None else num_tokens
@@ -72,6 +67,18 @@ class FakeMemory:
 
     def _copy(self, contents: memoryview) -> Any:
         return self._runner.copies[int.from_bytes(contents, "little")]
+
+
+def note_writes(memory: CacheMemory, kind: MemoryKind, written: list[int]) -> None:
+    """From now on, add the id of each block of a kind that is written to `written`."""
+    real = memory.write
+
+    def write(kind_written: MemoryKind, id: int, contents: memoryview) -> None:
+        if kind_written == kind:
+            written.append(id)
+        real(kind_written, id, contents)
+
+    memory.write = write  # type: ignore[method-assign]
 
 
 class ForgetfulDirectory:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ostinato.bench.report import ProgressCallback
 from ostinato.bench.statistics import Calls, GraphStepTimes, KernelShares
@@ -20,15 +20,12 @@ from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.graphs.tensor_refs import StepForward
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.ops.dispatch import CallHook, Kernel, Recorder
-from ostinato.ops.step_inputs import StepInputs
+from ostinato.ops.step_inputs import Array, StepInputs
 from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.runner.graph_setup import make_graphs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.scheduler.batch import Batch, BatchRow
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 P = ParamSpec("P")
 R = TypeVar("R")

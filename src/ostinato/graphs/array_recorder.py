@@ -29,10 +29,10 @@ from ostinato.graphs.tensor_refs import (
 )
 from ostinato.ops.arrays import address, memory_of
 from ostinato.ops.dispatch import CallHook, Kernel, NativeKernel
+from ostinato.ops.step_inputs import Array
 
 if TYPE_CHECKING:
     from ostinato.graphs.buffers import BufferedInputs
-    from ostinato.ops.step_inputs import Array
 
 
 def _refuse(what: str, array: object) -> NoReturn:

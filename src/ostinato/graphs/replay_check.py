@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostinato.errors import CaptureError
 from ostinato.ops.arrays import copied, dtype_name, host_values, like
-from ostinato.ops.step_inputs import LayerCache, StepInputs
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 RunStep = Callable[[StepInputs], "Array"]
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.graphs.buffers import StepBuffers, check_unmoved
@@ -16,14 +16,11 @@ from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonObject
 from ostinato.layers.module import Module
 from ostinato.ops.arrays import is_array, memory_address
-from ostinato.ops.step_inputs import LayerCache, StepInputs
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.traffic import Traffic
 from ostinato.units import format_bytes
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 CaptureProgress = Callable[[str, int, int], None]
 """Progress callback: (what is being captured, graphs captured, graphs in all)."""

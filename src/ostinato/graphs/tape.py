@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.graphs.array_recorder import ArrayRecorder
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
@@ -25,10 +25,8 @@ from ostinato.graphs.tensor_refs import (
 from ostinato.ops.arrays import NUMPY, Arrays
 from ostinato.ops.dispatch import CallHook, NativeKernel
 from ostinato.ops.native_extension import Program
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.graphs.arena import ALIGNMENT, Layout, pack_buffers
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 HAS_OUT_VARIANT = frozenset({"add", "mul", "sub", "neg", "exp", "silu", "cat", "embedding", "cos", "sin"})
 """Operations that are replayed in their variant with an output; the results of others are copied to their place."""

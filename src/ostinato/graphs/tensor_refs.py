@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from ostinato.ops.step_inputs import Array
+
 if TYPE_CHECKING:
     from ostinato.graphs.buffers import BufferedInputs
     from ostinato.ops.dispatch import CallHook
-    from ostinato.ops.step_inputs import Array
 
 T = TypeVar("T")
 

@@ -228,15 +228,16 @@ class CacheManager:
             for index in self.window_blocks.allocate_imported(
                 request_cache, list(request_cache.entries())[::-1], snapshot.num_tokens
             ):
-                memory.write_window_block(
+                memory.write(
+                    "window_block",
                     request_cache.window_block_table[index],
                     snapshot.window_blocks[index - request_cache.first_window_block],
                 )
         for index in range(request_cache.num_indexed, len(snapshot.blocks)):
-            memory.write_block(request_cache.block_table[index], snapshot.blocks[index])
+            memory.write("block", request_cache.block_table[index], snapshot.blocks[index])
         if snapshot.state is not None:
             request_cache.read_slot = request_cache.write_slots[0]
-            memory.write_slot(request_cache.read_slot, snapshot.state)
+            memory.write("slot", request_cache.read_slot, snapshot.state)
         if block_hashes is not None:
             index_blocks(self.store, request_cache, block_hashes, snapshot.num_tokens)
             self.store.trim()

@@ -8,9 +8,9 @@ hold, so packing and unpacking change no bit of it. Slots are for running reques
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ostinato.kv_cache.prefix_index import Checkpoint, IndexEntry
 
@@ -72,29 +72,23 @@ class CacheUsage:
     window_blocks_total: int = 0
 
 
+MemoryKind = Literal["block", "window_block", "slot", "checkpoint"]
+"""Kind of memory that an id is of; a checkpoint is a slot at a block boundary, packed if the plan packs states."""
+
+
 class CacheMemory(Protocol):
-    """The memory of blocks, window blocks and slots, whose ids the pools allocate.
+    """The memory of blocks, window blocks and slots, whose ids the pools allocate."""
 
-    Reading returns a copy, or fills `into`, as many bytes as there are. A block or window block is read whole, or its
-    first `num_tokens` tokens with zeros behind them. A checkpoint is the state of a slot at a block boundary, packed if
-    the plan packs states, else as it is.
-    """
+    sizes: Mapping[MemoryKind, int]
+    """Bytes of one of each kind."""
 
-    block_bytes: int
-    window_block_bytes: int
-    slot_bytes: int
-    checkpoint_bytes: int
+    def read(
+        self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview:
+        """Return a copy, or fill `into`: of a block the whole, or `num_tokens` tokens with zeros behind them."""
+        ...
 
-    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview: ...
-    def write_block(self, block: int, contents: memoryview) -> None: ...
-    def read_window_block(
-        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
-    ) -> memoryview: ...
-    def write_window_block(self, window_block: int, contents: memoryview) -> None: ...
-    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview: ...
-    def write_slot(self, slot: int, contents: memoryview) -> None: ...
-    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview: ...
-    def write_checkpoint(self, slot: int, contents: memoryview) -> None: ...
+    def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,14 +119,15 @@ class PackedStates:
         """Copy the state of `slot` to place `id`."""
         if self._packed is None:
             # The operating system backs a page when it is first used.
-            self._packed = memoryview(mmap.mmap(-1, self._count * memory.checkpoint_bytes))
-        memory.read_checkpoint(slot, into=self.contents(memory, id))
+            self._packed = memoryview(mmap.mmap(-1, self._count * memory.sizes["checkpoint"]))
+        memory.read("checkpoint", slot, into=self.contents(memory, id))
 
     def unpack(self, memory: CacheMemory, id: int, slot: int) -> None:
         """Copy the state of place `id` to `slot`, which no step reads or writes meanwhile."""
-        memory.write_checkpoint(slot, self.contents(memory, id))
+        memory.write("checkpoint", slot, self.contents(memory, id))
 
     def contents(self, memory: CacheMemory, id: int) -> memoryview:
         """Return the bytes of place `id`, which are the checkpoint's as long as it is there."""
         assert self._packed is not None, f"nothing was packed, so place {id} is empty"
-        return self._packed[id * memory.checkpoint_bytes : (id + 1) * memory.checkpoint_bytes]
+        size = memory.sizes["checkpoint"]
+        return self._packed[id * size : (id + 1) * size]

@@ -6,16 +6,14 @@ The angles of a step are computed once for all layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import RMSNorm, sigmoid_gate
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import AttentionSpec
 from ostinato.plan.rope import RopeSpec, inverse_frequencies
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Attention(Module):

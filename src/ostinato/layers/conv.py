@@ -6,14 +6,12 @@ The layer is projection, gate, convolution, gate, projection.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.mixers import ShortConvSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class CausalConv(Module):

@@ -13,12 +13,11 @@ from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.ops.step_inputs import apply_recurrence
+from ostinato.ops.step_inputs import Array, DecodeRows, LayerCache, PrefillRows, StepInputs, apply_recurrence
 from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 
 if TYPE_CHECKING:
     from ostinato.ops.dispatch import Ops
-    from ostinato.ops.step_inputs import Array, DecodeRows, LayerCache, PrefillRows, StepInputs
 
 
 class DeltaMixer(Module):

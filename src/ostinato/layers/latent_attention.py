@@ -7,15 +7,13 @@ heads attend to latents; a head's output is then multiplied by V.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm, sigmoid_gate
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 LATENT_NORM_EPS = 1e-6
 """Epsilon of the latents' norm, whatever config.json gives for others."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.module import ModelBuilder, Multiplier, QuantizableMatrix
 from ostinato.ops.quant.block_formats import num_bytes, slice_rows
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.tensor_parallel import vocabulary_part
 from ostinato.plan.weights import Role
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 class Linear(QuantizableMatrix):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, split_columns
 from ostinato.layers.norm import GatedRMSNorm, PlainRMSNorm, RMSNorm
-from ostinato.ops.step_inputs import apply_selective_recurrence
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs, apply_selective_recurrence
 from ostinato.plan.mixers import Mamba1Spec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 InnerNorms = Literal["none", "plain", "weighted"]
 """Norms of time steps, B and C: none (Mamba), RMS norms without weights (Falcon-Mamba) or with weights (Jamba)."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.conv import CausalConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier, split_columns
 from ostinato.layers.norm import GatedRMSNorm
-from ostinato.ops.step_inputs import apply_selective_recurrence
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs, apply_selective_recurrence
 from ostinato.plan.mixers import Mamba2Spec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Mamba2Mixer(Module):

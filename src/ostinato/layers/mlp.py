@@ -5,15 +5,13 @@ The router (arXiv 2412.19437, section 2.1.2) is that of Nemotron-H and Kimi Line
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ostinato.layers.linear import Linear, PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, Multiplier, QuantizableMatrix
 from ostinato.layers.norm import sigmoid_gate
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 class MLP(Module):

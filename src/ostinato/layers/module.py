@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ostinato.ops.quant.block_formats import Blocks
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.plan.weights import Role, Weight
 
 if TYPE_CHECKING:
     from ostinato.ops.arrays import Arrays
     from ostinato.ops.dispatch import Ops
-    from ostinato.ops.step_inputs import Array
 
 Multiplier = float | tuple[tuple[float, int], ...]
 """One number for all outputs, or (number, count of outputs) for consecutive outputs."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.module import ModelBuilder, Module
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 
 class RMSNorm(Module):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -45,10 +45,8 @@ from ostinato.ops import huge_pages
 from ostinato.ops.arrays import has_memory, numpy_dtype, write
 from ostinato.ops.quant import dequantize as block_ops
 from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.weights import of_all_experts
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types that are not blocks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,7 @@ from ostinato.models.loader import deinterleave
 from ostinato.models.weight_shards import TensorShard, tensor_shards
 from ostinato.ops.arrays import dtype_name, numpy_dtype, write
 from ostinato.ops.quant.quantize import BY_TORCH, WeightQuantizers
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 PERIOD = 1_000_003
 """Number of normal values that are generated.

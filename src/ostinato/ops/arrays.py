@@ -18,11 +18,11 @@ import numpy as np
 
 from ostinato.ops import huge_pages
 from ostinato.ops.seeds import noise_word
+from ostinato.ops.step_inputs import Array
 
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.ops.step_inputs import Array
 
 AnyArray = TypeVar("AnyArray", np.ndarray, "torch.Tensor")
 """Array of numpy or of torch, where a result is of its argument's kind."""

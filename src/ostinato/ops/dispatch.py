@@ -18,17 +18,15 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from ostinato.ops.arrays import Collectives, dtype_name, numpy_dtype, on_cache_line
 from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.operations import COLLECTIVE_OPS, OPERATIONS, Operations, Result
+from ostinato.ops.step_inputs import Array
 from ostinato.os_support import request_matrix_units, spin_turns
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 Kernel = Callable[..., "Array"]
 

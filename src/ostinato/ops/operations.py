@@ -254,6 +254,8 @@ ALL_BLOCKS = frozenset(BLOCK_FORMATS)
 NATIVE_BLOCKS = frozenset(BLOCK_FORMATS)
 TRITON_BLOCKS = frozenset((*formats_of("int4"), "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"))
 
+EVERYWHERE: tuple[Caller, ...] = ("every step", "encoder")
+
 PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 """Inputs that Triton's products read at once, by the formats that they read in pieces."""
 
@@ -261,22 +263,14 @@ PIECES = {"Q4_0": 16, "MXFP4": 16, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 class Operations:
     """Rows of all operations. The files of the operations say what each computes."""
 
-    add = Operation(
-        like_first,
-        "pointwise",
-        triton=Implementation(launches=pointwise.add_launches),
-        callers=("every step", "encoder"),
-    )
+    add = Operation(like_first, "pointwise", triton=Implementation(launches=pointwise.add_launches), callers=EVERYWHERE)
     # Operations between ranks have no kernel; the process group computes them (`ops/reference/collectives.py`).
     all_reduce = Operation(lambda x: x, "collectives", Implementation(reads_on_host=True), native=None)
     attention = Operation(
         like_first,
         "attention",
         Implementation(reads_on_host=True, scratch=scratch.reference_attention),
-        Implementation(
-            scratch=scratch.native_attention,
-            deterministic=("fixed_order",),
-        ),
+        Implementation(scratch=scratch.native_attention, deterministic=("fixed_order",)),
         Implementation(
             launches=attention_launches.attention_launches,
             most={"elements of a head": attention_launches.MAX_HEAD_DIM},
@@ -289,7 +283,7 @@ class Operations:
         axial_angles_shape,
         "rotary",
         triton=Implementation(launches=rotary_launches.rotary_angles_launches),
-        callers=("every step", "encoder"),
+        callers=EVERYWHERE,
     )
     causal_conv1d = Operation(
         like_first,
@@ -301,16 +295,10 @@ class Operations:
         work=kernel_cost.causal_conv1d_cost,
     )
     clip = Operation(
-        like_first,
-        "pointwise",
-        triton=Implementation(launches=pointwise.clip_launches),
-        callers=("encoder",),
+        like_first, "pointwise", triton=Implementation(launches=pointwise.clip_launches), callers=("encoder",)
     )
     concat = Operation(
-        concat_shape,
-        "pointwise",
-        triton=Implementation(launches=pointwise.concat_launches),
-        callers=("every step", "encoder"),
+        concat_shape, "pointwise", triton=Implementation(launches=pointwise.concat_launches), callers=EVERYWHERE
     )
     delta_scan = Operation(
         delta_rule_shape,
@@ -337,7 +325,7 @@ class Operations:
         Implementation(block_formats=ALL_BLOCKS),
         Implementation(block_formats=NATIVE_BLOCKS),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=pointwise.embedding_launches),
-        callers=("every step", "encoder"),
+        callers=EVERYWHERE,
         triton_file="embedding",
     )
     sharded_embedding = Operation(
@@ -364,7 +352,7 @@ class Operations:
         gated_activation_shape,
         "matmul",
         triton=Implementation(launches=pointwise.gated_activation_launches),
-        callers=("every step", "encoder"),
+        callers=EVERYWHERE,
         triton_file="pointwise",
     )
     gated_rms_norm = Operation(
@@ -377,24 +365,17 @@ class Operations:
         triton_file="embedding",
     )
     layer_norm = Operation(
-        like_first,
-        "pointwise",
-        triton=Implementation(launches=pointwise.layer_norm_launches),
-        callers=("every step", "encoder"),
+        like_first, "pointwise", triton=Implementation(launches=pointwise.layer_norm_launches), callers=EVERYWHERE
     )
     linear = Operation(
         linear_shape,
         "matmul",
         Implementation(block_formats=ALL_BLOCKS, scratch=scratch.reference_quantized),
-        Implementation(
-            block_formats=NATIVE_BLOCKS,
-            scratch=scratch.native_linear,
-            deterministic=("fixed_order",),
-        ),
+        Implementation(block_formats=NATIVE_BLOCKS, scratch=scratch.native_linear, deterministic=("fixed_order",)),
         triton=Implementation(
             block_formats=TRITON_BLOCKS, launches=matmul.linear_launches, scratch=scratch.triton_linear
         ),
-        callers=("every step", "encoder"),
+        callers=EVERYWHERE,
         # A matmul of unquantised weights is cuBLAS's, which no table lists.
         decode_launches=1,
         work=kernel_cost.matmul_cost,
@@ -403,27 +384,17 @@ class Operations:
         like_first,
         "matmul",
         Implementation(reads_on_host=True, block_formats=ALL_BLOCKS),
-        Implementation(
-            block_formats=NATIVE_BLOCKS,
-            scratch=scratch.native_moe,
-            deterministic=("fixed_order",),
-        ),
+        Implementation(block_formats=NATIVE_BLOCKS, scratch=scratch.native_moe, deterministic=("fixed_order",)),
         triton=Implementation(block_formats=TRITON_BLOCKS, launches=matmul.moe_launches, scratch=scratch.triton_moe),
         part="moe",
         work=kernel_cost.matmul_cost,
         triton_file="moe",
     )
     multiply = Operation(
-        like_first,
-        "pointwise",
-        triton=Implementation(launches=pointwise.multiply_launches),
-        callers=("every step", "encoder"),
+        like_first, "pointwise", triton=Implementation(launches=pointwise.multiply_launches), callers=EVERYWHERE
     )
     rms_norm = Operation(
-        rms_norm_shape,
-        "pointwise",
-        triton=Implementation(launches=pointwise.rms_norm_launches),
-        callers=("every step", "encoder"),
+        rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.rms_norm_launches), callers=EVERYWHERE
     )
     sharded_rms_norm = Operation(sharded_rms_norm_shape, "collectives", Implementation(reads_on_host=True), native=None)
     rotary = Operation(rotary_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_launches))
@@ -431,10 +402,7 @@ class Operations:
         rotary_angles_shape, "rotary", triton=Implementation(launches=rotary_launches.rotary_angles_launches)
     )
     rotate = Operation(
-        like_first,
-        "rotary",
-        triton=Implementation(launches=rotary_launches.rotate_launches),
-        callers=("every step", "encoder"),
+        like_first, "rotary", triton=Implementation(launches=rotary_launches.rotate_launches), callers=EVERYWHERE
     )
     route = Operation(route_shape, "matmul", triton=Implementation(launches=matmul.route_launches), triton_file="moe")
     sample = Operation(

@@ -17,11 +17,11 @@ from ostinato.ops.sizes import DTYPE_BYTES
 if TYPE_CHECKING:
     import torch
 
-    Array: TypeAlias = torch.Tensor
-    """Array that layers and models compute with, of numpy or torch: they view it, and operations do all else.
+Array: TypeAlias = "torch.Tensor"
+"""Array that layers and models compute with, of numpy or torch: they view it, and operations do all else.
 
-    What both have is written for one of them here, since a type checker knows no array that both are.
-    """
+What both have is written for one of them here, since a type checker knows no array that both are.
+"""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from ostinato.errors import ModelError
 from ostinato.ops.arrays import host_values
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 
 def cluster_tokens(ordering: Array, num_clusters: int) -> np.ndarray:

@@ -5,22 +5,20 @@ The bytes are for cache files and for migration between engines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from ostinato.kv_cache.request_cache import MemoryKind
 from ostinato.ops.arrays import Arrays, host_values, is_on_host
-from ostinato.ops.step_inputs import LayerCache
+from ostinato.ops.step_inputs import Array, LayerCache
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.memory.cache_modes import INT8
 from ostinato.plan.mixers import StateSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.packed_rows import PackedRows, StatePart
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 def allocate_layers(spec: ModelSpec, plan: Plan, arrays: Arrays) -> list[LayerCache]:
@@ -103,51 +101,32 @@ class LayerCacheMemory:
         if rows is None:
             parts = [part for each in memory for part in each.tensors.values()]
             rows = HostRows if all(map(is_on_host, parts)) else DeviceRows
-        self._blocks, self._window_blocks, self._slots = (
-            rows(of(memory)) for of in (_block_tensors, _window_block_tensors, _slot_tensors)
-        )
-        self.block_bytes, self.window_block_bytes, self.slot_bytes = (
-            sum(each.sizes) for each in (self._blocks, self._window_blocks, self._slots)
-        )
-        self._checkpoints = self._slots
+        slots: MemoryRows = rows(_slot_tensors(memory))
+        checkpoints = slots
         if any(each.packed_states for each in memory):
             assert rows is HostRows, "the plan packs states on CPUs alone"
-            self._checkpoints = PackedRows(_state_parts(memory))
-        self.checkpoint_bytes = sum(self._checkpoints.sizes)
+            checkpoints = PackedRows(_state_parts(memory))
+        self._rows: dict[MemoryKind, MemoryRows] = {
+            "block": rows(_block_tensors(memory, in_window_blocks=False)),
+            "window_block": rows(_block_tensors(memory, in_window_blocks=True)),
+            "slot": slots,
+            "checkpoint": checkpoints,
+        }
+        self.sizes: Mapping[MemoryKind, int] = {kind: sum(each.sizes) for kind, each in self._rows.items()}
         self._block_size = block_size
 
-    def read_block(self, block: int, num_tokens: int | None = None, into: memoryview | None = None) -> memoryview:
-        return self._read(self._blocks, block, into, num_tokens)
-
-    def write_block(self, block: int, contents: memoryview) -> None:
-        self._blocks.write(block, contents)
-
-    def read_window_block(
-        self, window_block: int, num_tokens: int | None = None, into: memoryview | None = None
+    def read(
+        self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
     ) -> memoryview:
-        return self._read(self._window_blocks, window_block, into, num_tokens)
-
-    def write_window_block(self, window_block: int, contents: memoryview) -> None:
-        self._window_blocks.write(window_block, contents)
-
-    def read_slot(self, slot: int, into: memoryview | None = None) -> memoryview:
-        return self._read(self._slots, slot, into)
-
-    def write_slot(self, slot: int, contents: memoryview) -> None:
-        self._slots.write(slot, contents)
-
-    def read_checkpoint(self, slot: int, into: memoryview | None = None) -> memoryview:
-        return self._read(self._checkpoints, slot, into)
-
-    def write_checkpoint(self, slot: int, contents: memoryview) -> None:
-        self._checkpoints.write(slot, contents)
-
-    def _read(self, rows: MemoryRows, index: int, into: memoryview | None, num_tokens: int | None = None) -> memoryview:
-        contents = np.empty(sum(rows.sizes), np.uint8) if into is None else np.frombuffer(into, np.uint8)
-        rows.read(index, contents)
+        rows = self._rows[kind]
+        contents = np.empty(self.sizes[kind], np.uint8) if into is None else np.frombuffer(into, np.uint8)
+        rows.read(id, contents)
         if num_tokens is not None:
             _clear(contents, rows.sizes, self._block_size, num_tokens)
         return contents.data
+
+    def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None:
+        self._rows[kind].write(id, contents)
 
 
 class HostRows:
@@ -195,17 +174,10 @@ class DeviceRows:
             self._torch.cuda.synchronize(self._parts[0].device)
 
 
-def _block_tensors(memory: Sequence[LayerCache]) -> list[Array]:
-    return [part for each in _distinct(memory) if not each.in_window_blocks for part in each.block_tensors.values()]
-
-
-def _window_block_tensors(memory: Sequence[LayerCache]) -> list[Array]:
-    return [part for each in _distinct(memory) if each.in_window_blocks for part in each.block_tensors.values()]
-
-
-def _distinct(memory: Sequence[LayerCache]) -> list[LayerCache]:
-    """Return the memories, once each, although several layers may read one."""
-    return list({id(each): each for each in memory}.values())
+def _block_tensors(memory: Sequence[LayerCache], *, in_window_blocks: bool) -> list[Array]:
+    """Return the tensors of blocks or window blocks, once each, although several layers may read one."""
+    distinct = {id(each): each for each in memory if each.in_window_blocks == in_window_blocks}
+    return [part for each in distinct.values() for part in each.block_tensors.values()]
 
 
 def _slot_tensors(memory: Sequence[LayerCache]) -> list[Array]:

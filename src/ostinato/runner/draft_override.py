@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostinato.errors import RequestError
 from ostinato.ops.arrays import noise_keys
+from ostinato.ops.step_inputs import Array
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sampling.params import SamplingParams
 from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.spec_decode.model_drafters import Proposer, TokenSelector
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 class DraftOverride(Protocol):

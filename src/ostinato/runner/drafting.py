@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostinato.graphs.step_graphs import StepGraphs
 from ostinato.models.base import Assistant, CausalLM
-from ostinato.ops.step_inputs import LayerCache
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.speculation import draft_capture
@@ -27,9 +26,6 @@ from ostinato.spec_decode.model_drafters import (
     single_token_row,
 )
 from ostinato.spec_decode.ngram import NgramProposer
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, StepInputs
 
 MakeModel = Callable[[ModelSpec, Path | None], CausalLM]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
@@ -16,16 +16,13 @@ from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonMapping
 from ostinato.models.base import CausalLM
 from ostinato.ops.arrays import dtype_name, memory_address
-from ostinato.ops.step_inputs import EncoderInputs, LayerCache
+from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.image_encoder import write_encoder_inputs
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 log = logging.getLogger("ostinato.graphs")
 _NO_OTHERS: Mapping[str, Array] = {}

@@ -11,13 +11,13 @@ import numpy as np
 
 from ostinato.models.base import CausalLM
 from ostinato.ops.arrays import Collectives, host_values, is_on_host, library
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.runner.inputs import Drafts
 from ostinato.scheduler.batch import Batch
 
 if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
     from ostinato.sampling.pooler import HiddenStatePooler
     from ostinato.sampling.state import SamplingState
 

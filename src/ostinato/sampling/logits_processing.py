@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ostinato.errors import Remedy, RequestError
 from ostinato.ops.arrays import host_values, is_on_host, like
+from ostinato.ops.step_inputs import Array
 from ostinato.sampling.state import PendingToken
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 _OFFSETS_OF_BYTES = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf

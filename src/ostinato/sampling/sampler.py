@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ostinato.errors import ModelError, Remedy, RequestError
 from ostinato.ops.arrays import Arrays, copied, host_values, is_on_host, like, like_on_host, noise_keys
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.memory.activations import PROMPT_POSITIONS
 from ostinato.sampling.logits_processing import guide_error, process_logits
 from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import BatchRow, RowResult, TokenLogprobs
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 # Number of logits that are normalised at a time, as their log-probabilities are a copy.
 _MAX_LOGITS_AT_ONCE = 2**22

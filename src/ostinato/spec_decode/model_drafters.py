@@ -7,17 +7,14 @@ prediction head are several deep by feeding them their own hidden state. The int
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ostinato.models.base import Assistant, CausalLM, PredictionHead
 from ostinato.ops.arrays import dtype_name
-from ostinato.ops.step_inputs import LayerCache, StepInputs
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch, BatchRow
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 TokenSelector = Callable[["Array", Sequence[PendingToken], SampleKernel], dict[int, int]]
 """Function that samples tokens, with the signature of `sample.sampler.choose`."""

@@ -17,13 +17,13 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import JsonObject
 from ostinato.ops.seeds import MASK64, mix64
+from ostinato.ops.step_inputs import Array, LayerCache
 from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.units import format_bytes
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
     from ostinato.engine.output_processor import RequestState
-    from ostinato.ops.step_inputs import Array, LayerCache
     from ostinato.runner.model_runner import ProgressFn
     from ostinato.sampling.grammar import GrammarState
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +23,7 @@ from ostinato.ops.noise import gumbel
 from ostinato.ops.reference.sample import restrict
 from ostinato.ops.seeds import mix64
 from ostinato.ops.sizes import MAX_INT8
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.memory.cache_modes import INT8
 from ostinato.runner.inputs import make_step_inputs
 from ostinato.runner.step_logits import logit_positions
@@ -32,9 +33,6 @@ from ostinato.sampling.state import PendingToken, SamplingState
 from ostinato.scheduler.batch import Batch, BatchRow, MediaToEncode, MediaUse
 from ostinato.verify.compare import TIE_EPS, Divergence, Scores, compare
 from ostinato.verify.test_prompts import Prompt
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 FIRST_PREEMPTION, GAP = 3, 5
 """Steps before all requests are preempted first, and then second; gaps double, so that every request ends."""

@@ -30,7 +30,7 @@ from ostinato.errors import DamagedExport, MoveError
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.marks import MAX_MARKS
-from ostinato.kv_cache.request_cache import KVSnapshot
+from ostinato.kv_cache.request_cache import KVSnapshot, MemoryKind
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.sampling.grammar import Grammar
 from ostinato.sampling.guide import Guide
@@ -181,14 +181,14 @@ def _attach_kv(request: Request, sample: SampleSnapshot, parts: Sequence[memoryv
         tuple(parts[_number(part)] for part in part_ids) for part_ids in (sample.blocks, sample.panes)
     )
     state = None if sample.state is None else parts[_number(sample.state)]
-    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(part) != memory.block_bytes for part in blocks):
+    if len(blocks) != cache.blocks_needed(num_tokens) or any(len(part) != memory.sizes["block"] for part in blocks):
         raise ValueError("its blocks are not those of its tokens")
     if len(window_blocks) != cache.window_blocks_needed(num_tokens) or any(
-        len(part) != memory.window_block_bytes for part in window_blocks
+        len(part) != memory.sizes["window_block"] for part in window_blocks
     ):
         raise ValueError("its window blocks are not those of its last tokens")
     if (state is None) != (cache.state_slots.slots_per_request == 0) or (
-        state is not None and len(state) != memory.slot_bytes
+        state is not None and len(state) != memory.sizes["slot"]
     ):
         raise ValueError("its state is not that of this model")
     request.kv_snapshot = KVSnapshot(num_tokens, blocks, window_blocks, state)
@@ -234,13 +234,13 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
         return None
     request_cache = cache.request_cache(request.request_id)
 
-    def copied(kind: str, table: tuple[int, ...], first: int) -> tuple[memoryview, ...]:
+    def copied(kind: MemoryKind, table: tuple[int, ...], first: int) -> tuple[memoryview, ...]:
         """Return copies of the computed tokens, from block `first` of the request on."""
-        read, blocks = memory.read_window_block if kind == "window_block" else memory.read_block, []
+        blocks = []
         for index, id in enumerate(table[first : -(-num_tokens // size)], start=first):
             count = min(size, num_tokens - index * size)
             if (kind, id, count) not in copies:
-                copies[kind, id, count] = read(id, None if count == size else count)
+                copies[kind, id, count] = memory.read(kind, id, None if count == size else count)
             blocks.append(copies[kind, id, count])
         return tuple(blocks)
 
@@ -251,7 +251,7 @@ def export_kv(request: Request, cache: CacheManager, copies: CopiedBlocks) -> KV
     if not cache.state_slots.slots_per_request:
         return KVSnapshot(num_tokens, blocks, window_blocks, None)
     assert request_cache.read_slot, "a request with computed tokens has a state"
-    return KVSnapshot(num_tokens, blocks, window_blocks, memory.read_slot(request_cache.read_slot))
+    return KVSnapshot(num_tokens, blocks, window_blocks, memory.read("slot", request_cache.read_slot))
 
 
 def make_export(request_state: RequestState, cache: CacheManager, identity: JsonObject) -> bytes:

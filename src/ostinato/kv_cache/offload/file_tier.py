@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from ostinato.kv_cache.offload.directory import FILE_KINDS, CacheDirectory, FileKind
 from ostinato.kv_cache.offload.file_format import file_bytes
 from ostinato.kv_cache.prefix_index import IndexEntry
-from ostinato.kv_cache.request_cache import CacheMemory
+from ostinato.kv_cache.request_cache import CacheMemory, MemoryKind
+
+_ON_DISK: dict[MemoryKind, FileKind] = {"block": "block", "window_block": "pane", "checkpoint": "state"}
+"""Kind of memory -> kind of file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +32,17 @@ class FileTier:
 
     def save_block(self, entry: IndexEntry) -> None:
         """Keep an entry's block, whose memory is reused after this."""
-        memory = self.memory
-        self._save("block", entry, memory.block_bytes, lambda into: memory.read_block(entry.block, into=into))
+        self._save("block", entry, lambda into: self.memory.read("block", entry.block, into=into))
 
     def save_window_block(self, entry: IndexEntry, window_block: int) -> None:
         """Keep an entry's window block, whose memory is reused after this."""
-        memory = self.memory
-        self._save(
-            "pane", entry, memory.window_block_bytes, lambda into: memory.read_window_block(window_block, into=into)
-        )
+        self._save("window_block", entry, lambda into: self.memory.read("window_block", window_block, into=into))
 
     def save_window(self, window: Iterable[IndexEntry]) -> bool:
         """Keep these entries' window blocks. Return False, and keep none, if one is neither in memory nor in files."""
         window = tuple(window)
         if any(
-            window_entry.window_block is None and not self.has_window_block(window_entry.file_key)
+            window_entry.window_block is None and not self.has("window_block", window_entry.file_key)
             for window_entry in window
         ):
             return False
@@ -54,41 +53,28 @@ class FileTier:
 
     def save_state(self, entry: IndexEntry, slot: int, packed: memoryview | None = None) -> None:
         """Keep a checkpoint, whose slot is reused after this; or the contents of one that is `packed`."""
-        memory = self.memory
 
         def copy(into: memoryview) -> None:
             if packed is None:
-                memory.read_checkpoint(slot, into=into)
+                self.memory.read("checkpoint", slot, into=into)
             else:
                 into[:] = packed
 
-        self._save("state", entry, memory.checkpoint_bytes, copy)
+        self._save("checkpoint", entry, copy)
 
     def bytes_of(self, entry: IndexEntry, with_window_block: bool = True) -> int:
         """Return the bytes of the files that keep an entry."""
-        sizes = [self.memory.block_bytes] if entry.block else []
-        sizes += [self.memory.window_block_bytes] if entry.window_block is not None and with_window_block else []
-        sizes += [self.memory.checkpoint_bytes] if entry.checkpoint is not None else []
-        return sum(file_bytes(len(entry.token_ids), size) for size in sizes)
+        kinds: list[MemoryKind] = ["block"] if entry.block else []
+        kinds += ["window_block"] if entry.window_block is not None and with_window_block else []
+        kinds += ["checkpoint"] if entry.checkpoint is not None else []
+        return sum(file_bytes(len(entry.token_ids), self.memory.sizes[kind]) for kind in kinds)
 
-    def has_block(self, name: bytes) -> bool:
-        return self.directory.has("block", name)
+    def has(self, kind: MemoryKind, name: bytes) -> bool:
+        return self.directory.has(_ON_DISK[kind], name)
 
-    def has_window_block(self, name: bytes) -> bool:
-        return self.directory.has("pane", name)
-
-    def has_state(self, name: bytes) -> bool:
-        return self.directory.has("state", name)
-
-    def read_block(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
-        """Return what `save_block` kept, or None if it is gone or damaged."""
-        return self.directory.read("block", name, token_ids, self.memory.block_bytes)
-
-    def read_window_block(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
-        return self.directory.read("pane", name, token_ids, self.memory.window_block_bytes)
-
-    def read_state(self, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
-        return self.directory.read("state", name, token_ids, self.memory.checkpoint_bytes)
+    def read(self, kind: MemoryKind, name: bytes, token_ids: tuple[int, ...]) -> memoryview | None:
+        """Return what was kept, or None if it is gone or damaged."""
+        return self.directory.read(_ON_DISK[kind], name, token_ids, self.memory.sizes[kind])
 
     def touch(self, names: Sequence[bytes]) -> None:
         """Note that a prefix was used: its files stay longest, its first blocks longer than those after them."""
@@ -100,6 +86,6 @@ class FileTier:
         """Return whether reading `num_bytes` takes less time than computing `flops`."""
         return num_bytes / self._rates.bytes_per_second < flops / self._rates.flops_per_second
 
-    def _save(self, kind: FileKind, entry: IndexEntry, size: int, copy: Callable[[memoryview], object]) -> None:
-        if size:
-            self.directory.write(kind, entry.file_key, entry.token_ids, size, copy)
+    def _save(self, kind: MemoryKind, entry: IndexEntry, copy: Callable[[memoryview], object]) -> None:
+        if size := self.memory.sizes[kind]:
+            self.directory.write(_ON_DISK[kind], entry.file_key, entry.token_ids, size, copy)

@@ -84,11 +84,11 @@ def _entries_to_save(store: CacheStore, files: FileTier) -> tuple[list[IndexEntr
     entries: dict[IndexEntry, None] = {}
     windows: set[IndexEntry] = set()
     for end in store.index:
-        if store.slots.count and end.checkpoint is None and not files.has_state(end.file_key):
+        if store.slots.count and end.checkpoint is None and not files.has("checkpoint", end.file_key):
             continue
         window = list(store.window_entries(end))
         if any(
-            window_entry.window_block is None and not files.has_window_block(window_entry.file_key)
+            window_entry.window_block is None and not files.has("window_block", window_entry.file_key)
             for window_entry in window
         ):
             continue
@@ -133,7 +133,7 @@ class _FileRestore:
         hit, target = self._match.hit // size, min(limit // size, len(block_hashes.file_keys))
         if store.blocks.count:
             reach = self._depth
-            while reach < target and files.has_block(block_hashes.file_keys[reach]):
+            while reach < target and files.has("block", block_hashes.file_keys[reach]):
                 reach += 1
             target = reach
         while target > hit and not self._has_state(target - 1):
@@ -145,10 +145,10 @@ class _FileRestore:
                 target -= 1
         if target <= hit:
             return hit
-        memory = files.memory
-        num_bytes = max(0, target - self._depth) * memory.block_bytes
-        num_bytes += memory.checkpoint_bytes if self._lacks_state(target - 1) else 0
-        num_bytes += memory.window_block_bytes * sum(map(self._lacks_window_block, self._window(target)))
+        sizes = files.memory.sizes
+        num_bytes = max(0, target - self._depth) * sizes["block"]
+        num_bytes += sizes["checkpoint"] if self._lacks_state(target - 1) else 0
+        num_bytes += sizes["window_block"] * sum(map(self._lacks_window_block, self._window(target)))
         return target if files.is_worth_reading(num_bytes, store.costs.flops(hit * size, target * size)) else hit
 
     def read(self, target: int) -> bool:
@@ -160,7 +160,7 @@ class _FileRestore:
         depth = min(target, self._depth)
         state = None
         if self._lacks_state(target - 1):
-            state = files.read_state(block_hashes.file_keys[target - 1], block_hashes.token_ids[target - 1])
+            state = files.read("checkpoint", block_hashes.file_keys[target - 1], block_hashes.token_ids[target - 1])
             if state is None:
                 store.damaged_keys.add(block_hashes.keys[target - 1])
                 return True
@@ -175,7 +175,7 @@ class _FileRestore:
             for index in range(depth, target):
                 entry = self._read_block(index, path[-1] if path else None)
                 if entry is None:
-                    return store.blocks.count > 0 and not files.has_block(block_hashes.file_keys[index])
+                    return store.blocks.count > 0 and not files.has("block", block_hashes.file_keys[index])
                 path.append(entry)
                 held.move(entry)
             for index in self._window(target):
@@ -186,7 +186,7 @@ class _FileRestore:
                     window_blocks.append(window_block)
             if state is not None:
                 [slot] = store.allocate_slots(1)
-                files.memory.write_checkpoint(slot, state)
+                files.memory.write("checkpoint", slot, state)
                 store.add_checkpoint(path[-1], slot, is_interior=False)
                 store.slots.release((slot,))
             store.touch_window(path[-1])
@@ -209,7 +209,7 @@ class _FileRestore:
         return self._store.slots.count > 0 and (entry is None or entry.checkpoint is None)
 
     def _has_state(self, index: int) -> bool:
-        return not self._lacks_state(index) or self._files.has_state(self._block_hashes.file_keys[index])
+        return not self._lacks_state(index) or self._files.has("checkpoint", self._block_hashes.file_keys[index])
 
     def _lacks_window_block(self, index: int) -> bool:
         entry = self._in_memory(index)
@@ -221,7 +221,7 @@ class _FileRestore:
         gone = (
             i
             for i in reversed(self._window(target))
-            if self._lacks_window_block(i) and not self._files.has_window_block(names[i])
+            if self._lacks_window_block(i) and not self._files.has("window_block", names[i])
         )
         return next(gone, None)
 
@@ -230,25 +230,25 @@ class _FileRestore:
         store, files, block_hashes = self._store, self._files, self._block_hashes
         if not store.blocks.count:
             return store.add_block(parent, block_hashes, index, 0)
-        contents = files.read_block(block_hashes.file_keys[index], block_hashes.token_ids[index])
+        contents = files.read("block", block_hashes.file_keys[index], block_hashes.token_ids[index])
         if contents is None:
             store.damaged_keys.add(block_hashes.keys[index])
             return None
         [block] = store.allocate_blocks(1)
         entry = store.add_block(parent, block_hashes, index, block)
         if entry is not None:
-            files.memory.write_block(block, contents)
+            files.memory.write("block", block, contents)
         store.blocks.release((block,))
         return entry
 
     def _read_window_block(self, index: int, entry: IndexEntry) -> int | None:
         """Commit a window block from its file, and reference it; return None if it is gone or damaged."""
         store, files, block_hashes = self._store, self._files, self._block_hashes
-        contents = files.read_window_block(block_hashes.file_keys[index], block_hashes.token_ids[index])
+        contents = files.read("window_block", block_hashes.file_keys[index], block_hashes.token_ids[index])
         if contents is None:
             return None
         [window_block] = store.allocate_window_blocks(1)
-        files.memory.write_window_block(window_block, contents)
+        files.memory.write("window_block", window_block, contents)
         store.add_window_block(entry, window_block)
         return window_block
 

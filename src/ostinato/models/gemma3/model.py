@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
@@ -10,11 +10,9 @@ from ostinato.models.gemma3.spec import Gemma3VLHyperparameters
 from ostinato.models.gemma3_text.model import Gemma3
 from ostinato.models.lfm2_vl.model import VisionTower
 from ostinato.models.lfm3_vl.model import Encoder
+from ostinato.ops.step_inputs import Array, EncoderInputs
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, EncoderInputs
 
 NORM_EPS = 1e-6
 """Default epsilon of the encoder's norms."""

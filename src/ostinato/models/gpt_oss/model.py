@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.gpt_oss.spec import GptOssHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 class Router(Module):

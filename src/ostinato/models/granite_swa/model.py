@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.granite_swa.spec import GraniteSwaHyperparameters
 from ostinato.models.granitemoehybrid.model import Granite, SharedMLP, SoftmaxRouter
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 
 class MoE(Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
@@ -11,12 +11,10 @@ from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 NAMES = {"mlp": "shared_mlp", "experts": "block_sparse_moe"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
@@ -13,11 +13,9 @@ from ostinato.layers.norm import PlainRMSNorm
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.hrm_text.spec import HrmTextHyperparameters
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 STACKED = re.compile(r"^model\.([HL])_module\.layers\.(\d+)\.")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba1 import Mamba1Mixer
@@ -11,11 +9,9 @@ from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.jamba.spec import JambaHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ostinato.layers.delta_net import KimiDeltaAttention
 from ostinato.layers.latent_attention import LatentAttention
@@ -11,11 +10,9 @@ from ostinato.layers.mlp import Experts, GatedMLP, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 SPARSE = "block_sparse_moe"
 """Checkpoints' name of experts with their router and shared experts; transformers uses it for an MLP too."""

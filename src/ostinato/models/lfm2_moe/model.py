@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.lfm2.model import Lfm2, lfm2_block
 from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 MIN_SUM = 1e-6
 """Number added to the sum of the chosen experts' weights, by which they are divided."""

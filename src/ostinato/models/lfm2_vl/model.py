@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.vision import EncoderBlock, PositionEmbedding, linear
@@ -11,10 +9,8 @@ from ostinato.models.decoder import Block
 from ostinato.models.lfm2.model import lfm2_block
 from ostinato.models.lfm2_vl.spec import Lfm2VLHyperparameters
 from ostinato.models.lfm3_vl.model import Encoder, Lfm3VL
+from ostinato.ops.step_inputs import Array, EncoderInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, EncoderInputs
 
 PROJECTOR_EPS = 1e-5
 

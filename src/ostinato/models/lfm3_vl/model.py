@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
@@ -14,11 +13,9 @@ from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block, SandwichBlock
 from ostinato.models.lfm3.model import lfm3_block
 from ostinato.models.lfm3_vl.spec import Lfm3VLHyperparameters
+from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 
 ATTENTION_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
 from ostinato.layers.attention import Attention
@@ -13,11 +12,9 @@ from ostinato.layers.module import ModelBuilder
 from ostinato.models.config_json import MAX_SIZE
 from ostinato.models.decoder import Block, Decoder, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 STACKS = ("gate_up_proj", "down_proj")
 """Names of a layer's experts, if they are stacks in a checkpoint."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.head import AttentionHead, qwen35_head
 from ostinato.models.qwen3_5_text.model import qwen35_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class Qwen35VL(Qwen3VL):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary, Rotary
 from ostinato.layers.linear import Linear
@@ -11,12 +10,10 @@ from ostinato.layers.module import ModelBuilder, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Block
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 
 class AttentionHead(PredictionHead):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
 
 STACKS = ("gate_up_proj", "down_proj")
 """Checkpoints' names of a layer's experts, if they are stacks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.mamba2 import Mamba2Mixer
@@ -12,12 +11,10 @@ from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Decoder
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 
 MIXER_NORM_EPS = 1e-5
 """Epsilon of the norm within mixers, whatever config.json gives for the others."""

@@ -21,16 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from ostinato.ops.arrays import AnyArray, bits_as, converted, library, like
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks
 from ostinato.ops.sizes import DEQUANT_SLAB, INT4_ZERO_BITS
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the 4-bit codes of IQ4_NL and IQ4_XS."""

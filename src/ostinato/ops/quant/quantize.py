@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from ostinato.ops.native_extension import NativeExtension
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.quant.dequantize import pack_float8, pack_int4
 from ostinato.ops.sizes import INT4_SHRINK, INT4_STEPS, INT4_ZERO_BITS, MAX_INT4, MAX_INT8
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 INT4_SLAB = 2**18
 """Values that torch quantises in one call."""

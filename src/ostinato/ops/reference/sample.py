@@ -8,16 +8,14 @@ float64 are a row's temperature (0: its best token), top_k (0: all tokens), top_
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from ostinato.ops.arrays import host_values, like
 from ostinato.ops.noise import gumbel
 from ostinato.ops.seeds import GUMBEL_MAX, GUMBEL_MIN
-
-if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array
+from ostinato.ops.step_inputs import Array
 
 # A token this far below the best one cannot win, whatever their noise; 1 is room for rounding.
 _HOPELESS = GUMBEL_MIN - GUMBEL_MAX - 1

@@ -199,11 +199,7 @@ MISTRAL = ToolCallFormat(
     "Mistral Small 3.1, later ones", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[ARGS]", ARGUMENTS)), block_gap=""
 )
 MISTRAL_WITH_IDS = ToolCallFormat(
-    "Mistral Small 3.2",
-    "[TOOL_CALLS]",
-    "",
-    NamedSyntax((NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)),
-    block_gap="",
+    "Mistral Small 3.2", "[TOOL_CALLS]", "", NamedSyntax((NAME, "[CALL_ID]", ID, "[ARGS]", ARGUMENTS)), block_gap=""
 )
 MISTRAL_LIST = ToolCallFormat("Mistral Nemo", "[TOOL_CALLS]", "", JsonSyntax(), separator=",", open="[", close="]")
 KIMI = ToolCallFormat(
@@ -245,10 +241,7 @@ SEED = ToolCallFormat(
     gap="\n",
 )
 MINICPM = ToolCallFormat(
-    "MiniCPM5",
-    '<function name="',
-    "</function>",
-    TagSyntax("", '">', '<param name="', ('">',), "</param>", ""),
+    "MiniCPM5", '<function name="', "</function>", TagSyntax("", '">', '<param name="', ('">',), "</param>", "")
 )
 COMMAND = ToolCallFormat(
     "Command R7B, Command A",
@@ -264,13 +257,7 @@ APERTUS = ToolCallFormat(
     "Apertus", "<|tools_prefix|>", "<|tools_suffix|>", JsonSyntax(None), separator=",", open="[", close="]"
 )
 COMMAND_R = ToolCallFormat(
-    "Command R+",
-    "Action:\n```json\n",
-    "```",
-    JsonSyntax("tool_name", "parameters"),
-    separator=",",
-    open="[",
-    close="]",
+    "Command R+", "Action:\n```json\n", "```", JsonSyntax("tool_name", "parameters"), separator=",", open="[", close="]"
 )
 GRANITE = ToolCallFormat("Granite 3.3", "<|tool_call|>", "", JsonSyntax(), separator=",", open="[", close="]")
 FIREFUNCTION = ToolCallFormat(
@@ -278,11 +265,7 @@ FIREFUNCTION = ToolCallFormat(
 )
 GIGACHAT = ToolCallFormat("GigaChat 3.1", "<|function_call|>", "", JsonSyntax())
 GIGACHAT3 = ToolCallFormat(
-    "GigaChat 3",
-    "<|message_sep|>\n\nfunction call<|role_sep|>\n",
-    "<|message_sep|>",
-    JsonSyntax(),
-    block_gap=None,
+    "GigaChat 3", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|message_sep|>", JsonSyntax(), block_gap=None
 )
 GEMMA = ToolCallFormat("Gemma 4", "<|tool_call>", "<tool_call|>", BareKeySyntax('<|"|>'), block_gap="")
 DEEPSEEK = ToolCallFormat(
