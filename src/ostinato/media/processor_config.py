@@ -257,23 +257,37 @@ class _Reader:
         vision, most = self.vision, self._count("max_soft_tokens", 280)
         if most not in _SOFT_TOKENS:
             raise self._error("max_soft_tokens", f"one of {', '.join(map(str, _SOFT_TOKENS))}")
-        patch = self._as_encoder("patch_size", vision.patch_size)
-        area = (patch * self._as_encoder("pooling_kernel_size", vision.merge_size)) ** 2
+        self._check_token_side()
+        # Gemma 4's model makes the range that of -1 to 1.
+        mean, std = (0.0, 1.0) if vision.is_encoder_free else (0.5, 0.5)
         return PixelSettings(
             "image",
-            area,
-            most * area,
+            vision.token_side**2,
+            most * vision.token_side**2,
             resample=self._resample("video", 3),
             scale=self._scale(),
-            # The model itself makes the range that of -1 to 1.
-            mean=(0.5,) * vision.in_channels,
-            std=(0.5,) * vision.in_channels,
-            patch_size=patch,
+            mean=(mean,) * vision.in_channels,
+            std=(std,) * vision.in_channels,
+            patch_size=vision.patch_size,
             temporal_patch_size=1,
             merge_size=vision.merge_size,
             is_naflex=True,
-            max_side=vision.num_positions // 2 * patch,
+            max_side=vision.num_positions // 2 * vision.patch_size,
         )
+
+    def _check_token_side(self) -> None:
+        """Check the pixels along a token's side; without an encoder they are one patch, whatever the parts are."""
+        vision, names = self.vision, ("patch_size", "pooling_kernel_size")
+        if not vision.is_encoder_free:
+            for name, size in zip(names, (vision.patch_size, vision.merge_size), strict=True):
+                self._as_encoder(name, size)
+        elif any(self.values.get(name) is not None for name in names):
+            patch, pooled = (self._count(name, default) for name, default in zip(names, (16, 3), strict=True))
+            if patch * pooled != vision.token_side:
+                raise ModelError(
+                    f"{self.path} has patch_size {patch} times pooling_kernel_size {pooled}, which should be "
+                    f"{vision.token_side}, as config.json has it"
+                )
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
         for step in steps:
