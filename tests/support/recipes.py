@@ -722,7 +722,7 @@ def gemma4_unified() -> PretrainedConfig:
 
 def without_small_embeddings(text: dict[str, Any]) -> dict[str, Any]:
     """Values of Gemma 4's text without those that Gemma 4 Unified does not have."""
-    foreign = ("per_layer_input", "experts", "moe")
+    foreign = ("model_type", "per_layer_input", "experts", "moe")
     return {name: value for name, value in text.items() if not any(word in name for word in foreign)}
 
 
