@@ -192,7 +192,7 @@ GEMMA4_TOKENS = {
     "image_token_id": IMAGE,
     "boi_token_id": START,
     "eoi_token_id": END,
-    "video_token_id": VOCAB_SIZE + 8,
+    "video_token_id": VIDEO,
     "audio_token_id": VOCAB_SIZE + 9,
 }
 

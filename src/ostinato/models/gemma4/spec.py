@@ -21,7 +21,7 @@ from ostinato.plan.model import ModelSpec
 
 SOUNDS = "the encoder of sounds is not run; requests have none"
 
-TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882}
+TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882, "video_token_id": 258_884}
 THETA = 100.0
 """Defaults of a config.json without these values."""
 
@@ -73,7 +73,7 @@ def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], b
         out_hidden_size=text.hidden_size,
         deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
-        video_token_id=None,
+        video_token_id=_video_token(config, text.vocab_size),
         start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),
         end_token_id=integer(config, "eoi_token_id", TOKENS["eoi_token_id"]),
         is_bidirectional=is_bidirectional,
@@ -82,6 +82,14 @@ def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], b
         positions_by_axis=True,
     )
     return replace(text, vision=vision, layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers)
+
+
+def _video_token(config: JsonObject, vocab_size: int) -> int | None:
+    """Return the token of videos; None if it is null or beyond the vocabulary, for a model that takes none."""
+    if config.get("video_token_id", 0) is None:
+        return None
+    token_id = integer(config, "video_token_id", TOKENS["video_token_id"])
+    return token_id if token_id < vocab_size else None
 
 
 def _sees_images(layer: LayerSpec) -> LayerSpec:
