@@ -245,7 +245,18 @@ def gemma4_unified() -> PretrainedConfig:
 
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     each.__name__: each
-    for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3, gemma4, gemma4_causal, gemma4_unified)
+    for each in (
+        qwen3_5,
+        qwen3_5_moe,
+        qwen3_vl,
+        qwen3_vl_moe,
+        lfm3_vl,
+        lfm2_vl,
+        gemma3,
+        gemma4,
+        gemma4_causal,
+        gemma4_unified,
+    )
 }
 IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal", "gemma4_unified")
 """Recipes whose tokens of images have positions in a line."""
@@ -328,15 +339,20 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
 
 
 def types_of(name: str, ids: torch.Tensor) -> dict[str, Any]:
-    """What tells transformers' model of a recipe which of the tokens [1, tokens] are those of images and videos.
+    """What tells transformers' model of a recipe which of the tokens [1, tokens] are those of images and videos."""
+    types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    return {"token_type_ids": types} if name == "gemma3" else seen_by(vl_oracle(name), types)
+
+
+def seen_by(model: PreTrainedModel, types: torch.Tensor) -> dict[str, Any]:
+    """What makes a model see tokens of these types [1, tokens].
 
     The masks of Gemma 4 Unified are those of its `create_masks_for_generate`, as vLLM and Google's own implementation
     have them. Those of its `forward` in transformers 5.23 are Gemma 3's.
     """
-    types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    if name != "gemma4_unified":
-        return {"token_type_ids" if name == "gemma3" else "mm_token_type_ids": types}
-    model, embedded = vl_oracle(name), torch.empty(*ids.shape, 0)
+    if model.config.model_type != "gemma4_unified":
+        return {"mm_token_type_ids": types}
+    embedded = torch.empty(*types.shape, 0)
     masks = model.create_masks_for_generate(model.config, embedded, None, None, None, mm_token_type_ids=types)
     return {"attention_mask": masks}
 
@@ -346,6 +362,19 @@ def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tenso
     vision = vl_spec(name).vision
     assert vision is not None
     return inputs_of_images(vision, items)
+
+
+def as_videos(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What transformers' model takes for videos, from what it takes for images. Gemma 4's frames are those of one."""
+    names = {
+        "pixel_values": "pixel_values_videos",
+        "image_grid_thw": "video_grid_thw",
+        "image_position_ids": "video_position_ids",
+    }
+    given = {names.get(key, key): value for key, value in inputs.items()}
+    if model.config.model_type.startswith("gemma4"):
+        given["num_frames_per_video"] = torch.tensor([len(inputs["pixel_values"])])
+    return given
 
 
 def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:

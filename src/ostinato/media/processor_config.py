@@ -146,14 +146,14 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     if not isinstance(image_values, dict):
         image_values, path = read_json(image_path), image_path
     reader = _Reader(image_values, path, vision)
-    if not vision.positions_by_axis:
-        image = reader.square() if vision.image_side else reader.tiled()
+    fitted = reader.fitted("image", 280) if vision.positions_by_axis else None
+    image = fitted or (reader.square() if vision.image_side else reader.tiled())
+    if fitted is None or vision.video_token_id is None:
         return MediaSettings(image=image, video=replace(image, kind="video"))
     video_values, video_source = nested.get("video_processor"), whole
     if not isinstance(video_values, dict):
         video_values, video_source = read_json(video_path), video_path
-    video = _Reader(video_values, video_source, vision).fitted("video", 70)
-    return MediaSettings(image=reader.fitted("image", 280), video=video)
+    return MediaSettings(image=fitted, video=_Reader(video_values, video_source, vision).fitted("video", 70))
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,8 @@ class _Reader:
         self._check_steps([step for step in _STEPS if step != "do_normalize"])
         normalises = self._of("do_normalize", bool, kind == "video")
         if normalises and (
-            kind == "image" or self._channels("image_mean", _ZEROS) + self._channels("image_std", _ONES) != _ZEROS + _ONES
+            kind == "image"
+            or self._channels("image_mean", _ZEROS) + self._channels("image_std", _ONES) != _ZEROS + _ONES
         ):
             raise self._error("do_normalize", "false; the encoder expects pixels from 0 to 1")
         vision, most = self.vision, self._count("max_soft_tokens", tokens)

@@ -81,7 +81,9 @@ def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], b
         text_token_id=integer(of_text, "pad_token_id", 0),
         positions_by_axis=True,
     )
-    return replace(text, vision=vision, layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers)
+    return replace(
+        text, vision=vision, layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers
+    )
 
 
 def _video_token(config: JsonObject, vocab_size: int) -> int | None:
