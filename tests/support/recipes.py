@@ -7,6 +7,7 @@ architecture is one recipe here: every test that is parametrised over `RECIPES` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import transformers
 from transformers import PretrainedConfig

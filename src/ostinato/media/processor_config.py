@@ -91,7 +91,7 @@ class PixelSettings:
     0 if images are resized only as far as the limits demand.
     """
     divides: bool = False
-    """With `max_side`: True if a pixel is divided by 1 / `scale`, as torch does where it normalises too."""
+    """True if a pixel is divided by 1 / `scale`, as torch does if it normalises too; only with `max_side`."""
 
     @property
     def factor(self) -> int:
@@ -130,9 +130,9 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
 
 def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of a model whose images are cut into tiles, or resized to one size or number of tokens.
+    """Read the settings of images that are cut into tiles, or resized to one size or number of tokens.
 
-    Of these, models whose images have as many tokens as fit may take videos, each frame of which is like an image.
+    Models with the latter may take videos, whose frames are like images.
     """
     whole, image_path, video_path = (
         directory / f"{name}_config.json" for name in ("processor", "preprocessor", "video_preprocessor")
