@@ -109,7 +109,7 @@ def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool
     taps = 4 if vision.num_positions else 0
     embedding = patches * ((taps + 1) * size * (width + 4) + vision.patch_elements * width)
     # Counted are the normed input; queries, keys and values, two of them rotated; and two results of attention.
-    attention = patches * 8 * size * element
+    attention = patches * 8 * size * element if vision.num_layers else 0
     mlp = patches * (2 * size + 2 * vision.intermediate_size) * element
     of_merger = [weight for weight in vision.weights if weight.role == "linear" and weight.in_size == merged]
     widest = max((weight.out_size for weight in of_merger), default=merged)
