@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -163,8 +164,8 @@ def test_what_of_gemma4_is_not_run_is_said() -> None:
         ({"audio_config": {}}, "the encoder of sounds is not run", True),
         ({"vision_config": None, "audio_config": {}}, "the encoder of sounds is not run", False),
     ]
-    for changes, words, sees in cases:
-        spec = model_spec(gemma4(**changes))
+    for (changes, words, sees), whole in itertools.product(cases, (gemma4(), UNIFIED)):
+        spec = model_spec(whole | changes)
         assert (spec.vision is not None) == sees
         assert (words or "") in (spec.left_out or "")
         assert (spec.left_out is None) == (words is None)
