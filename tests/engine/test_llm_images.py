@@ -19,7 +19,7 @@ from ostinato.media.media_input import RenderedChat
 from tests.support.checkpoints import randomize
 from tests.support.folders import shared_folder
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, tokenizer
-from tests.support.vl_models import TEXT, VISION, gemma4, inputs_of_images
+from tests.support.vl_models import TEXT, VISION, VL_RECIPES, as_videos, inputs_of_images, seen_by
 
 NUM_TOKENS = 24
 SMALL: dict[str, Any] = {
@@ -132,9 +132,9 @@ def test_a_conversation_is_answered_as_transformers_answers_it(llm: LLM, name: s
 
 
 @cache
-def gemma4_oracle() -> transformers.PreTrainedModel:
-    own, config = tokenizer(), gemma4()
-    config.image_token_id, config.video_token_id = own.token_id(IMAGE), own.vocab_size + 8
+def gemma4_oracle(name: str) -> transformers.PreTrainedModel:
+    own, config = tokenizer(), VL_RECIPES[name]()
+    config.image_token_id, config.video_token_id = own.token_id(IMAGE), own.token_id(VIDEO)
     config.boi_token_id, config.eoi_token_id = own.token_id(START), own.token_id(END)
     config.audio_token_id = own.vocab_size + 9
     config.text_config.vocab_size = config.text_config.vocab_size_per_layer_input = own.vocab_size
@@ -145,38 +145,46 @@ def gemma4_oracle() -> transformers.PreTrainedModel:
 
 
 @cache
-def gemma4_checkpoint() -> Path:
-    """A model of Gemma 4 with images, whose template writes the token of images alone. Treat it as read-only."""
+def gemma4_checkpoint(name: str = "gemma4") -> Path:
+    """A model of Gemma 4 with images, whose template writes their token or that of a video alone. Treat it as
+    read-only."""
     directory = shared_folder("gemma4")
-    gemma4_oracle().save_pretrained(directory)
+    gemma4_oracle(name).save_pretrained(directory)
     (directory / "tokenizer.json").write_text(tokenizer().to_json() or "")
-    (directory / "chat_template.jinja").write_text(TEMPLATE.replace(f"{START}{IMAGE}{END}", IMAGE))
-    processor = {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2, "do_normalize": False}
-    (directory / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    template = TEMPLATE.replace(f"{START}{IMAGE}{END}", IMAGE).replace(f"{START}{VIDEO}{END}", VIDEO)
+    (directory / "chat_template.jinja").write_text(template)
+    patch, merge = (4, 2) if name == "gemma4" else (1, 4)
+    sizes = {"max_soft_tokens": 70, "patch_size": patch, "pooling_kernel_size": merge}
+    processors = {"image_processor": sizes | {"do_normalize": False}, "video_processor": sizes}
+    (directory / "processor_config.json").write_text(json.dumps(processors))
     (directory / "generation_config.json").write_text("{}")
     return directory
 
 
 @torch.inference_mode()
-def test_gemma4_answers_a_conversation_as_transformers_does() -> None:
-    """Start and end are put around the tokens of each image."""
-    llm = LLM(str(gemma4_checkpoint()), **SMALL)
-    talk = [user(text("what is it?"), image(40, 48), image(9, 50, 2), text("and why?"))]
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_unified"])
+def test_gemma4_answers_a_conversation_as_transformers_does(name: str) -> None:
+    """Start and end are put around the tokens of each image and of each frame, which has its time before it."""
+    llm, side = LLM(str(gemma4_checkpoint(name)), **SMALL), 1 if name == "gemma4_unified" else 2
+    frames = {"type": "video", "video": [drawn(20, 24, i) for i in (1, 2)], "fps": 0.5}
+    talk = [user(text("what is it?"), image(40, 48), image(9, 50, 2), frames, text("and why?"))]
     rendered = llm.engine.render_chat_media(talk)
     assert rendered.media is not None
-    assert [span.item.grid for span in rendered.media.spans] == [(14, 18), (6, 38)]
+    grids = [(rows * side, columns * side) for rows, columns in ((7, 9), (3, 19), (7, 9), (7, 9))]
+    assert [span.item.grid for span in rendered.media.spans] == grids
     [output] = llm.chat(talk, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
-    vision = llm.engine.runner.vision
+    vision, model = llm.engine.runner.vision, gemma4_oracle(name)
     assert vision is not None
-    token_ids = torch.tensor([output.prompt_token_ids])
-    assert token_ids[0].tolist() == rendered.media.token_ids
-    is_image = (token_ids == vision.image_token_id).int()
-    assert int(is_image.sum()) == 63 + 57
-    images = inputs_of_images(vision, [span.item for span in rendered.media.spans])
-    settings = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "use_cache": True}
-    mask = torch.ones_like(token_ids)
-    theirs = gemma4_oracle().generate(token_ids, attention_mask=mask, mm_token_type_ids=is_image, **images, **settings)
-    assert output.outputs[0].token_ids == theirs[0, token_ids.shape[1] :].tolist()
+    assert output.prompt_token_ids == rendered.media.token_ids
+    between = llm.get_tokenizer().encode(" 00:02 ", add_special_tokens=False)
+    assert rendered.media.token_ids[rendered.media.spans[2].end + 1 :][: len(between)] == between
+    whole = torch.tensor([[*rendered.media.token_ids, *output.outputs[0].token_ids]])
+    types = (whole == vision.image_token_id).int() + 2 * (whole == vision.video_token_id).int()
+    assert [int((types == kind).sum()) for kind in (1, 2)] == [63 + 57, 2 * 63]
+    items = [span.item for span in rendered.media.spans]
+    given = inputs_of_images(vision, items[:2]) | as_videos(model, inputs_of_images(vision, items[2:]))
+    logits = model(whole, **seen_by(model, types), **given, use_cache=False).logits[0]
+    assert logits[-NUM_TOKENS - 1 : -1].argmax(-1).tolist() == output.outputs[0].token_ids
 
 
 def test_streams_give_what_chats_give(llm: LLM) -> None:

@@ -23,7 +23,9 @@ from ostinato.media.preprocess import process_crops, process_image, process_tile
 from ostinato.media.processor_config import CropSettings, load_media_settings
 from ostinato.media.resize import crop_grid, image_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
+from tests.support.gemma4_processors import UNIFIED
 from tests.support.media_cases import (
+    EMBEDDED,
     FITTED,
     HALVES,
     drawn,
@@ -163,6 +165,49 @@ def test_settings_of_images_of_as_many_tokens_as_fit_are_read(tmp_path):
         file.write_text(json.dumps({"image_processor": changes}))
         with pytest.raises(ModelError, match=words):
             load_media_settings(tmp_path, vision)
+
+
+def test_settings_of_frames_of_as_many_tokens_as_fit_are_read(tmp_path):
+    """They are more than images' in number, and fewer in tokens; transformers normalises them to what they are."""
+    with_videos = FITTED | {"video_token_id": 9}
+    alone = replace(fitted_settings(70), kind="video", divides=True, max_frames=32)
+    assert load_media_settings(tmp_path, vision_spec(**with_videos)).video == alone
+    file = tmp_path / "processor_config.json"
+    values = {"max_soft_tokens": 140, "num_frames": 8, "image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
+    file.write_text(json.dumps({"video_processor": values | {"do_sample_frames": True}}))
+    found = load_media_settings(tmp_path, vision_spec(**with_videos)).video
+    assert found == replace(fitted_settings(140), kind="video", divides=True, max_frames=8)
+    file.write_text(json.dumps({"video_processor": {"do_normalize": False}}))
+    assert load_media_settings(tmp_path, vision_spec(**with_videos)).video == replace(alone, divides=False)
+    file.write_text(json.dumps({"video_processor": {"image_std": [0.5] * 3}}))
+    with pytest.raises(ModelError, match="do_normalize = None, which should be false; the encoder expects pixels"):
+        load_media_settings(tmp_path, vision_spec(**with_videos))
+    assert load_media_settings(tmp_path, vision_spec(**FITTED)).video == replace(fitted_settings(280), kind="video")
+
+
+def test_a_token_without_an_encoder_has_the_pixels_of_its_patches(tmp_path):
+    """Of whatever sizes the processor makes it; in the model's order, from 0 to 1."""
+    vision, file = vision_spec(**EMBEDDED), tmp_path / "processor_config.json"
+    own = load_media_settings(tmp_path, vision).image
+    assert (own.mean, own.std, own.max_side) == ((0.0,) * 3, (1.0,) * 3, 1120 * 48)
+    for patch, pooled in ((16, 3), (12, 4), (48, 1)):
+        file.write_text(json.dumps({"image_processor": {"patch_size": patch, "pooling_kernel_size": pooled}}))
+        assert load_media_settings(tmp_path, vision).image == own
+    file.write_text(json.dumps({"image_processor": {"patch_size": 12}}))
+    with pytest.raises(ModelError, match="patch_size 12 times pooling_kernel_size 3, which should be 48"):
+        load_media_settings(tmp_path, vision)
+    image = drawn(300, 517)
+    item, size = process_image(image, own), get_aspect_ratio_preserving_size(300, 517, 16, 9 * 280, 3)
+    assert (item.grid, item.num_tokens) == ((size[0] // 48, size[1] // 48), size[0] * size[1] // 48**2)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    resized = F.interpolate(pixels, size, mode="bicubic", antialias=True, align_corners=False)[0] * (1 / 255)
+    cut = resized.unfold(1, 16, 16).unfold(2, 16, 16).permute(1, 2, 3, 4, 0)
+    places = torch.stack(torch.meshgrid(*(torch.arange(side // 16) for side in size[::-1]), indexing="xy"), dim=-1)
+    merged, positions = UNIFIED.patches_merge(
+        cut.reshape(1, -1, 16 * 16 * 3), places.reshape(1, -1, 2), item.num_tokens
+    )
+    np.testing.assert_array_equal(item.patches, merged[0].numpy())
+    np.testing.assert_array_equal(patch_positions(item.grid, 1)[:, ::-1], positions[0].numpy())
 
 
 def test_an_image_with_a_side_beyond_the_encoders_positions_is_refused():

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3VLConfig
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.video_utils import VideoMetadata
 
 from ostinato.errors import ModelError, RequestError
 from ostinato.media.media_item import MediaItem
@@ -136,6 +138,30 @@ def test_tokens_around_an_image_that_its_template_leaves_to_the_processor_are_wr
     inside = [vision.start_token_id, *[vision.image_token_id] * 6, vision.end_token_id]
     assert found.token_ids == [*encode("a"), *inside, *encode("b")]
     assert [(span.start, span.end) for span in found.spans] == [(2, 8)]
+
+
+def test_a_video_of_gemma_4_has_the_text_of_its_processor():
+    """Times are minutes and seconds between spaces, and every frame is enclosed as an image is."""
+    vision = vision_spec(places="enclosed")
+    own = placeholders(tokenizer().token_text, encode, vision)
+    frames = video(2, 3, [0.0, 59.9, 61.5])
+    shell = Gemma4Processor.__new__(Gemma4Processor)
+    shell.boi_token, shell.eoi_token, shell.video_token = START, END, VIDEO
+    metadata = VideoMetadata(total_num_frames=3, fps=10.0, frames_indices=[0, 599, 615])
+    inputs = {"num_soft_tokens_per_video": [6], "video_metadata": [metadata]}
+    expected = f"a{shell.replace_video_token(inputs, 0)}b{START}{IMAGE * 4}{END}"
+    found = media_prompt(f"a{VIDEO}b{IMAGE}", [item(2, 2), frames], own, encode, vision)
+    assert found.token_ids == encode(expected)
+    assert [span.item for span in found.spans][:3] == list(frames.items)
+
+
+def test_the_token_of_videos_need_not_be_a_special_one_in_gemma_4s_tokenizer():
+    """Its processor makes it one, and the text of it is the same in all."""
+    vision = vision_spec(places="enclosed", video_token_id=1000)
+    own = placeholders(tokenizer().token_text, encode, vision)
+    assert own.video == "<|video|>"
+    found = media_prompt("<|video|>", [video(1, 2, [3.0])], own, encode, vision)
+    assert found.token_ids == [*encode("00:03 "), vision.start_token_id, 1000, 1000, vision.end_token_id]
 
 
 def test_spans_hold_the_placeholders_tokens_and_no_others():

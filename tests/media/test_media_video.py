@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,11 @@ from transformers.video_processing_utils import BaseVideoProcessor
 
 from ostinato.errors import RequestError
 from ostinato.media.preprocess import process_video
-from ostinato.media.processor_config import PixelSettings
+from ostinato.media.processor_config import PixelSettings, load_media_settings
 from ostinato.media.resize import video_size
-from tests.support.media_cases import drawn, pixel_settings
+from ostinato.runner.image_encoder import patch_positions
+from tests.support.gemma4_processors import GEMMA4, UNIFIED
+from tests.support.media_cases import EMBEDDED, FITTED, drawn, pixel_settings, vision_spec
 
 SIDES = st.integers(5, 300)
 MODES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -60,6 +63,51 @@ def theirs(frames: list[Image.Image], own: PixelSettings) -> tuple[np.ndarray, t
         cap_pixels_per_frame=own.cap_pixels_per_frame,
     )
     return out["pixel_values_videos"].numpy(), tuple(out["video_grid_thw"][0].tolist())
+
+
+class _Fitted(WithTorch):
+    def aspect_ratio_preserving_resize(
+        self, video: torch.Tensor, patch_size: int, max_patches: int, pooling_kernel_size: int, resample: int
+    ) -> torch.Tensor:
+        size = GEMMA4.get_aspect_ratio_preserving_size(*video.shape[-2:], patch_size, max_patches, pooling_kernel_size)
+        return F.interpolate(video, size, mode=MODES[resample], antialias=True, align_corners=False)
+
+
+class OfGemma4(_Fitted, GEMMA4.Gemma4VideoProcessor):
+    """Transformers' processor for Gemma 4, with what stands in for torchvision."""
+
+
+class OfUnified(_Fitted, UNIFIED.Gemma4UnifiedVideoProcessor):
+    """That for Gemma 4 Unified."""
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 160), (300, 220), (30, 700), (48, 96)])
+@pytest.mark.parametrize("most", [70, 140])
+@pytest.mark.parametrize("processor", [OfGemma4, OfUnified])
+def test_frames_of_as_many_tokens_as_fit_have_the_pixels_of_transformers(tmp_path, processor, most, height, width):
+    """Gemma 4's model doubles pixels and subtracts 1; Gemma 4 Unified takes them as they are."""
+    is_unified = processor is OfUnified
+    vision = vision_spec(**(EMBEDDED if is_unified else FITTED) | {"video_token_id": 9})
+    (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {"max_soft_tokens": most}}))
+    own = load_media_settings(tmp_path, vision).video
+    frames = [drawn(height, width, seed) for seed in range(3)]
+    video = process_video(frames, 3, 0.5, own)
+    assert video.timestamps == (0.0, 2.0, 4.0)
+    out = processor()._preprocess(
+        [torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2)],
+        do_resize=True, resample=3, do_rescale=True, rescale_factor=1 / 255, do_normalize=True,
+        image_mean=(0.0,) * 3, image_std=(1.0,) * 3, return_tensors="pt",
+        patch_size=16, max_soft_tokens=most, pooling_kernel_size=3,
+    )  # fmt: skip
+    assert out["num_frames_per_video"].tolist() == [3]
+    pixels, places = out["pixel_values_videos"], out["video_position_ids"]
+    for item, values, positions in zip(video.items, pixels, places, strict=True):
+        rows, columns = patch_positions(item.grid, vision.merge_size).T
+        order = rows * item.grid[1] + columns
+        expected = (values if is_unified else 2 * (values - 0.5)).numpy()
+        np.testing.assert_array_equal(item.patches, expected[order])
+        np.testing.assert_array_equal(np.stack((columns, rows), axis=1), positions.numpy()[order])
+        assert (positions.numpy()[len(order) :] == -1).all()
 
 
 def assert_equals_theirs(frames: list[Image.Image], own: PixelSettings) -> None:

@@ -15,6 +15,7 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.gemma3.model import Gemma3VL
+from ostinato.models.gemma4.model import Gemma4VL
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.arrays import TorchArrays
@@ -271,3 +272,15 @@ def test_gemma3_has_the_same_weights_under_the_names_of_the_hub() -> None:
         )
         assert model.checkpoint_name(hub) == model.checkpoint_name(name)
     assert model.checkpoint_name("vision_tower.vision_model.head.probe") is None
+
+
+def test_gemma4_unified_has_the_same_weights_under_the_names_of_the_hub() -> None:
+    """Its checkpoints have the embedder's parts outside of the projection's module, and an embedder of sounds."""
+    model = vl_model("gemma4_unified")
+    assert isinstance(model, Gemma4VL)
+    written = load_file(vl_checkpoint("gemma4_unified") / "model.safetensors")
+    assert {model.checkpoint_name(name) for name in written} == {
+        model.checkpoint_name(name) for name in vl_oracle("gemma4_unified").state_dict()
+    }
+    assert "model.vision_embedder.pos_embedding" in written
+    assert model.checkpoint_name("model.embed_audio.embedding_projection.weight") is None

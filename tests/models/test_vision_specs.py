@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ostinato import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.json_io import from_plain
 from ostinato.models.checkpoint import model_spec
+from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import make_plan
 from ostinato.plan.rope import RopeSpec, axes
 from ostinato.plan.speculation import with_drafter
@@ -162,8 +164,8 @@ def test_what_of_gemma4_is_not_run_is_said() -> None:
         ({"audio_config": {}}, "the encoder of sounds is not run", True),
         ({"vision_config": None, "audio_config": {}}, "the encoder of sounds is not run", False),
     ]
-    for changes, words, sees in cases:
-        spec = model_spec(gemma4(**changes))
+    for (changes, words, sees), whole in itertools.product(cases, (gemma4(), UNIFIED)):
+        spec = model_spec(whole | changes)
         assert (spec.vision is not None) == sees
         assert (words or "") in (spec.left_out or "")
         assert (spec.left_out is None) == (words is None)
@@ -185,6 +187,79 @@ def test_what_of_gemma4_is_not_run_is_said() -> None:
 def test_what_the_encoder_of_gemma4_does_not_do_is_refused(vision: dict[str, Any], expected: str) -> None:
     with pytest.raises(ModelError, match=expected):
         model_spec(gemma4(vision))
+
+
+UNIFIED = {
+    "model_type": "gemma4_unified",
+    "dtype": "bfloat16",
+    "text_config": {
+        "vocab_size": 262_144,
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 30.0,
+    },
+    "vision_config": {},
+}
+"""Sizes like those of Gemma 4 12B."""
+
+
+def test_gemma4_unified_has_the_parameters_of_transformers() -> None:
+    spec = model_spec(UNIFIED)
+    assert spec.vision is not None
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(**UNIFIED))
+    assert spec.num_parameters == theirs.num_parameters() + 48  # the numbers that layers multiply by
+    sees = {layer.attention.window: layer.attention.sees_ahead for layer in spec.layers if layer.attention}
+    assert sees == {1024: True, None: False}
+    assert (spec.max_position_embeddings, spec.vision.token_side, spec.vision.video_token_id) == (262_144, 48, 258_884)
+    causal = model_spec(UNIFIED | {"text_config": UNIFIED["text_config"] | {"use_bidirectional_attention": None}})
+    assert not any(layer.attention.sees_ahead for layer in causal.layers if layer.attention)
+
+
+@pytest.mark.parametrize("device", ["cpu", *CATALOGUE])
+def test_gemma4_unified_is_planned_on_every_device(device: str) -> None:
+    """Of which some have no room for 16 bits."""
+    on = cpu(64 * GIB) if device == "cpu" else CATALOGUE[device]
+    plan = make_plan(EngineConfig(quantization="int8"), model_spec(UNIFIED), on)
+    assert plan.encoder is not None
+    assert plan.encoder.whole_images
+    assert plan.encoder.graph_mode != "none"
+    assert plan.encoder.max_item_tokens >= 224
+
+
+@pytest.mark.parametrize(
+    ("vision", "expected"),
+    [
+        ({"output_proj_dims": 64}, "mm_embed_dim = 3840, output_proj_dims = 64, .* the first two should be the same"),
+        ({"mm_posemb_size": 0}, "mm_posemb_size = 0; .* all above 0"),
+        ({"patch_size": 0}, "tokens of 0 pixels a side"),
+    ],
+)
+def test_what_the_embedder_of_gemma4_unified_does_not_do_is_refused(vision: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
+        model_spec(UNIFIED | {"vision_config": vision})
+
+
+def test_without_a_token_of_videos_gemma4_takes_none() -> None:
+    cases: list[tuple[dict[str, Any], int | None]] = [
+        ({}, 258_884), ({"video_token_id": None}, None), ({"video_token_id": 262_144}, None), ({"video_token_id": 9}, 9),
+    ]  # fmt: skip
+    for changes, token_id in cases:
+        for config in (gemma4(**changes), UNIFIED | changes):
+            vision = model_spec(config).vision
+            assert vision is not None
+            assert vision.video_token_id == token_id
+
+
+def test_words_of_gemma4_that_gemma4_unified_does_not_know_mean_nothing() -> None:
+    """As in transformers."""
+    text = UNIFIED["text_config"] | {"hidden_size_per_layer_input": 256, "enable_moe_block": True, "num_experts": 8}
+    assert model_spec(UNIFIED | {"text_config": text}) == model_spec(UNIFIED)
 
 
 def test_a_draft_model_with_an_encoder_is_refused() -> None:

@@ -54,6 +54,8 @@ ASSISTANTS = [
     ("gemma4_text", "clusters", "align", 2, "none"),
     ("gemma4", "untied", "none", 4, "full_and_piecewise"),
     ("gemma4", "plain", "all", 1, "none"),
+    ("gemma4_unified", "wide", "align", 2, "full_and_piecewise"),
+    ("gemma4_unified_text", "clusters", "all", 2, "none"),
 ]
 """Recipe, kind of the assistant, mode of the state cache, k, graph mode."""
 
@@ -157,6 +159,11 @@ def test_a_token_that_is_none_is_refused_when_clusters_are_loaded() -> None:
     ("target", "changes", "expected"),
     [
         ("llama", {}, "makes drafts for gemma4 and gemma4_text, and the model is llama"),
+        (
+            "gemma4_text",
+            {"model_type": "gemma4_unified_assistant"},
+            "makes drafts for gemma4_unified and gemma4_unified_text, and the model is gemma4_text",
+        ),
         ("gemma4_text", {"backbone_hidden_size": 96}, r"96 elements \(backbone_hidden_size\), and the model's have 64"),
         ("gemma4_text", {"text": {"sliding_window": 30}}, "2 heads of 12 in a window of 30 in layers with a window"),
         (
@@ -175,7 +182,9 @@ def test_an_assistant_of_another_model_is_refused(target: str, changes: dict[str
     assert [(each.setting, each.value) for each in caught.value.remedies] == [("speculative", "ngram:2")]
 
 
-@pytest.mark.parametrize(("target", "kind"), [("gemma4_text", "clusters"), ("gemma4", "untied")])
+@pytest.mark.parametrize(
+    ("target", "kind"), [("gemma4_text", "clusters"), ("gemma4", "untied"), ("gemma4_unified", "wide")]
+)
 @pytest.mark.ranks
 def test_ranks_share_an_assistant(target: str, kind: str) -> None:
     speculative = f"draft:{assistant_checkpoint(target, kind)}:3"
@@ -215,7 +224,6 @@ def test_an_assistant_that_ranks_cannot_share_is_refused() -> None:
         ("plain", {"text": {"sliding_window": 1}}, "sliding_window = 1, in which an assistant sees no key"),
         ("clusters", {"num_centroids": 10}, "num_centroids = 10, .* vocab_size = 131; the first should divide"),
         ("clusters", {"centroid_intermediate_top_k": 132}, "centroid_intermediate_top_k = 132"),
-        ("plain", {"model_type": "gemma4_unified_assistant"}, "drafts for gemma4_unified, which is not implemented"),
     ],
 )
 def test_what_no_assistant_has_is_refused_by_name(kind: str, changes: dict[str, Any], expected: str) -> None:
@@ -282,7 +290,7 @@ def test_random_and_quantised_weights_make_drafts_too(kind: str, settings: dict[
     assert min(engine.speculation.counters.proposed) > 0
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gemma4_causal"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_causal", "gemma4_unified"])
 @pytest.mark.slow
 def test_drafts_change_no_token_behind_images(name: str) -> None:
     """In chunks, with preemptions, and with the beginning from the cache."""

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import Gemma4AssistantForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    Gemma4AssistantForCausalLM,
+    Gemma4UnifiedAssistantForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from tests.support.checkpoints import VOCAB_SIZE, oracle, randomize, recipe
 from tests.support.folders import shared_folder
+from tests.support.recipes import without_small_embeddings
 
 TAKEN = (
     "vocab_size", "sliding_window", "num_key_value_heads", "head_dim", "max_position_embeddings", "attention_k_eq_v",
@@ -25,16 +31,25 @@ TAKEN = (
 KINDS = {
     "plain": {},
     "clusters": {"use_ordered_embeddings": True, "num_centroids": VOCAB_SIZE, "centroid_intermediate_top_k": 40},
+    "wide": {"use_double_wide_mlp": True},
     "untied": {"tie_word_embeddings": False, "attention_bias": True, "layer_types": ["full_attention"] * 2},
 }
-"""Values of the config.json, and of its text part, by the name of a kind of assistants."""
+"""Values of the config.json, and of its text part, by the name of a kind of assistants.
+
+Those of Gemma 4 Unified alone may be wide.
+"""
+
+OF_TEXT = ("attention_bias", "layer_types", "use_double_wide_mlp")
+
+AssistantConfig = transformers.Gemma4AssistantConfig | transformers.Gemma4UnifiedAssistantConfig
+AssistantModel = Gemma4AssistantForCausalLM | Gemma4UnifiedAssistantForCausalLM
 
 
-ARCHITECTURES = frozenset({"gemma4_assistant"})
+ARCHITECTURES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 """Those of the registry that only make drafts for others."""
 
 
-def assistant_config(text: PretrainedConfig, kind: str, **given: Any) -> transformers.Gemma4AssistantConfig:
+def assistant_config(text: PretrainedConfig, kind: str, **given: Any) -> AssistantConfig:
     """The config.json of an assistant of a model with this text part; `given` are further values of its own."""
     [*full] = (
         layer for layer, each in zip(text.per_layer_config, text.layer_types, strict=True) if each == "full_attention"
@@ -45,22 +60,28 @@ def assistant_config(text: PretrainedConfig, kind: str, **given: Any) -> transfo
         "num_global_key_value_heads": full[0].num_key_value_heads, "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     }  # fmt: skip
-    outer = {name: value for name, value in KINDS[kind].items() if name not in ("attention_bias", "layer_types")}
+    outer = {name: value for name, value in KINDS[kind].items() if name not in OF_TEXT}
     own |= {name: value for name, value in KINDS[kind].items() if name not in outer} | given
     layers = len(own["layer_types"])
     own |= {"num_hidden_layers": layers, "num_kv_shared_layers": layers}
+    if text.model_type == "gemma4_unified_text":
+        unified = transformers.Gemma4UnifiedTextConfig(**without_small_embeddings(own))
+        return transformers.Gemma4UnifiedAssistantConfig(
+            text_config=unified, backbone_hidden_size=text.hidden_size, **outer
+        )
     return transformers.Gemma4AssistantConfig(
         text_config=transformers.Gemma4TextConfig(**own), backbone_hidden_size=text.hidden_size, **outer
     )
 
 
-def assistant_of(config: transformers.Gemma4AssistantConfig, seed: int) -> Gemma4AssistantForCausalLM:
+def assistant_of(config: AssistantConfig, seed: int) -> AssistantModel:
     """Random weights, and tokens in clusters at random."""
+    is_unified = isinstance(config, transformers.Gemma4UnifiedAssistantConfig)
     shared = property(lambda self: ["reuse"] * self.num_hidden_layers)
     with pytest.MonkeyPatch.context() as patch:
         # transformers 5.23 looks for layers with keys, of which an assistant has none.
-        patch.setattr(transformers.Gemma4TextConfig, "kv_sharing_modes", shared)
-        model = Gemma4AssistantForCausalLM(config)
+        patch.setattr(type(config.text_config), "kv_sharing_modes", shared)
+        model = (Gemma4UnifiedAssistantForCausalLM if is_unified else Gemma4AssistantForCausalLM)(config)
     randomize(model, seed)
     if model.masked_embedding is not None:
         order = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(seed))
@@ -69,7 +90,7 @@ def assistant_of(config: transformers.Gemma4AssistantConfig, seed: int) -> Gemma
 
 
 @cache
-def assistant_oracle(target: str, kind: str) -> Gemma4AssistantForCausalLM:
+def assistant_oracle(target: str, kind: str) -> AssistantModel:
     """transformers' assistant of a recipe's model, float32. Treat it as read-only."""
     return assistant_of(assistant_config(recipe(target).get_text_config(), kind), seed=3000)
 

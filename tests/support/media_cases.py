@@ -107,6 +107,8 @@ FITTED = {
     "video_token_id": None,
 }
 """What an encoder like Gemma 4's has beside `vision_spec`."""
+EMBEDDED = FITTED | {"merge_size": 1, "patch_size": 48, "num_positions": 2240, "is_encoder_free": True}
+"""What Gemma 4 Unified has, whose tokens are patches."""
 
 
 def fitted_settings(tokens: int) -> PixelSettings:

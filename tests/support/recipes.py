@@ -7,6 +7,7 @@ architecture is one recipe here: every test that is parametrised over `RECIPES` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
@@ -708,6 +709,24 @@ def gemma4() -> PretrainedConfig:
     return transformers.Gemma4Config(text_config=text, tie_word_embeddings=False)
 
 
+def gemma4_unified_text() -> PretrainedConfig:
+    """Wide MLPs in layers that read others' keys, and values that are keys; neither small embeddings nor experts."""
+    text = gemma4_text().to_dict() | {"num_kv_shared_layers": 2, "tie_word_embeddings": False, "sliding_window": 37}
+    return transformers.Gemma4UnifiedTextConfig(**without_small_embeddings(text))
+
+
+def gemma4_unified() -> PretrainedConfig:
+    """The text part of a checkpoint that may take images too, with biases, and values apart from keys."""
+    text = gemma4().text_config.to_dict()
+    return transformers.Gemma4UnifiedConfig(text_config=without_small_embeddings(text), tie_word_embeddings=True)
+
+
+def without_small_embeddings(text: dict[str, Any]) -> dict[str, Any]:
+    """Values of Gemma 4's text without those that Gemma 4 Unified does not have."""
+    foreign = ("model_type", "per_layer_input", "experts", "moe")
+    return {name: value for name, value in text.items() if not any(word in name for word in foreign)}
+
+
 def olmo3() -> PretrainedConfig:
     """Norms behind attention and MLP; a window in two layers of three, whose positions are not scaled."""
     return transformers.Olmo3Config(
@@ -1137,6 +1156,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         gemma3_text,
         gemma4,
         gemma4_text,
+        gemma4_unified,
+        gemma4_unified_text,
         gpt_oss,
         granite,
         granite_swa,

@@ -24,6 +24,7 @@ from tests.support.vl_models import (
     START,
     VIDEO,
     VL_RECIPES,
+    as_videos,
     image_inputs,
     random_items,
     types_of,
@@ -132,14 +133,11 @@ def oracle_inputs(name: str, prompt: MediaPrompt, tokens: list[int]) -> dict[str
     """What transformers' model takes."""
     ids = torch.tensor([[*prompt.token_ids, *tokens]])
     inputs: dict[str, Any] = {}
-    kinds: dict[int, dict[str, str]] = {
-        IMAGE: {},
-        VIDEO: {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"},
-    }
-    for token, names in kinds.items():
+    for token in (IMAGE, VIDEO):
         own = [span.item for span in prompt.spans if prompt.token_ids[span.start] == token]
         if own:
-            inputs |= {names.get(key, key): value for key, value in image_inputs(name, own).items()}
+            given = image_inputs(name, own)
+            inputs |= given if token == IMAGE else as_videos(vl_oracle(name), given)
     return {"input_ids": ids, **types_of(name, ids), **inputs}
 
 

@@ -192,7 +192,7 @@ GEMMA4_TOKENS = {
     "image_token_id": IMAGE,
     "boi_token_id": START,
     "eoi_token_id": END,
-    "video_token_id": VOCAB_SIZE + 8,
+    "video_token_id": VIDEO,
     "audio_token_id": VOCAB_SIZE + 9,
 }
 
@@ -226,11 +226,39 @@ def gemma4_causal() -> PretrainedConfig:
     return transformers.Gemma4Config(text_config=text, vision_config=vision, **GEMMA4_TOKENS, tie_word_embeddings=False)
 
 
+def gemma4_unified() -> PretrainedConfig:
+    """A token for each patch, whose pixels no block encodes; windows shorter than an image."""
+    text = recipes.gemma4_unified_text().to_dict() | {"sliding_window": 10, "pad_token_id": 7}
+    text |= {"use_bidirectional_attention": "vision"}
+    vision = {
+        "mm_embed_dim": 56,
+        "output_proj_dims": 56,
+        "patch_size": 2,
+        "pooling_kernel_size": 2,
+        "mm_posemb_size": 40,
+        "rms_norm_eps": 1e-3,
+    }
+    return transformers.Gemma4UnifiedConfig(
+        text_config=text, vision_config=vision, **GEMMA4_TOKENS, tie_word_embeddings=False
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     each.__name__: each
-    for each in (qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3, gemma4, gemma4_causal)
+    for each in (
+        qwen3_5,
+        qwen3_5_moe,
+        qwen3_vl,
+        qwen3_vl_moe,
+        lfm3_vl,
+        lfm2_vl,
+        gemma3,
+        gemma4,
+        gemma4_causal,
+        gemma4_unified,
+    )
 }
-IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal")
+IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal", "gemma4_unified")
 """Recipes whose tokens of images have positions in a line."""
 
 
@@ -293,6 +321,9 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
     """Images of these sizes in patches, or of the model's only size."""
     vision = vl_spec(name).vision
     assert vision is not None
+    if vision.is_encoder_free:
+        # A patch has the pixels of four.
+        grids = [(height // 2, width // 2) for height, width in grids]
     if vision.image_side:
         grids = [(vision.image_side // vision.patch_size,) * 2] * len(grids)
     generator = np.random.default_rng(seed)
@@ -307,10 +338,23 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
     ]
 
 
-def types_of(name: str, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+def types_of(name: str, ids: torch.Tensor) -> dict[str, Any]:
     """What tells transformers' model of a recipe which of the tokens [1, tokens] are those of images and videos."""
     types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    return {"token_type_ids" if name == "gemma3" else "mm_token_type_ids": types}
+    return {"token_type_ids": types} if name == "gemma3" else seen_by(vl_oracle(name), types)
+
+
+def seen_by(model: PreTrainedModel, types: torch.Tensor) -> dict[str, Any]:
+    """What makes a model see tokens of these types [1, tokens].
+
+    The masks of Gemma 4 Unified are those of its `create_masks_for_generate`, as vLLM and Google's own implementation
+    have them. Those of its `forward` in transformers 5.23 are Gemma 3's.
+    """
+    if model.config.model_type != "gemma4_unified":
+        return {"mm_token_type_ids": types}
+    embedded = torch.empty(*types.shape, 0)
+    masks = model.create_masks_for_generate(model.config, embedded, None, None, None, mm_token_type_ids=types)
+    return {"attention_mask": masks}
 
 
 def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
@@ -318,6 +362,19 @@ def image_inputs(name: str, items: Sequence[MediaItem]) -> dict[str, torch.Tenso
     vision = vl_spec(name).vision
     assert vision is not None
     return inputs_of_images(vision, items)
+
+
+def as_videos(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What transformers' model takes for videos, from what it takes for images. Gemma 4's frames are those of one."""
+    names = {
+        "pixel_values": "pixel_values_videos",
+        "image_grid_thw": "video_grid_thw",
+        "image_position_ids": "video_position_ids",
+    }
+    given = {names.get(key, key): value for key, value in inputs.items()}
+    if model.config.model_type.startswith("gemma4"):
+        given["num_frames_per_video"] = torch.tensor([len(inputs["pixel_values"])])
+    return given
 
 
 def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
@@ -342,13 +399,13 @@ def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str
         own[rows * item.grid[1] + columns] = values
         seen[: len(values)] = 1
     if vision.positions_by_axis:
-        # Pixels from 0 to 1, which the model itself makes the range of -1 to 1.
         places = torch.full((len(items), longest, 2), -1)
         for own_places, item in zip(places, items, strict=True):
             rows, columns = torch.arange(item.grid[0]), torch.arange(item.grid[1])
             grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
             own_places[: len(item.patches)] = grid.reshape(-1, 2)
-        return {"pixel_values": pixels / 2 + 0.5, "image_position_ids": places}
+        # Gemma 4's model makes the range of 0 to 1 that of -1 to 1.
+        return {"pixel_values": pixels if vision.is_encoder_free else pixels / 2 + 0.5, "image_position_ids": places}
     shapes = torch.tensor([item.grid for item in items])
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 

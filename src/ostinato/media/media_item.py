@@ -59,7 +59,9 @@ def _normalised(settings: PixelSettings) -> np.ndarray:
     """
     values = np.arange(256)
     mean, std = np.array(settings.mean, dtype=np.float32), np.array(settings.std, dtype=np.float32)
-    if settings.max_side:
+    if settings.max_side and settings.divides:
+        scaled = values.astype(np.float32) / np.float32(1.0 / settings.scale)
+    elif settings.max_side:
         scaled = values.astype(np.float32) * np.float32(settings.scale)
     elif settings.kind == "video" or settings.is_naflex or settings.side:
         unscale = np.float32(1.0 / settings.scale)

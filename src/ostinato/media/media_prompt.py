@@ -18,6 +18,8 @@ from ostinato.plan.layer_specs import VisionSpec
 Encode = Callable[[str], list[int]]
 """Function from text, with special tokens written out, to token ids."""
 AnyMedia = MediaItem | TiledImage | Video
+VIDEO = "<|video|>"
+"""Text of a video in the template of Gemma 4, of whose tokenizer it need not be a special token."""
 START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 """Texts around an image and before its thumbnail, for a config.json that does not name their tokens (LFM2-VL)."""
 TokenText = Callable[[int], str | None]
@@ -69,6 +71,8 @@ class Placeholders:
     """Text of the token of images."""
     of_image: str
     """Text in place of an image's placeholder, with one placeholder of its tokens."""
+    has_clock: bool = False
+    """True if a frame's time is minutes and seconds, with a space on either side (Gemma 4)."""
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
@@ -83,9 +87,12 @@ class Placeholders:
 def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
     """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
     texts: dict[int, str] = {}
+    has_clock = vision.places == "enclosed"
     for token_id in vision.token_ids:
         text = token_text(token_id)
-        if text is None or encode(text) != [token_id]:
+        if has_clock and token_id == vision.video_token_id:
+            text = text or VIDEO
+        elif text is None or encode(text) != [token_id]:
             raise ModelError(
                 f"config.json has {token_id} as a token that stands for images or around them, but tokenizer.json has "
                 "no special token of this id"
@@ -97,7 +104,7 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
     enclosed = f"{before}{image}{after}"
     of_image = {"tokens": image, "enclosed": enclosed, "start": f"\n\n{enclosed}\n\n"}[vision.places]
     placeholder = before if vision.places == "start" else image
-    return Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image)
+    return Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image, has_clock)
 
 
 def media_prompt(
@@ -109,15 +116,15 @@ def media_prompt(
     its time and its tokens, enclosed as an image's are; as in transformers, the text that the template writes around a
     video's placeholder stays. RequestError if the text's placeholders do not match the images.
     """
-    expanded, items = _expanded(text, media, own)
+    expanded, items = _expanded(text, media, own, vision)
     token_ids: list[int] = []
     placed: list[MediaPlacement] = []
     waiting = iter(items)
     for token_id in encode(expanded):
-        if token_id in (vision.image_token_id, vision.video_token_id):
-            item = next(waiting)
+        if token_id == vision.image_token_id:
+            item, stand_in = next(waiting)
             placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
-            token_ids += [token_id] * item.num_tokens
+            token_ids += [stand_in] * item.num_tokens
         else:
             token_ids.append(token_id)
     assert next(waiting, None) is None, "each placeholder is one token"
@@ -125,8 +132,10 @@ def media_prompt(
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
 
 
-def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[str, list[MediaItem]]:
-    """Return the text with one placeholder per item, and the items in the order of their placeholders."""
+def _expanded(
+    text: str, media: Sequence[AnyMedia], own: Placeholders, vision: VisionSpec
+) -> tuple[str, list[tuple[MediaItem, int]]]:
+    """Return the text with one token of images per item, and the items in their order, each with its own token."""
     images = [each for each in media if not isinstance(each, Video)]
     videos = [each for each in media if isinstance(each, Video)]
     for kind, placeholder, given in (("images", own.image, images), ("videos", own.video, videos)):
@@ -136,18 +145,20 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
                 f"{text.count(placeholder)}; give them in messages of a role that may have them, such as user"
             )
     of_image, of_video = iter(images), iter(videos)
-    items: list[MediaItem] = []
+    items: list[tuple[MediaItem, int]] = []
 
     def replaced(match: re.Match[str]) -> str:
         if match.group() == own.image:
             image = next(of_image)
-            items.extend((image,) if isinstance(image, MediaItem) else image.items)
+            parts = (image,) if isinstance(image, MediaItem) else image.items
+            items.extend((part, vision.image_token_id) for part in parts)
             if isinstance(image, MediaItem):
                 return own.of_image
             return _text_with_crops(image, own) if image.has_crops else "".join(_tile_texts(image, own))
         video = next(of_video)
-        items.extend(video.items)
-        return "".join(_patch_texts(video, own))
+        assert vision.video_token_id is not None, "its text was found"
+        items.extend((item, vision.video_token_id) for item in video.items)
+        return (" " if own.has_clock else "").join(_patch_texts(video, own))
 
     pattern = "|".join(re.escape(placeholder) for placeholder in (own.image, own.video) if placeholder is not None)
     return re.sub(pattern, replaced, text), items
@@ -155,7 +166,9 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
 
 def _patch_texts(video: Video, own: Placeholders) -> Iterator[str]:
     for seconds in video.timestamps:
-        yield f"<{seconds:.1f} seconds>{own.start}{own.video}{own.end}"
+        clock = f"{int(seconds // 60):02d}:{int(seconds % 60):02d} "
+        time = clock if own.has_clock else f"<{seconds:.1f} seconds>"
+        yield f"{time}{own.start}{own.token}{own.end}"
 
 
 def _text_with_crops(image: TiledImage, own: Placeholders) -> str:

@@ -177,9 +177,13 @@ def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettin
 
     Equal digests mean equal patches of an equal grid, and the same kept tokens.
     """
-    made = (settings.kind, settings.scale, settings.mean, settings.std, *(["naflex"] if settings.is_naflex else []))
+    made = (settings.kind, settings.scale, settings.mean, settings.std, *_traits(settings))
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
     left = None if kept is None else kept.tolist()
     content = hashlib.blake2b(repr((made, cut, frames.shape, left)).encode(), digest_size=32)
     content.update(frames.tobytes())
     return content.hexdigest()
+
+
+def _traits(settings: PixelSettings) -> list[str]:
+    return [name for name, is_so in (("naflex", settings.is_naflex), ("divides", settings.divides)) if is_so]

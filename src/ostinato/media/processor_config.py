@@ -12,7 +12,7 @@ from ostinato.json_io import JsonMapping, read_json
 from ostinato.plan.layer_specs import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALVES = (0.5, 0.5, 0.5)
+_HALVES, _ZEROS, _ONES = (0.5,) * 3, (0.0,) * 3, (1.0,) * 3
 _MAX_TILES = 64
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
@@ -90,6 +90,8 @@ class PixelSettings:
 
     0 if images are resized only as far as the limits demand.
     """
+    divides: bool = False
+    """True if a pixel is divided by 1 / `scale`, as torch does if it normalises too; only with `max_side`."""
 
     @property
     def factor(self) -> int:
@@ -128,20 +130,30 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
 
 def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of a model of images alone: cut into tiles, or resized to one size or number of tokens."""
-    path = directory / "processor_config.json"
-    nested = read_json(path)
-    values = nested.get("image_processor")
+    """Read the settings of images that are cut into tiles, or resized to one size or number of tokens.
+
+    Models with the latter may take videos, whose frames are like images.
+    """
+    whole, image_path, video_path = (
+        directory / f"{name}_config.json" for name in ("processor", "preprocessor", "video_preprocessor")
+    )
+    nested = read_json(whole)
     if nested.get("use_image_special_tokens", True) is not True:
         raise ModelError(
-            f"{path} has use_image_special_tokens = {nested['use_image_special_tokens']!r}; supported: true"
+            f"{whole} has use_image_special_tokens = {nested['use_image_special_tokens']!r}; supported: true"
         )
-    if not isinstance(values, dict):
-        path = directory / "preprocessor_config.json"
-        values = read_json(path)
-    reader = _Reader(values, path, vision)
-    image = reader.square() if vision.image_side else reader.fitted() if vision.positions_by_axis else reader.tiled()
-    return MediaSettings(image=image, video=replace(image, kind="video"))
+    image_values, path = nested.get("image_processor"), whole
+    if not isinstance(image_values, dict):
+        image_values, path = read_json(image_path), image_path
+    reader = _Reader(image_values, path, vision)
+    fitted = reader.fitted("image", 280) if vision.positions_by_axis else None
+    image = fitted or (reader.square() if vision.image_side else reader.tiled())
+    if fitted is None or vision.video_token_id is None:
+        return MediaSettings(image=image, video=replace(image, kind="video"))
+    video_values, video_source = nested.get("video_processor"), whole
+    if not isinstance(video_values, dict):
+        video_values, video_source = read_json(video_path), video_path
+    return MediaSettings(image=fitted, video=_Reader(video_values, video_source, vision).fitted("video", 70))
 
 
 @dataclass(frozen=True)
@@ -249,31 +261,54 @@ class _Reader:
             raise self._error("pan_and_scan_min_ratio_to_activate", "a number of at least 1")
         return CropSettings(size, most, float(ratio))
 
-    def fitted(self) -> PixelSettings:
-        """Read the settings of images that are as large as a number of tokens allows (Gemma 4)."""
+    def fitted(self, kind: Literal["image", "video"], tokens: int) -> PixelSettings:
+        """Read the settings of images or frames that are as large as a number of tokens allows (Gemma 4).
+
+        `tokens` is its default.
+        """
         self._check_steps([step for step in _STEPS if step != "do_normalize"])
-        if self._of("do_normalize", bool, False):
+        normalises = self._of("do_normalize", bool, kind == "video")
+        if normalises and (
+            kind == "image"
+            or self._channels("image_mean", _ZEROS) + self._channels("image_std", _ONES) != _ZEROS + _ONES
+        ):
             raise self._error("do_normalize", "false; the encoder expects pixels from 0 to 1")
-        vision, most = self.vision, self._count("max_soft_tokens", 280)
+        vision, most = self.vision, self._count("max_soft_tokens", tokens)
         if most not in _SOFT_TOKENS:
             raise self._error("max_soft_tokens", f"one of {', '.join(map(str, _SOFT_TOKENS))}")
-        patch = self._as_encoder("patch_size", vision.patch_size)
-        area = (patch * self._as_encoder("pooling_kernel_size", vision.merge_size)) ** 2
+        self._check_token_side()
+        # Gemma 4's model makes the range that of -1 to 1.
+        mean, std = (0.0, 1.0) if vision.is_encoder_free else (0.5, 0.5)
         return PixelSettings(
-            "image",
-            area,
-            most * area,
+            kind,
+            vision.token_side**2,
+            most * vision.token_side**2,
             resample=self._resample("video", 3),
             scale=self._scale(),
-            # The model itself makes the range that of -1 to 1.
-            mean=(0.5,) * vision.in_channels,
-            std=(0.5,) * vision.in_channels,
-            patch_size=patch,
+            mean=(mean,) * vision.in_channels,
+            std=(std,) * vision.in_channels,
+            patch_size=vision.patch_size,
             temporal_patch_size=1,
             merge_size=vision.merge_size,
             is_naflex=True,
-            max_side=vision.num_positions // 2 * patch,
+            max_side=vision.num_positions // 2 * vision.patch_size,
+            divides=normalises,
+            **({"max_frames": self._count("num_frames", 32)} if kind == "video" else {}),
         )
+
+    def _check_token_side(self) -> None:
+        """Check the pixels along a token's side; without an encoder they are one patch, whatever the parts are."""
+        vision, names = self.vision, ("patch_size", "pooling_kernel_size")
+        if not vision.is_encoder_free:
+            for name, size in zip(names, (vision.patch_size, vision.merge_size), strict=True):
+                self._as_encoder(name, size)
+        elif any(self.values.get(name) is not None for name in names):
+            patch, pooled = (self._count(name, default) for name, default in zip(names, (16, 3), strict=True))
+            if patch * pooled != vision.token_side:
+                raise ModelError(
+                    f"{self.path} has patch_size {patch} times pooling_kernel_size {pooled}, which should be "
+                    f"{vision.token_side}, as config.json has it"
+                )
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
         for step in steps:

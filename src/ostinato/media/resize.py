@@ -207,15 +207,19 @@ def crop_grid(height: int, width: int, crops: CropSettings) -> tuple[int, int]:
 def video_size(num_frames: int, height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
     """Return the height and width of a video's resized frames; the limits hold for all of them together.
 
+    With `max_side` they hold for each.
+
     RequestError if one side is too long for the other, or for fewer frames than a temporal patch has.
     """
     factor, temporal = settings.factor, settings.temporal_patch_size
     if num_frames < temporal:
         raise RequestError(f"a video needs at least {temporal} frames, not {num_frames}; give one frame as an image")
-    if min(height, width) < factor:
+    if min(height, width) < factor and not settings.max_side:
         enlarged = max(factor / height, factor / width)
         height, width = int(height * enlarged), int(width * enlarged)
     check_proportions(height, width)
+    if settings.max_side:
+        return _largest(height, width, settings)
     max_pixels = settings.max_pixels
     if settings.cap_pixels_per_frame:
         share = min(settings.max_video_tokens * factor**2, max_pixels // num_frames)

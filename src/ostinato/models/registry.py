@@ -23,6 +23,9 @@ MODELS = {
     "gemma4": "gemma4.model:Gemma4VL",
     "gemma4_assistant": "gemma4_assistant.model:Gemma4Assistant",
     "gemma4_text": "gemma4_text.model:Gemma4",
+    "gemma4_unified": "gemma4_unified.model:Gemma4Unified",
+    "gemma4_unified_assistant": "gemma4_assistant.model:Gemma4Assistant",
+    "gemma4_unified_text": "gemma4_text.model:Gemma4",
     "gpt_oss": "gpt_oss.model:GptOss",
     "granite": "llama.model:Llama",
     "granite_swa": "granite_swa.model:GraniteSwa",
@@ -72,8 +75,6 @@ The `model_type` is also the folder of its `spec.py`.
 
 
 NOT_IMPLEMENTED = {
-    "gemma4_unified_assistant": "it makes drafts for gemma4_unified, which is not implemented; "
-    "gemma4_assistant is, for gemma4",
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""

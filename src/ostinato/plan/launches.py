@@ -91,6 +91,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
         yield {**sizes, "size": vision.hidden_size}
         if op == "layer_norm":
             yield {"size": vision.hidden_size * vision.patches_per_token}
+            if vision.is_encoder_free:
+                yield {"size": vision.patch_elements}
         return
     layers = [(model, layer) for layer in dict.fromkeys(model.layers)]
     if drafter is not None:

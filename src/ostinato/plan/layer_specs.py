@@ -239,6 +239,9 @@ class VisionSpec:
     """Token that the text part reads in place of an image's tokens (for small embeddings); None: those themselves."""
     positions_by_axis: bool = False
     """True if half of the position embeddings are of columns and half of rows; a patch has the sum of two."""
+    is_encoder_free: bool = False
+    """True if it has no blocks: a patch has a token's pixels, from 0 to 1, and columns and rows take turns among the
+    position embeddings."""
 
     @property
     def taps(self) -> int:

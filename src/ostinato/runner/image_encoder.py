@@ -74,7 +74,7 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
             taps, weights = neighbour_taps(positions, item.grid, vision.merge_size, size)
             taps += begin * size
         elif vision.positions_by_axis:
-            taps, weights = axis_taps(positions, vision.num_positions // 2)
+            taps, weights = axis_taps(positions, vision.num_positions // 2, vision.is_encoder_free)
         elif vision.is_naflex:
             taps, weights = antialiased_taps(positions, item.grid, side)
         else:
@@ -96,14 +96,15 @@ def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
     return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
 
 
-def axis_taps(positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def axis_taps(positions: np.ndarray, count: int, alternate: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers [patches, 2] int64 and weights, float32, of the embeddings of a patch's column and row.
 
-    Those of columns are the first `count`, and those of rows follow.
+    Those of columns are the first `count`, and those of rows follow; or they `alternate`, a column's first.
     """
     # An image is never so long, but the black one that fills a graph when it is captured may be.
-    inside = np.minimum(positions, count - 1)
-    return inside[:, ::-1] + np.array([0, count]), np.ones(positions.shape, dtype=np.float32)
+    columns_and_rows = np.minimum(positions, count - 1)[:, ::-1]
+    numbers = 2 * columns_and_rows + np.arange(2) if alternate else columns_and_rows + np.array([0, count])
+    return numbers, np.ones(positions.shape, dtype=np.float32)
 
 
 def interpolation_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:

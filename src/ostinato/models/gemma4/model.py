@@ -194,13 +194,16 @@ class Gemma4VL(Gemma4):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        self.images: Encoder | None = None
-        if spec.vision is not None:
-            hyper: Gemma4VLHyperparameters = spec.hyperparameters
-            tower = VisionTower(build, spec.vision, hyper)
-            sign = -1.0 if hyper.standardises else 1.0
-            self.images = Encoder(tower, Projector(build, spec.vision, hyper.encoder_norm_eps, sign))
-            self.images.names = {"multi_modal_projector": "embed_vision"}
+        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
+
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        """Make the encoder of images."""
+        hyper: Gemma4VLHyperparameters = self.spec.hyperparameters
+        sign = -1.0 if hyper.standardises else 1.0
+        projector = Projector(self.build, vision, hyper.encoder_norm_eps, sign)
+        encoder = Encoder(VisionTower(self.build, vision, hyper), projector)
+        encoder.names = {"multi_modal_projector": "embed_vision"}
+        return encoder
 
     @property
     def encoder(self) -> Encoder | None:

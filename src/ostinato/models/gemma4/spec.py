@@ -5,7 +5,9 @@ The encoder of sounds that a checkpoint may have is not run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -19,7 +21,7 @@ from ostinato.plan.model import ModelSpec
 
 SOUNDS = "the encoder of sounds is not run; requests have none"
 
-TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882}
+TOKENS = {"image_token_id": 258_880, "boi_token_id": 255_999, "eoi_token_id": 258_882, "video_token_id": 258_884}
 THETA = 100.0
 """Defaults of a config.json without these values."""
 
@@ -38,25 +40,58 @@ class Gemma4VLHyperparameters(Gemma4Hyperparameters):
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma4` config.json. ModelError as for `gemma4_text`, and for other encoders."""
-    left_out = None if config.get("audio_config") is None else SOUNDS
-    text = spec_of_text(config, text_spec, "gemma4", left_out, {})
+    text = text_part(config, text_spec, "gemma4")
     if config.get("vision_config") is None:
         return text
-    vision, of_text = part(config, "vision_config"), part(config, "text_config")
-    is_bidirectional = of_text.get("use_bidirectional_attention") == "vision"
-    kept = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma4Hyperparameters)}
-    return replace(
-        text,
-        vision=_vision(config, vision, text.hidden_size, is_bidirectional, integer(of_text, "pad_token_id", 0)),
-        layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers,
-        hyperparameters=Gemma4VLHyperparameters(
-            **kept,
-            encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
-            theta=_theta(vision),
-            standardises=flag(vision, "standardize", False),
-            clips=flag(vision, "use_clipped_linears", False),
-        ),
+    vision = part(config, "vision_config")
+    hyper = Gemma4VLHyperparameters(
+        **vars(text.hyperparameters),
+        encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
+        theta=_theta(vision),
+        standardises=flag(vision, "standardize", False),
+        clips=flag(vision, "use_clipped_linears", False),
     )
+    return with_images(replace(text, hyperparameters=hyper), config, _encoder_sizes(vision))
+
+
+def text_part(config: JsonObject, text_spec: Callable[[JsonObject], ModelSpec], architecture: str) -> ModelSpec:
+    """Return the spec of a model's text, which says that an encoder of sounds is left out if there is one."""
+    return spec_of_text(config, text_spec, architecture, None if config.get("audio_config") is None else SOUNDS, {})
+
+
+def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], by_default: object = None) -> ModelSpec:
+    """Return the spec with an encoder of these sizes, and the tokens and directions of images in config.json.
+
+    `by_default` is the value of a text part without `use_bidirectional_attention`.
+    """
+    of_text = part(config, "text_config")
+    is_bidirectional = of_text.get("use_bidirectional_attention", by_default) == "vision"
+    vision = VisionSpec(
+        **sizes,
+        temporal_patch_size=1,
+        in_channels=3,
+        out_hidden_size=text.hidden_size,
+        deepstack_layers=(),
+        image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
+        video_token_id=_video_token(config, text.vocab_size),
+        start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),
+        end_token_id=integer(config, "eoi_token_id", TOKENS["eoi_token_id"]),
+        is_bidirectional=is_bidirectional,
+        places="enclosed",
+        text_token_id=integer(of_text, "pad_token_id", 0),
+        positions_by_axis=True,
+    )
+    return replace(
+        text, vision=vision, layers=tuple(map(_sees_images, text.layers)) if is_bidirectional else text.layers
+    )
+
+
+def _video_token(config: JsonObject, vocab_size: int) -> int | None:
+    """Return the token of videos; None if it is null or beyond the vocabulary, for a model that takes none."""
+    if config.get("video_token_id", 0) is None:
+        return None
+    token_id = integer(config, "video_token_id", TOKENS["video_token_id"])
+    return token_id if token_id < vocab_size else None
 
 
 def _sees_images(layer: LayerSpec) -> LayerSpec:
@@ -64,9 +99,7 @@ def _sees_images(layer: LayerSpec) -> LayerSpec:
     return sees_images(layer) if layer.attention is not None and layer.attention.window else layer
 
 
-def _vision(
-    config: JsonMapping, vision: JsonMapping, text_size: int, is_bidirectional: bool, pad_token_id: int
-) -> VisionSpec:
+def _encoder_sizes(vision: JsonMapping) -> JsonObject:
     activation(vision, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     flag_is(vision, "attention_bias", False)
     sizes: JsonObject = {
@@ -85,21 +118,7 @@ def _vision(
             f"config.json has an encoder of hidden_size {size} with {heads} heads of {head_dim}, {kv_heads} of keys; "
             "supported: as many of keys, whose size is a multiple of 4, and which together are as wide as hidden_size"
         )
-    return VisionSpec(
-        **sizes,
-        temporal_patch_size=1,
-        in_channels=3,
-        out_hidden_size=text_size,
-        deepstack_layers=(),
-        image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
-        video_token_id=None,
-        start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),
-        end_token_id=integer(config, "eoi_token_id", TOKENS["eoi_token_id"]),
-        is_bidirectional=is_bidirectional,
-        places="enclosed",
-        text_token_id=pad_token_id,
-        positions_by_axis=True,
-    )
+    return sizes
 
 
 def _theta(vision: JsonMapping) -> float:

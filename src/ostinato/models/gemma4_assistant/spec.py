@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
@@ -41,6 +42,18 @@ def model_spec(config: JsonObject) -> ModelSpec:
         raise ModelError(
             f"config.json has hidden_size_per_layer_input = {text['hidden_size_per_layer_input']}; an assistant's is 0"
         )
+    return assistant_spec(config, text_spec, "gemma4_assistant", TARGETS, TARGET_SIZE)
+
+
+def assistant_spec(
+    config: JsonObject,
+    text_spec: Callable[[JsonObject], ModelSpec],
+    architecture: str,
+    targets: tuple[str, ...],
+    target_size: int,
+) -> ModelSpec:
+    """Return the spec of an assistant of `targets`, whose hidden size is `target_size` if config.json has none."""
+    text = part(config, "text_config")
     count = integer(text, "num_hidden_layers")
     shared = integer(text, "num_kv_shared_layers", 0) or count
     if shared != count:
@@ -49,13 +62,13 @@ def model_spec(config: JsonObject) -> ModelSpec:
             "keys of its target"
         )
     own = {**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
-    spec = spec_of_text({**config, "text_config": own}, text_spec, "gemma4_assistant", None, {})
+    spec = spec_of_text({**config, "text_config": own}, text_spec, architecture, None, {})
     hyper = _with_clusters(config, spec)
     picked = hyper.top_clusters * spec.vocab_size // hyper.num_clusters if hyper.num_clusters else 0
     return replace(
         spec,
         layers=tuple(map(_reads_target, spec.layers)),
-        target=TargetSpec(TARGETS, integer(config, "backbone_hidden_size", TARGET_SIZE), picked),
+        target=TargetSpec(targets, integer(config, "backbone_hidden_size", target_size), picked),
         hyperparameters=hyper,
     )
 

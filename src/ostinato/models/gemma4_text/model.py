@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BESIDE_TEXT = tuple(
     f"model.{part}." for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
 )
-"""Prefixes of the tensors of a `gemma4` checkpoint that are not its text model's."""
+"""Prefixes of the tensors of a checkpoint with encoders that are not its text model's."""
 
 HALF = 0.5**0.5
 
@@ -170,7 +170,7 @@ class Gemma4(Decoder):
         return gemma4_block(self.build, self.spec, layer)
 
     def checkpoint_name(self, name: str) -> str | None:
-        if self.spec.architecture == "gemma4":
+        if not self.spec.architecture.endswith("_text"):
             if name.startswith(_BESIDE_TEXT):
                 return None
             name = name.replace("model.language_model.", "model.", 1)

@@ -106,10 +106,10 @@ def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
     # Position embeddings of a patch are interpolated: weighted and added up in float32, one after the other, for which
     # the memory of four is enough.
-    taps = 4 if vision.num_positions else 0
+    taps = min(4, vision.taps) if vision.num_positions else 0
     embedding = patches * ((taps + 1) * size * (width + 4) + vision.patch_elements * width)
     # Counted are the normed input; queries, keys and values, two of them rotated; and two results of attention.
-    attention = patches * 8 * size * element
+    attention = patches * 8 * size * element if vision.num_layers else 0
     mlp = patches * (2 * size + 2 * vision.intermediate_size) * element
     of_merger = [weight for weight in vision.weights if weight.role == "linear" and weight.in_size == merged]
     widest = max((weight.out_size for weight in of_merger), default=merged)
