@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peers.engines import ENGINES, Round, floor
 from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
-from benchmarks.peers.prepare import prepare, vocab_size
+from benchmarks.peers.prepare import named_kind, prepare, vocab_size
 from benchmarks.peers.process import PeerError, busy_share
 from benchmarks.peers.processor import processor_here
 from benchmarks.peers.record import Record
@@ -33,10 +33,19 @@ from benchmarks.peers.table import markdown
 from benchmarks.peers.workload import Workload
 from benchmarks.records import PAGE, RESULTS, write_page
 from ostinato.bench.contention import busy_processes
-from ostinato.models.named_models import NAMED
+from ostinato.models.named_models import NAMED, find_file
 
 SHAPES = Path(__file__).resolve().parent / "models"
-MODELS = ("nemotron-h-300m", "granite-dense-180m", "falcon-h1-170m", "qwen3-410m", "qwen3-moe-450m")
+MODELS = (
+    "nemotron-h-300m",
+    "granite-dense-180m",
+    "falcon-h1-170m",
+    "qwen3-410m",
+    "qwen3-moe-450m",
+    "granite-swa-300m",
+    "lfm3-300m",
+    "gemma3-270m",
+)
 USUAL = ("ostinato", "ostinato-int8", "vllm", "llama.cpp", "llama.cpp-q8_0")
 
 
@@ -47,7 +56,8 @@ def main() -> None:
     places = Places(options.peers_dir.resolve())
     sizes = tuple(int(size) for size in options.batch_sizes.split(","))
     workload = Workload(batch_sizes=sizes)
-    engines, models = options.engines.split(","), options.models.split(",")
+    models = options.models.split(",") if options.models else _usual_models()
+    engines = {model: options.engines.split(",") if options.engines else usual_engines(model) for model in models}
     processor = processor_here()
     folder = options.output / processor.folder
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
@@ -62,22 +72,23 @@ def main() -> None:
         record = Record(path, setup)
     except ValueError as error:
         sys.exit(str(error))
-    skipped = {name: why for name in engines if (why := ENGINES[name].missing(places))}
+    every = dict.fromkeys(name for names in engines.values() for name in names)
+    skipped = {name: why for name in every if (why := ENGINES[name].missing(places))}
     for name, why in skipped.items():
         _say(f"{name} is skipped: {why}")
-    here = [name for name in engines if name not in skipped]
-    refused = _prepare(places, models, here)
+    here = {model: [name for name in names if name not in skipped] for model, names in engines.items()}
+    refused = _prepare(places, here)
     began = time.monotonic()
     for number in range(options.rounds):
         for model in models:
             one = Round(places, model, vocab_size(SHAPES / model), number, workload, options.threads, options.timeout)
-            for name in (FLOOR, *here):
+            for name in (FLOOR, *here[model]):
                 # What failed once on a model will do so again.
                 earlier = [record.measurements.get((before, model, name), {}) for before in range(number)]
                 if record.is_done((number, model, name)) or any("error" in each for each in earlier):
                     continue
                 if name == FLOOR:
-                    work = partial(_floors, one, [name for name in here if (model, name) not in refused])
+                    work = partial(_floors, one, [name for name in here[model] if (model, name) not in refused])
                 else:
                     work = partial(_figures, one, name, refused.get((model, name)))
                 with busy_processes(0 if name == FLOOR else options.busy):
@@ -93,11 +104,25 @@ def main() -> None:
         _say(f"{PAGE} shows the records of all processors")
 
 
-def _prepare(places: Places, models: list[str], engines: list[str]) -> dict[tuple[str, str], str]:
-    """Makes the models' files. Returns why, for each (model, engine) that cannot have its own."""
+def usual_engines(model: str) -> Sequence[str]:
+    """Those that are measured unless others are named: of a model that is one file, the two that run its kind."""
+    if model not in NAMED:
+        return USUAL
+    return [name for name, engine in ENGINES.items() if engine.gguf == named_kind(model)]
+
+
+def _usual_models() -> list[str]:
+    absent = [model for model in MODELS if model in NAMED and find_file(model) is None]
+    for model in absent:
+        _say(f"{model} is skipped: its file is not here; `ostinato fetch {model}` brings it")
+    return [model for model in MODELS if model not in absent]
+
+
+def _prepare(places: Places, engines: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
+    """Makes the files of models for their engines. Returns why, for each (model, engine) that cannot have its own."""
     refused = {}
-    kinds = {name: kind for name in engines if (kind := ENGINES[name].gguf)}
-    for model in models:
+    for model, names in engines.items():
+        kinds = {name: kind for name in names if (kind := ENGINES[name].gguf)}
         try:
             reasons = prepare(places, SHAPES / model, tuple(dict.fromkeys(kinds.values())), _say)
         except PeerError as error:
@@ -175,11 +200,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--models",
-        default=",".join(MODELS),
-        help=f"folders of benchmarks/models, and {', '.join(NAMED)} (default: %(default)s)",
+        help=f"folders of benchmarks/models, and {', '.join(NAMED)} (default: {','.join(MODELS)}; of the names, what "
+        "was fetched)",
     )
     known = ", ".join(ENGINES)
-    parser.add_argument("--engines", default=",".join(USUAL), help=f"of {known} (default: %(default)s)")
+    parser.add_argument(
+        "--engines", help=f"of {known} (default: {','.join(USUAL)}; of a model with a name, those of its kind of file)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every process")
     parser.add_argument("--batch-sizes", default="1,8,32", help="of decode")
@@ -188,12 +215,12 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.busy and options.output.resolve() == RESULTS:
         parser.error("--busy N needs an --output of its own: the records are of machines that do nothing else")
-    unknown = [name for name in options.engines.split(",") if name not in ENGINES]
+    unknown = [name for name in (options.engines or USUAL[0]).split(",") if name not in ENGINES]
     if unknown:
         parser.error(f"there is no engine {unknown[0]}; there are {known}")
     absent = [
         model
-        for model in options.models.split(",")
+        for model in (options.models or MODELS[0]).split(",")
         if model not in NAMED and not (SHAPES / model / "config.json").exists()
     ]
     if absent:

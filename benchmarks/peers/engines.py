@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,9 @@ def vllm(eager: bool) -> Callable[[Round], dict[str, Any]]:
 def llama_cpp(kind: str) -> Callable[[Round], dict[str, Any]]:
     def measure(one: Round) -> dict[str, Any]:
         tools = {name: one.places.llama_tool(name) for name in LLAMA_TOOLS}
-        return llama.measure(tools, one.places.gguf(one.model, kind), one.workload, one.threads, one.timeout)
+        file = one.places.gguf(one.model, kind)
+        run_with = partial(llama.measure, tools, file, one.workload, one.threads, one.timeout)
+        return run_with() if kind == "bf16" else llama.better(run_with(), run_with(repack=False))
 
     return measure
 

@@ -15,18 +15,24 @@ from benchmarks.peers.process import Finished, PeerError, run
 from benchmarks.peers.workload import Workload
 
 
-def measure(tools: dict[str, Path], file: Path, workload: Workload, threads: int, timeout: float) -> dict[str, Any]:
+def measure(
+    tools: dict[str, Path], file: Path, workload: Workload, threads: int, timeout: float, repack: bool = True
+) -> dict[str, Any]:
     """A round's figures of the GGUF file: three processes, of which the largest counts as memory.
+
+    `repack` lets it lay quantised weights out anew.
 
     Start-up lasts until the tool reports a prompt and one token, so it includes one decode step more than elsewhere.
     """
     env = {"OMP_NUM_THREADS": str(threads)}
+    repacks = [] if repack else ["--no-repack"]
     count = str(threads)
     cells = workload.max_num_seqs * (workload.prompt_len + workload.output_len)
     batched = [str(tools["llama-batched-bench"]), "-m", str(file), "-t", count, "-tb", count, "-npp"]
-    batched += [str(workload.prompt_len), "--output-format", "jsonl", "-c", str(cells)]
+    batched += [str(workload.prompt_len), "--output-format", "jsonl", "-c", str(cells), *repacks]
     first = run([*batched, "-ntg", "1", "-npl", "1"], timeout, env)
     bench = [str(tools["llama-bench"]), "-m", str(file), "-t", count, "-p", str(workload.prefill_len), "-n", "0"]
+    bench += ["--repack", str(int(repack))]
     prefill = run([*bench, "-r", str(workload.prefills), "-o", "json"], timeout, env)
     sizes = ",".join(str(size) for size in workload.batch_sizes)
     decode = run([*batched, "-ntg", str(workload.output_len), "-npl", sizes], timeout, env)
@@ -37,6 +43,16 @@ def measure(tools: dict[str, Path], file: Path, workload: Workload, threads: int
         "startup_seconds": _first_row(first),
         "peak_memory_bytes": max(process.peak_memory_bytes for process in (first, prefill, decode)),
         "version": version,
+    }
+
+
+def better(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Of two runs of a round, the better figure of each kind."""
+    return {
+        "prefill": max(one["prefill"], other["prefill"]),
+        "decode": {size: max(rate, other["decode"][size]) for size, rate in one["decode"].items()},
+        **{name: min(one[name], other[name]) for name in ("startup_seconds", "peak_memory_bytes")},
+        "version": one["version"],
     }
 
 

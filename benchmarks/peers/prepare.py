@@ -50,6 +50,11 @@ def prepare(places: Places, shape: Path, kinds: tuple[str, ...], report: Callabl
     return refused
 
 
+def named_kind(model: str) -> str:
+    """The kind of the file of a model that has a name: `q4_k_m`."""
+    return re.split(r"[.-]", Path(NAMED[model].file).stem)[-1].lower()
+
+
 def vocab_size(shape: Path) -> int:
     """Of a model that is prepared."""
     if shape.name in NAMED:
@@ -64,7 +69,7 @@ def _link_named(places: Places, model: str, kinds: tuple[str, ...]) -> dict[str,
         file = named_file(model)
     except ModelError as error:
         raise PeerError(str(error)) from None
-    own = re.split(r"[.-]", file.stem)[-1].lower()
+    own = named_kind(model)
     link = places.gguf(model, own)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import process
-from benchmarks.peers.llama import decode_rates, prefill_rate
+from benchmarks.peers.llama import better, decode_rates, prefill_rate
 from benchmarks.peers.plot import draw, panels
 from benchmarks.peers.process import PeerError, run
 from benchmarks.peers.processor import Processor, kind_of
@@ -20,7 +20,9 @@ from benchmarks.peers.table import markdown
 from benchmarks.peers.to_gguf import hub_config
 from benchmarks.peers.workload import Workload
 from benchmarks.records import BEGIN, END, PAGE, RESULTS, records, section, with_records
+from benchmarks.run import MODELS, SHAPES, USUAL, usual_engines
 from benchmarks.speed_check import cells_of, figures, table, verdict
+from ostinato.models.named_models import NAMED
 from tests.support.patience import PATIENCE
 
 SETUP = {"workload": {"batch_sizes": [1, 8], "prompt_len": 128, "output_len": 64, "prefill_len": 512}}
@@ -70,6 +72,21 @@ def test_batched_bench_counts_the_tokens_of_all_rows() -> None:
     assert decode_rates(lines, (1, 8)) == {"1": 32.0, "8": 128.0}
     with pytest.raises(PeerError, match="batch size 32"):
         decode_rates(lines, (1, 8, 32))
+
+
+def test_llama_cpp_has_the_better_of_two_settings_for_each_figure() -> None:
+    one = measurement("llama.cpp", 0, 900.0, (50.0, 300.0), startup_seconds=3.0)["figures"]
+    other = measurement("llama.cpp", 0, 800.0, (60.0, 200.0), peak_memory_bytes=10**8)["figures"]
+    for figures_ in (better(one, other), better(other, one)):
+        assert (figures_["prefill"], figures_["decode"]) == (900.0, {"1": 60.0, "8": 300.0})
+        assert (figures_["startup_seconds"], figures_["peak_memory_bytes"]) == (2.0, 10**8)
+
+
+def test_a_model_that_is_one_file_is_measured_with_the_engines_of_its_kind() -> None:
+    assert usual_engines("gemma3-270m") == ["ostinato-q4_k_m", "llama.cpp-q4_k_m"]
+    assert usual_engines("smollm2") == ["ostinato-q4_1", "llama.cpp-q4_1"]
+    for model in MODELS:
+        assert model in NAMED or ((SHAPES / model / "config.json").exists() and usual_engines(model) == USUAL)
 
 
 def test_a_round_counts_neither_its_start_nor_what_warms_up() -> None:

@@ -174,6 +174,25 @@ def test_what_a_file_leaves_out_is_what_sentencepiece_and_llama_cpp_have() -> No
     assert backend(undefined).encode("ab", add_special_tokens=False).ids == [7]
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"architecture": "phi3"}, True),
+        ({"name": "Phi-3 Mini"}, True),
+        ({"name": "Phi3"}, True),
+        ({"name": "b"}, False),
+    ],
+)
+def test_added_tokens_of_phi_3_take_the_blanks_behind_them(given: dict[str, str], taken: bool) -> None:
+    tokens = [*SMALL["tokens"], "<|end|>"]
+    file = header(**(SMALL | {"tokens": tokens, "scores": np.append(SMALL["scores"], 0.0)}), add_space_prefix=True)
+    kinds = {"tokenizer.ggml.token_type": np.append(SMALL["token_type"], CONTROL)}
+    file.metadata.update(kinds | {f"general.{name}": value for name, value in given.items()})
+    # As llama.cpp and the model's own tokenizer.json have it: `<s>` and `<unk>` take none.
+    assert backend(file).encode("<|end|>\n ab", add_special_tokens=False).ids == ([8, 7] if taken else [8, 3, 0, 7])
+    assert backend(file).encode("<s> ab", add_special_tokens=False).ids == [1, 3, 7]
+
+
 @pytest.mark.parametrize("model", ["t5", "bert", "rwkv", "plamo2", "none", None, 3])
 def test_another_kind_of_tokenizer_is_refused_by_name(model: Any) -> None:
     with pytest.raises(

@@ -146,17 +146,31 @@ def tokenizer_of(header: Header) -> JsonObject:
         parts = _sentencepiece(header, tokens, kinds)
     else:
         parts = _of_characters(header, tokens) if kind == "gemma4" else _byte_level(header, tokens)
+    takes_blanks = kind == "llama" and _is_phi3(header)
     added = [
         {
             "id": number,
             "content": token,
             "special": kinds[number] != USER_DEFINED,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+            "rstrip": takes_blanks and token not in _PHI3_LEAVES_BLANKS,
+            **dict.fromkeys(("single_word", "lstrip", "normalized"), False),
         }
         for number, token in enumerate(tokens)
         if token and (kinds[number] in (CONTROL, USER_DEFINED) or (kinds[number] == UNKNOWN and kind == "llama"))
     ]
     return {"version": "1.0", "added_tokens": added, "post_processor": None, **parts}
+
+
+_PHI3_LEAVES_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _is_phi3(header: Header) -> bool:
+    """Return whether the tokenizer is Phi-3's, whose added tokens take the blanks behind them.
+
+    Files do not hold that. llama.cpp goes by the model's name; a model tuned from Phi-3 has its architecture.
+    """
+    name = str(header.metadata.get("general.name")).lower()
+    return header.metadata.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
