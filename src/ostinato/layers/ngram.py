@@ -44,9 +44,8 @@ class NgramEmbedding(Module):
         super().__init__()
         self.ops, self.spec, self.dtype = build.ops, spec, build.dtype
         self.ngram_embedding = NgramTable(build, spec)
-        starts = [sum(spec.sizes[:head]) for head in range(len(spec.sizes))]
         self.multipliers, self.sizes, self.starts = (
-            build.constant(values, "int64") for values in (spec.multipliers, spec.sizes, starts)
+            build.constant(values, "int64") for values in (spec.multipliers, spec.sizes, spec.starts)
         )
 
     def forward(self, token_ids: Array, inputs: StepInputs, memory: LayerCache) -> Array:

@@ -55,7 +55,7 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
             module, attribute = tables[name]
             begin = int(generator.integers(PERIOD - size))
             # Neighbouring rows overlap, so that a table takes no memory; those that are far apart are equal.
-            table = np.lib.stride_tricks.sliding_window_view(scaled[size][begin : begin + PERIOD], size)
+            table = np.lib.stride_tricks.sliding_window_view(scaled[size][begin : begin + PERIOD], size, writeable=True)
             setattr(module, attribute, model.build.arrays.sharing(_first_rows(table, rows)))
         elif isinstance(view, QuantizedView | BlockView):
             _quantize(view, share, drawn, int(generator.integers(PERIOD)), quantizers)

@@ -12,6 +12,7 @@ import torch
 
 from ostinato.ops.sizes import TOKEN_DIGITS
 
+
 def ngram_ids(
     token_ids: torch.Tensor,
     multipliers: torch.Tensor,
