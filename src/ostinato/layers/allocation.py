@@ -133,6 +133,8 @@ class WeightAllocator:
     def weight(self, row: Weight) -> Array:
         """Allocate an unwritten weight; loading fills it, or replaces it by the mapped file's pages."""
         dtype = "float32" if row.in_float32 else self.dtype_name
+        if row.stays_on_disk:
+            return self.arrays.without_memory(row.shape, dtype)
         if self.defers_matrices and (row.can_be_quantised or row.can_be_blocks):
             return self.arrays.without_memory(row.shape, dtype)
         return self.arrays.empty(row.shape, dtype)

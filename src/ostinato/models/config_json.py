@@ -34,14 +34,22 @@ def require(config: JsonMapping, name: str) -> object:
     return value
 
 
-def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
-    """Return a whole number from 0 to the limit of such values, required without a default; null is absent."""
+def integer(config: JsonMapping, name: str, default: int | None = None, most: int | None = None) -> int:
+    """Return a whole number from 0 to `most`, or to the limit of such values, required without a default.
+
+    Null counts as absent.
+    """
     value = _value(config, name, default)
-    most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
-    if "experts" in name:
+    if most is not None:
+        pass
+    elif any(part in name for part in _LENGTHS):
+        most = MAX_LENGTH
+    elif "experts" in name:
         most = MAX_EXPERTS
     elif name in ("num_hidden_layers", "num_layers_per_stack", "depth"):
         most = MAX_LAYERS
+    else:
+        most = MAX_SIZE
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
@@ -151,7 +152,7 @@ class Decoder(CausalLM):
         embedding_multiplier: float = 1.0,
         logits_multiplier: float = 1.0,
         logits_cap: float | None = None,
-        final_norm: LayerNorm | PlainRMSNorm | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | HyperConnection | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier, logits_cap)
