@@ -9,8 +9,8 @@ execute_process(
   COMMAND "${Python_EXECUTABLE}" -B -s "${write_isas}" "${CMAKE_CURRENT_SOURCE_DIR}/src" "${CMAKE_SYSTEM_PROCESSOR}"
     "${written_isas}"
   COMMAND_ERROR_IS_FATAL ANY)
-# known_isas, worst first; stand_ins, which are built where they are named; runnable_isas, of both, on this machine; and
-# flags_of_<isa>.
+# known_isas, worst first; stand_ins, which are built where they are named; runnable_isas, of both, on this machine, in
+# its order; and flags_of_<isa>.
 include("${written_isas}")
 
 function(compiler_takes isa result)
@@ -25,13 +25,18 @@ function(instruction_sets_to_build result)
   set(known ${known_isas} ${stand_ins})
   set(chosen)
   foreach(wish IN LISTS OSTINATO_ISA)
-    if(wish STREQUAL "all" OR wish STREQUAL "native")
-      set(best)
+    if(wish STREQUAL "all")
       foreach(isa IN LISTS known_isas)
         compiler_takes(${isa} buildable)
-        if(buildable AND wish STREQUAL "all")
+        if(buildable)
           list(APPEND chosen ${isa})
-        elseif(buildable AND isa IN_LIST runnable_isas)
+        endif()
+      endforeach()
+    elseif(wish STREQUAL "native")
+      set(best)
+      foreach(isa IN LISTS runnable_isas)
+        compiler_takes(${isa} buildable)
+        if(buildable AND isa IN_LIST known_isas)
           set(best ${isa})
         endif()
       endforeach()

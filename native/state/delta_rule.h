@@ -93,6 +93,21 @@ struct DeltaInputs : Arguments {
         }
     }
 
+    // Prefetch what `prepare` reads of a token, and where its output goes: tokens lie too far apart for the hardware to
+    // predict. Inlined, since GCC drops calls of a function that only prefetches.
+    template <typename T>
+    [[gnu::always_inline]] void prefetch(std::int64_t token, std::int64_t head) const {
+        const auto ahead = [](const T* from, std::int64_t size) __attribute__((always_inline)) {
+            for (std::int64_t i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);
+        };
+        const std::int64_t of_key = key_head_of(head) * key_dim();
+        ahead(k.row<const T>(token) + of_key, key_dim());
+        ahead(q.row<const T>(token) + of_key, key_dim());
+        ahead(v.row<const T>(token) + head * value_dim(), value_dim());
+        ahead(out.at<const T>() + (token * heads() + head) * value_dim(), value_dim());
+        if (has_decay_per_channel()) ahead(a.row<const T>(token) + head * key_dim(), key_dim());
+    }
+
   private:
     float bound() const { return static_cast<float>(decay_bound); }
     Float decay_rate(std::int64_t head) const { return exp(splat(A_log.at<const float>()[head])); }
@@ -176,12 +191,23 @@ struct StateReads {
     }
 };
 
-// Apply a token to row `i` of a state. `change` is the token's.
+// A token's change to a state. It is copied here because stores to the state might alias the token, which would then be
+// read again for each row.
 template <int V, bool PER_CHANNEL>
-void apply(const DeltaToken& token, const Float* change, std::int64_t i, Float* row) {
-    const Float k = splat(token.k[i]), decay = splat(token.decay[PER_CHANNEL ? i : 0]);
-    for (int v = 0; v < V; ++v) row[v] = fma(k, change[v], row[v] * decay);
-}
+struct Change {
+    const float *k, *decays;
+    Float decay, values[V];
+
+    Change(const DeltaToken& token, const Float* of_token) : k(token.k), decays(token.decay), decay(splat(*token.decay)) {
+        for (int v = 0; v < V; ++v) values[v] = of_token[v];
+    }
+
+    // Apply the token to row `i`.
+    void apply(std::int64_t i, Float* row) const {
+        const Float by = PER_CHANNEL ? splat(decays[i]) : decay, key = splat(k[i]);
+        for (int v = 0; v < V; ++v) row[v] = fma(key, values[v], row[v] * by);
+    }
+};
 
 // Return the reads of some columns of a state, whose rows lie `stride` floats apart; null: zeros.
 template <int V>

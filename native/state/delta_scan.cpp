@@ -28,21 +28,23 @@ static_assert(INT8_STATE_BLOCK == DELTA_COLUMNS, "a block's columns belong to on
 constexpr int V = DELTA_COLUMNS / LANES;
 
 // Apply tokens to `state` [key_dim, DELTA_COLUMNS], the columns from `first` on. `width` outputs of token i go to `out`
-// + i * `apart`.
-template <bool PER_CHANNEL, typename T>
+// + i * `apart`. Call `before(i)` before each token.
+template <bool PER_CHANNEL, typename T, typename Before>
 void scan_columns(const DeltaToken* tokens, std::int64_t count, std::int64_t key_dim, std::int64_t first, float* state,
-                  T* out, std::int64_t apart, std::int64_t width) {
+                  T* out, std::int64_t apart, std::int64_t width, Before&& before) {
     StateReads<V> reads = read_state<V>(tokens[0], key_dim, state, DELTA_COLUMNS, Columns<V>{});
     for (std::int64_t t = 0; t < count; ++t) {
+        before(t);
         reads.finish(tokens[t], first);
         for (int v = 0; v * LANES < width; ++v) {
             store_partial(out + t * apart + v * LANES, reads.at_query[v], width - v * LANES);
         }
+        const Change<V, PER_CHANNEL> change(tokens[t], reads.at_key);
         const auto apply_to_rows = [&](auto&& use) {
             for (std::int64_t i = 0; i < key_dim; ++i) {
                 Float row[V];
                 for (int v = 0; v < V; ++v) row[v] = load(state + i * DELTA_COLUMNS + v * LANES);
-                apply<V, PER_CHANNEL>(tokens[t], reads.at_key, i, row);
+                change.apply(i, row);
                 for (int v = 0; v < V; ++v) store(state + i * DELTA_COLUMNS + v * LANES, row[v]);
                 use(i, row);
             }
@@ -113,7 +115,11 @@ void scan_row(const DeltaScan& in, std::int64_t row, std::int64_t begin, std::in
         const std::int64_t stride = heads * columns.value_dim;
         T* const out = in.out.at<T>() + token * stride + head * columns.value_dim;
         columns.each_block([&](float* state, std::int64_t column, std::int64_t width) {
-            scan_columns<PER_CHANNEL>(tokens, count, columns.key_dim, column, state, out + column, stride, width);
+            const auto prefetch_later = [&](std::int64_t i) {
+                if (column == columns.first && stop + i < end) in.prefetch<T>(stop + i, head);
+            };
+            scan_columns<PER_CHANNEL>(tokens, count, columns.key_dim, column, state, out + column, stride, width,
+                                      prefetch_later);
         });
         if (in.packable && is_packed_at(position + stop - begin)) {
             columns.each_row([](float* at, std::int64_t, std::int64_t width) { round_block(at, width); });

@@ -42,6 +42,7 @@ void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t 
     for (int v = 0; v < V; ++v) store(out + first + v * LANES, reads.at_query[v]);
     if (!to) return;
     to += first;
+    const Change<V, PER_CHANNEL> change(token, reads.at_key);
     const bool is_aligned = columns.width == LANES && value_dim % LANES == 0 &&
                             reinterpret_cast<std::uintptr_t>(to) % sizeof(Float) == 0;
     for (std::int64_t i = 0; i < key_dim; ++i) {
@@ -51,7 +52,7 @@ void update_columns(const DeltaToken& token, std::int64_t key_dim, std::int64_t 
         }
         Float row[V];
         for (int v = 0; v < V; ++v) row[v] = from ? columns.at(from + i * value_dim, v) : Float{};
-        apply<V, PER_CHANNEL>(token, reads.at_key, i, row);
+        change.apply(i, row);
         for (int v = 0; v < V; ++v) {
             if (streams && is_aligned) {
                 stream(to + i * value_dim + v * LANES, row[v]);

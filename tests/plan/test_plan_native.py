@@ -43,6 +43,20 @@ def test_one_missing_flag_is_enough_not_to_choose_an_instruction_set(isa: str) -
         assert choose_isa(ALL, X86[ALL[-1]] - {flag}, "x86_64", GRANTED).isa != isa
 
 
+def test_a_cpu_that_multiplies_bfloat16_more_slowly_than_floats_gets_the_module_without_it() -> None:
+    flags = X86["x86_64_v4_bf16"] | {"avx512_fp16"}
+    assert choose_isa(ALL, flags | {"AuthenticAMD"}, "x86_64").isa == "x86_64_v4_bf16"
+    assert choose_isa(ALL, flags - {"avx512_fp16"} | {"GenuineIntel"}, "x86_64").isa == "x86_64_v4_bf16"  # Cooper Lake
+    slow = flags | {"GenuineIntel"}
+    facts = choose_isa(ALL, slow, "x86_64")
+    assert facts == NativeFacts("x86_64_v4_vnni", "x86_64_v4_vnni is the best that this CPU runs")
+    other = choose_isa(["x86_64_v3", "x86_64_v4_bf16"], slow, "x86_64")
+    assert (other.isa, "x86_64_v4_vnni would be better" in other.reason) == ("x86_64_v4_bf16", True)
+    with_units = slow | X86["x86_64_v4_amx"]
+    assert choose_isa(ALL, with_units, "x86_64", GRANTED).isa == "x86_64_v4_amx"
+    assert choose_isa(ALL, with_units, "x86_64", "no").isa == "x86_64_v4_vnni"
+
+
 def test_without_a_module_for_the_cpu_a_lesser_one_is_chosen_and_the_better_is_named() -> None:
     facts = choose_isa(["x86_64_v3"], X86["x86_64_v4_bf16"], "x86_64")
     assert facts.isa == "x86_64_v3"
@@ -115,12 +129,12 @@ def test_a_cpu_without_a_list_of_flags_has_none(tmp_path: Path) -> None:
     assert read_cpu_flags(tmp_path, "x86_64") == frozenset()
 
 
-def test_a_cpu_has_the_flags_that_it_lists(tmp_path: Path) -> None:
+def test_a_cpu_has_the_flags_and_the_maker_that_it_lists(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(
-        "processor\t: 0\nflags\t\t: avx avx2\n\nprocessor\t: 1\nflags\t\t: avx fma\n"
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: avx avx2\n\nprocessor\t: 1\nflags\t\t: avx fma\n"
     )
-    assert read_cpu_flags(tmp_path, "x86_64") == {"avx", "avx2"}
+    assert read_cpu_flags(tmp_path, "x86_64") == {"AuthenticAMD", "avx", "avx2"}
 
 
 def test_what_is_chosen_for_this_machine_is_installed() -> None:

@@ -23,7 +23,7 @@ place of `amx`, with the same bits. On ARM: `dotprod` is SDOT, `i8mm` SMMLA, `ne
 class InstructionSet:
     """Instruction set of a module `ostinato._native_<name>`.
 
-    A CPU must have `cpu_flags`, as /proc/cpuinfo spells them on either architecture. A stand-in is for tests: the plan
+    A CPU must have `cpu_flags`, as `read_cpu_flags` gives them on either architecture. A stand-in is for tests: the plan
     never chooses it, and it has some kernels only.
     """
 
@@ -33,6 +33,8 @@ class InstructionSet:
     """Options of the compiler."""
     features: frozenset[Feature] = frozenset()
     is_stand_in: bool = False
+    slow_on: frozenset[str] | None = None
+    """Flags of CPUs on which the module before it is faster; None if there are none."""
 
     @property
     def compiler_flags(self) -> tuple[str, ...]:
@@ -46,18 +48,24 @@ MATRIX_UNITS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 # The x86-64 psABI's levels; `abm` is how Linux spells LZCNT.
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_V4_VNNI = _V4 | {"avx512_vnni"}
+_V4_BF16 = _V4_VNNI | {"avx512_bf16"}
 # Every processor with matrix units has them.
 _BESIDE_MATRIX_UNITS = frozenset({"avx512vbmi", "gfni"})
 
+# Intel's vectors since Sapphire Rapids take two cycles for 32 products of bfloat16, and half a cycle for 16 of float32.
+_SLOW_BF16 = frozenset({"GenuineIntel", "avx512_bf16", "avx512_fp16"})
+
 # Vectors of 512 bits where there are any: CPUs that run slower with them have become rare.
 _COMPILE_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
-_COMPILE_V4_BF16 = (*_COMPILE_V4, "-mavx512bf16", "-mavx512vnni")
+_COMPILE_V4_VNNI = (*_COMPILE_V4, "-mavx512vnni")
+_COMPILE_V4_BF16 = (*_COMPILE_V4_VNNI, "-mavx512bf16")
 _COMPILE_AMX = (*_COMPILE_V4_BF16, "-mavx512vbmi", "-mgfni", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 
 _AVX2: frozenset[Feature] = frozenset({"avx2"})
 _AVX512: frozenset[Feature] = _AVX2 | {"avx512"}
-_BF16: frozenset[Feature] = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_VNNI: frozenset[Feature] = _AVX512 | {"avx512_vnni"}
+_BF16: frozenset[Feature] = _VNNI | {"avx512_bf16"}
 _AMX: frozenset[Feature] = _BF16 | {"avx512_vbmi", "amx"}
 
 # `atomics` and `asimdrdm` are ARMv8.1, which the compiler takes for granted.
@@ -69,7 +77,8 @@ TABLE: dict[str, tuple[InstructionSet, ...]] = {
     "x86_64": (
         InstructionSet("x86_64_v3", _V3, ("-march=x86-64-v3",), _AVX2),
         InstructionSet("x86_64_v4", _V4, _COMPILE_V4, _AVX512),
-        InstructionSet("x86_64_v4_bf16", _V4_BF16, _COMPILE_V4_BF16, _BF16),
+        InstructionSet("x86_64_v4_vnni", _V4_VNNI, _COMPILE_V4_VNNI, _VNNI),
+        InstructionSet("x86_64_v4_bf16", _V4_BF16, _COMPILE_V4_BF16, _BF16, slow_on=_SLOW_BF16),
         InstructionSet("x86_64_v4_amx", _V4_BF16 | _BESIDE_MATRIX_UNITS | MATRIX_UNITS, _COMPILE_AMX, _AMX),
         InstructionSet("x86_64_v4_emulated_tiles", _V4, _COMPILE_V4, _AVX512 | {"emulated_amx"}, is_stand_in=True),
     ),

@@ -22,7 +22,10 @@ from ostinato.plan.device.linux import read_cpu_flags
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if not isa.is_stand_in} for machine, isas in TABLE.items()
 }
-"""Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
+"""Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have.
+
+`worst_first` has them in the order of a CPU.
+"""
 
 TEST_ISAS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if isa.is_stand_in} for machine, isas in TABLE.items()
@@ -91,6 +94,16 @@ def installed_modules(package: Path = PACKAGE) -> frozenset[str]:
     return frozenset(isa for isa in known if module_file(isa, package) is not None)
 
 
+def worst_first(machine: str, cpu_flags: Collection[str]) -> dict[str, frozenset[str]]:
+    """Return `CPU_FLAGS` of a machine, in the order of a CPU with `cpu_flags`: it may be slow at some instructions."""
+    names = [*CPU_FLAGS.get(machine, ())]
+    for row in TABLE.get(machine, ()):
+        if row.slow_on is not None and row.slow_on.issubset(cpu_flags):
+            place = names.index(row.name)
+            names.insert(place - 1, names.pop(place))
+    return {name: CPU_FLAGS[machine][name] for name in names}
+
+
 def choose_isa(
     installed: Collection[str], cpu_flags: Collection[str], machine: str, matrix_units: str | None = None
 ) -> NativeFacts:
@@ -98,8 +111,8 @@ def choose_isa(
 
     `machine` is that of `platform.machine`, `matrix_units` that of `NativeFacts`.
     """
-    isas = CPU_FLAGS.get(machine)
-    if isas is None:
+    isas = worst_first(machine, cpu_flags)
+    if not isas:
         return NativeFacts(None, f"native kernels exist for {' and '.join(CPU_FLAGS)}, and this machine is {machine}")
     usable_flags = frozenset(cpu_flags)
     unless = ""
@@ -142,7 +155,7 @@ def runnable_here(root: Path = Path("/")) -> list[str]:
     """Return the instruction sets that this machine runs, worst first, installed or not; stand-ins come last."""
     flags, machine = read_cpu_flags(root), platform.machine()
     granted = ask_for_matrix_units(flags)
-    chosen = [isa for isa in CPU_FLAGS.get(machine, {}) if choose_isa([isa], flags, machine, granted).isa == isa]
+    chosen = [isa for isa in worst_first(machine, flags) if choose_isa([isa], flags, machine, granted).isa == isa]
     return chosen + [isa for isa, needed in TEST_ISAS.get(machine, {}).items() if needed <= flags]
 
 

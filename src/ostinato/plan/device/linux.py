@@ -91,13 +91,14 @@ def cpu_model(root: Path = Path("/")) -> str:
 
 
 def read_cpu_flags(root: Path = Path("/"), machine: str = platform.machine()) -> frozenset[str]:
-    """Return the flags of its features, as /proc/cpuinfo spells them; an empty set where nothing tells.
+    """Return the CPU's flags and its maker (`GenuineIntel`) as /proc/cpuinfo spells them; an empty set if it is silent.
 
     On ARM they are those of HWCAP in this process's auxiliary vector, where an emulator describes the CPU that it
     emulates; its /proc/cpuinfo is that of the machine below.
     """
     if machine != "aarch64":
-        return frozenset(_fields_of_first(root).get("flags", "").split())
+        fields = _fields_of_first(root)
+        return frozenset((*fields.get("flags", "").split(), *fields.get("vendor_id", "").split()))
     try:
         vector = (root / "proc/self/auxv").read_bytes()
     except OSError:
