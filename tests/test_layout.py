@@ -160,3 +160,18 @@ def test_layers_and_models_compute_with_what_arrays_of_torch_and_numpy_share() -
             if is_method or {key.arg for key in node.keywords} & {"dim", "axis"}:
                 misused.append(f"{name}: {ast.unparse(node)}")
     assert not misused
+
+
+def test_no_test_leaves_it_to_httpx2_how_long_it_waits() -> None:
+    """Its five seconds are not enough on a busy machine."""
+    waiting = {*("get", "head", "post", "put", "delete", "options", "request", "stream"), "Client", "AsyncClient"}
+    found = []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        if "httpx2." not in (text := path.read_text()):
+            continue
+        calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+        for call in calls:
+            name, named = ast.unparse(call.func), {keyword.arg for keyword in call.keywords}
+            if name.startswith("httpx2.") and name.removeprefix("httpx2.") in waiting and not named & {"timeout", None}:
+                found.append(f"{path}:{call.lineno}")
+    assert found == []

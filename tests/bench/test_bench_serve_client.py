@@ -240,13 +240,15 @@ def test_a_closed_loop_has_so_many_under_way_and_no_more() -> None:
 
 
 def test_figures_show_the_delays_that_the_server_has() -> None:
-    with fake_openai(first_delay=0.2, token_delay=0.1) as server:
-        figures = serve_figures(run(server, one_turn(4, tokens=5)), Deadline(GENEROUS, GENEROUS))
+    for delay in (0.1, 1.0, 10.0):  # until the client is not so busy that it reads most pieces together
+        with fake_openai(first_delay=2 * delay, token_delay=delay) as server:
+            figures = serve_figures(run(server, one_turn(4, tokens=5)), Deadline(GENEROUS, GENEROUS))
+        if figures["time_per_output_token"]["mean"] >= delay / 5:
+            break
     assert figures["complete"] == figures["met_deadline"] == 4
-    assert 0.2 <= figures["time_to_first_token"]["p50"] < GENEROUS
-    # Pieces that a busy client reads late come closer together, so the mean may be a little less than the delay.
-    assert 0.02 <= figures["time_per_output_token"]["mean"] < GENEROUS
-    assert 0.55 <= figures["end_to_end"]["p50"] < GENEROUS
+    assert 2 * delay <= figures["time_to_first_token"]["p50"] < GENEROUS
+    assert delay / 5 <= figures["time_per_output_token"]["mean"] < GENEROUS
+    assert 5.5 * delay <= figures["end_to_end"]["p50"] < GENEROUS
     assert figures["goodput"] == figures["requests_per_second"] == 4 / figures["seconds"]
     assert figures["output_tokens_per_second"] == 20 / figures["seconds"]
     assert (figures["tokens"]["output"], figures["tokens"]["cached"], figures["tokens"]["uncounted"]) == (20, 12, 0)

@@ -54,7 +54,8 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS.split("---\n")])
-    nbclient.NotebookClient(book, kernel_name="tested", timeout=PATIENCE).execute()
+    waits = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), PATIENCE)
+    nbclient.NotebookClient(book, kernel_name="tested", **waits).execute()
     return [cell.outputs for cell in book.cells]
 
 

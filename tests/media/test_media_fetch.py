@@ -72,7 +72,9 @@ def site():
 
 
 def get(url, **limits):
-    return fetch(url, allowed=lambda address: address == HERE, **{"max_bytes": 1000, "seconds": 60.0, **limits})
+    return fetch(
+        url, allowed=lambda address: address == HERE, **{"max_bytes": 1000, "seconds": float(PATIENCE), **limits}
+    )
 
 
 @pytest.mark.parametrize(

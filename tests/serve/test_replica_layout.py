@@ -238,10 +238,12 @@ def test_the_file_is_plain_data(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("form", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}"])
 def test_an_address_where_nothing_answers_is_named_before_ray_would_wait_for_it(form: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = form.format(port=listener.getsockname()[1])
-        cluster.check_reachable(address)
-    with pytest.raises(ConfigError, match=f"no Ray can be reached at {address}: ") as error:
-        cluster.check_reachable(address)
+        cluster.check_reachable(form.format(port=listener.getsockname()[1]))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody else gets it, and nobody listens
+        address = form.format(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"no Ray can be reached at {address}: ") as error:
+            cluster.check_reachable(address)
     assert list(error.value.remedies) == [Remedy("ray_address", None)]
 
 

@@ -219,7 +219,8 @@ def test_a_plain_prompt_has_breakpoints_at_characters_or_at_token_ids(client, pr
     ],
 )  # fmt: skip
 def test_a_breakpoint_that_is_not_there_is_refused_by_its_place(client, path, body, param):
-    answer = httpx2.post(f"{client.base_url}{path}", json={"max_tokens": 1, **body} if path == "completions" else body)
+    asked = {"max_tokens": 1, **body} if path == "completions" else body
+    answer = httpx2.post(f"{client.base_url}{path}", json=asked, timeout=PATIENCE)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 

@@ -393,7 +393,9 @@ def test_other_errors_have_anthropics_form_and_the_key_may_be_sent_as_its_client
         with pytest.raises(anthropic.AuthenticationError) as caught:
             of(served, api_key="wrong").messages.create(**ASKED)
         assert caught.value.body["error"]["type"] == "authentication_error"
-        assert httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "right"}).status_code == 200
+        assert (
+            httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "right"}, timeout=PATIENCE).status_code == 200
+        )
 
 
 @pytest.mark.slow

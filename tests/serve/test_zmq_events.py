@@ -280,8 +280,8 @@ def test_a_server_publishes_what_its_own_endpoint_tells(tmp_path: Path) -> None:
             await subscriber.replay()
             for number in range(3):
                 body = {"prompt": [7 + (number * 31 + each) % 200 for each in range(100)], "max_tokens": 2}
-                async with httpx2.AsyncClient() as client:
-                    assert (await client.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)).status_code == 200
+                async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+                    assert (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
                 served.until(lambda: len(served.engine.cache_events._contents.blocks) >= 6 * (number + 1))  # noqa: B023
             while subscriber.contents.checkpoints != served.engine.cache_events._contents.checkpoints:
                 await subscriber.replay()

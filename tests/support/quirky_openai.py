@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.patience import PATIENCE
+
 HEAD = (
     "HTTP/1.1 200\r\nServer: other/1.0\r\nContent-type: Text/Event-Stream ; charset=UTF-8\r\n"
     "TRANSFER-ENCODING: chunked\r\nX-Empty:\r\n\r\n"
@@ -147,7 +149,7 @@ def quirky_openai(quirk: Callable[[int], str] = lambda number: "", cut: int = 0)
     try:
         yield quirky
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(PATIENCE)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -13,6 +13,7 @@ import pytest
 from ostinato.demo import CHECKPOINTS, INTRODUCTIONS
 from ostinato.serve.api.page import DIRECTORY
 from tests.support.page_chat import answered, chunks, script_answers
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 THIRD_PARTY = DIRECTORY / "third_party"
@@ -82,23 +83,25 @@ def test_every_embedded_model_is_introduced_with_questions_and_their_pictures():
 @pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/third_party/katex/katex.js"])
 def test_texts_are_compressed_for_those_who_take_that(served, path):
     url = f"{served.url}{path}"
-    plain = httpx2.get(url, headers={"Accept-Encoding": "identity"})
+    plain = httpx2.get(url, headers={"Accept-Encoding": "identity"}, timeout=PATIENCE)
     assert "content-encoding" not in plain.headers
     for accepted in ("gzip", "br, gzip;q=0.5"):
-        packed = httpx2.get(url, headers={"Accept-Encoding": accepted})
+        packed = httpx2.get(url, headers={"Accept-Encoding": accepted}, timeout=PATIENCE)
         assert packed.headers["content-encoding"] == "gzip"
         assert packed.content == plain.content
         assert int(packed.headers["content-length"]) < len(plain.content)
         assert packed.headers["vary"] == "Accept-Encoding"
-        again = httpx2.get(url, headers={"Accept-Encoding": accepted, "If-None-Match": packed.headers["etag"]})
+        again = httpx2.get(
+            url, headers={"Accept-Encoding": accepted, "If-None-Match": packed.headers["etag"]}, timeout=PATIENCE
+        )
         assert (again.status_code, again.content) == (304, b"")
     for refused in ("gzip;q=0", "br"):
-        assert "content-encoding" not in httpx2.get(url, headers={"Accept-Encoding": refused}).headers
+        assert "content-encoding" not in httpx2.get(url, headers={"Accept-Encoding": refused}, timeout=PATIENCE).headers
 
 
 def test_pictures_and_fonts_are_sent_as_they_lie(served):
     for path in ("examples/dark.png", "third_party/katex/fonts/KaTeX_Main-Regular.woff2"):
-        sent = httpx2.get(f"{served.url}/page/{path}", headers={"Accept-Encoding": "gzip"})
+        sent = httpx2.get(f"{served.url}/page/{path}", headers={"Accept-Encoding": "gzip"}, timeout=PATIENCE)
         assert sent.content == (DIRECTORY / path).read_bytes()
         assert "content-encoding" not in sent.headers
 
@@ -106,7 +109,7 @@ def test_pictures_and_fonts_are_sent_as_they_lie(served):
 @pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/styles/base.css", "/page/third_party/katex/katex.js"])
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 def test_every_file_comes_under_the_strict_policy(served, path, encoding):
-    headers = httpx2.get(f"{served.url}{path}", headers={"Accept-Encoding": encoding}).headers
+    headers = httpx2.get(f"{served.url}{path}", headers={"Accept-Encoding": encoding}, timeout=PATIENCE).headers
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy == {
         "default-src": "'self'",
@@ -149,12 +152,14 @@ def test_all_that_the_page_loads_is_small_and_maths_comes_only_when_there_is_som
 
 def test_what_is_sent_is_as_large_as_gzip_makes_it(served):
     path = DIRECTORY / "third_party/katex/katex.js"
-    sent = httpx2.get(f"{served.url}/page/third_party/katex/katex.js", headers={"Accept-Encoding": "gzip"})
+    sent = httpx2.get(
+        f"{served.url}/page/third_party/katex/katex.js", headers={"Accept-Encoding": "gzip"}, timeout=PATIENCE
+    )
     assert int(sent.headers["content-length"]) == len(gzip.compress(path.read_bytes(), 6, mtime=0))
 
 
 def test_about_tells_what_the_model_is_and_takes(served):
-    told = httpx2.get(f"{served.url}/about").json()
+    told = httpx2.get(f"{served.url}/about", timeout=PATIENCE).json()
     assert told["model"] == "demo"
     assert told["parameters"] == 3263688
     assert told["layers"] == {"mamba2": 3, "mlp": 3, "attention": 2}

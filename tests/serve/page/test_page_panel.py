@@ -124,7 +124,7 @@ def test_the_prefix_cache_is_drawn_as_the_texts_it_remembers(browser):
             assert httpx2.post(url, json=body, timeout=PATIENCE).is_success
         browser.until(lambda: browser.text("#prefix-told").startswith("2 texts in "))
         first, second = browser.until(lambda: len(rows(browser)) == 2 and rows(browser))
-        shown = httpx2.get(f"{served.url}/prefixes").json()
+        shown = httpx2.get(f"{served.url}/prefixes", timeout=PATIENCE).json()
         assert [branch["begin"] for branch in shown["branches"]] == [0, 48]
         assert first.startswith("80 tokens, ")
         assert second.startswith("80 tokens, the first 48 as above, ")
