@@ -414,10 +414,7 @@ def with_sections(rope: RopeSpec, scaling: JsonMapping, default: tuple[int, int,
 
 
 def _original_max_position(config: JsonMapping, scaling: Mapping[str, object], kind: str) -> int:
-    """Return the length that the unscaled frequencies were trained for.
-
-    It is 0 if the kind does not depend on it and config.json does not give it.
-    """
+    """Return the length that unscaled frequencies were trained for; 0 if the kind needs none and none is given."""
     if kind in ("llama3", "yarn", "longrope"):
         # As in transformers, the outer key overrides the one in the scaling's dict.
         for source in (config, scaling):

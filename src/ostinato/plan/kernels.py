@@ -171,10 +171,7 @@ def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
 
 
 def splits_of(kernels: Mapping[str, KernelChoice]) -> tuple[str, ...]:
-    """Return the parts that piecewise graphs leave out.
-
-    These are attention and state, whose work depends on the rows, and experts if no graph can hold them.
-    """
+    """Return the parts that piecewise graphs leave out: attention, state, and experts if no graph can hold them."""
     return tuple(
         part
         for part, ops in parts().items()

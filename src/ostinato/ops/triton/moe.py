@@ -23,10 +23,7 @@ from ostinato.ops.triton.matmul import of_one_format, product
 
 @triton.jit(do_not_specialize=["count"])
 def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Write one expert's choices, in ascending order, into `order` after those of the experts before it.
-
-    Their number goes to `starts` [experts + 1].
-    """
+    """Write an expert's choices, ascending, into `order` after those before; their number to `starts` [experts + 1]."""
     expert = tl.program_id(0)
     before = 0
     for base in range(0, count, BLOCK):

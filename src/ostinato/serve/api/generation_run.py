@@ -305,10 +305,7 @@ def prepare_chat(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> PreparedChat:
-    """Prepare a conversation for the engine.
-
-    `logprobs`: number of the most likely tokens that are returned at each place; None: no log-probabilities.
-    """
+    """Prepare a conversation for the engine. `logprobs`: number of likely tokens returned at each place, or None."""
     text = context.text
     more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
     if logprobs is not None:
