@@ -259,12 +259,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 def point_of(tokens: int, images: int, times: ArrivalTimes) -> JsonObject:
     """Return one arrival's tokens and images, and its shortest times."""
-    return {
-        "tokens": tokens,
-        "images": images,
-        "eager_ms": min(times.eager) * 1e3,
-        "graph_ms": min(times.graph) * 1e3,
-    }
+    return {"tokens": tokens, "images": images, "eager_ms": min(times.eager) * 1e3, "graph_ms": min(times.graph) * 1e3}
 
 
 def share_of_padding(counts: JsonMapping) -> float | None:

@@ -81,10 +81,7 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        progress: ProgressFn = no_progress,
-        phases: StartupTimer | None = None,
+        self, config: EngineConfig, progress: ProgressFn = no_progress, phases: StartupTimer | None = None
     ) -> None:
         """Plan, load the weights and capture the graphs of the plan, unless they are captured on first use.
 

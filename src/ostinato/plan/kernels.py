@@ -123,11 +123,7 @@ def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
 
 
 def _choose(
-    op: str,
-    device: DeviceSpec,
-    setting: KernelSetting,
-    formats: frozenset[str],
-    sizes: Mapping[Limited, int],
+    op: str, device: DeviceSpec, setting: KernelSetting, formats: frozenset[str], sizes: Mapping[Limited, int]
 ) -> KernelChoice:
     if op in COLLECTIVE_OPS:
         implementation, reason = "reference", "ranks wait for each other in it"

@@ -84,10 +84,7 @@ def run_server(
     early: tuple[socket.socket, EarlyAnswers] | None = None,
 ) -> int:
     """Serve an application with its lifecycle, as `serve` does."""
-    with (
-        unblocked_output() as dropped,
-        logs_to(settings.log_format, settings.log_level, access=settings.access_log),
-    ):
+    with unblocked_output() as dropped, logs_to(settings.log_format, settings.log_level, access=settings.access_log):
         lifecycle, app = make()
         lifecycle.dropped_lines = dropped
         return _run(lifecycle, app, settings, announce, early)

@@ -75,10 +75,7 @@ FRONT: Parts = (
     ("HTTP", ("http/request_cycle.py", "http/streaming.py", "http/connection.py", "middleware.py:send_noted")),
     ("requests that begin and end", ("/serve/", "/observe/", "engine/text/", "engine/process/", "pydantic/")),
 )
-GENERATOR: Parts = (
-    ("HTTP and events", ("serve/load_client.py",)),
-    ("requests", ("serve/load_generator.py",)),
-)
+GENERATOR: Parts = (("HTTP and events", ("serve/load_client.py",)), ("requests", ("serve/load_generator.py",)))
 
 
 class Sampler:

@@ -16,13 +16,7 @@ from typing import Any, cast
 from ostinato.engine.migration.wire_format import RequestSnapshot
 from ostinato.engine.outputs import RequestTimes
 from ostinato.engine.process.engine_messages import AbortRequest, DeltasHandled
-from ostinato.engine.process.output_deltas import (
-    OutputDelta,
-    PackedLogprobs,
-    held_bytes,
-    join_deltas,
-    without_move,
-)
+from ostinato.engine.process.output_deltas import OutputDelta, PackedLogprobs, held_bytes, join_deltas, without_move
 from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.errors import BacklogExceeded, DeadlineExceeded
 from ostinato.scheduler.request import FinishReason

@@ -6,15 +6,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import (
-    FULL,
-    activation,
-    checkpoint_dtype,
-    flag,
-    integer,
-    layer_kinds,
-    number,
-)
+from ostinato.models.config_json import FULL, activation, checkpoint_dtype, flag, integer, layer_kinds, number
 from ostinato.models.lfm3 import spec as lfm3
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec

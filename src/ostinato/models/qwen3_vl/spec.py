@@ -110,11 +110,7 @@ def _vision_theta(vision: JsonObject) -> float:
 
 
 def _vision(
-    config: JsonObject,
-    vision: JsonObject,
-    text_size: int,
-    tokens: Mapping[str, int],
-    deepstack: tuple[int, ...],
+    config: JsonObject, vision: JsonObject, text_size: int, tokens: Mapping[str, int], deepstack: tuple[int, ...]
 ) -> VisionSpec:
     size, depth = integer(vision, "hidden_size", 1152), integer(vision, "depth", 27)
     heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)

@@ -273,16 +273,7 @@ def _expert_product(
 
 @triton.jit(do_not_specialize=["tokens"])
 def score_experts(
-    x,
-    weight,
-    scores,
-    tokens,
-    hidden,
-    experts,
-    x_token,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    x, weight, scores, tokens, hidden, experts, x_token, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):
     """Compute a tile of x W^T in float32."""
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

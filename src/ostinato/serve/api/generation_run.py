@@ -38,13 +38,7 @@ from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, a
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import field_error
-from ostinato.serve.http.streaming import (
-    PIECE,
-    ChunkedJson,
-    LastEvents,
-    LoopSlices,
-    cancel_on_disconnect,
-)
+from ostinato.serve.http.streaming import PIECE, ChunkedJson, LastEvents, LoopSlices, cancel_on_disconnect
 from ostinato.serve.settings import ServeSettings
 
 T = TypeVar("T")
