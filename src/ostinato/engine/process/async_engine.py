@@ -324,9 +324,9 @@ class AsyncEngine:
         counts: StatsSnapshot = await self._ask("observe")
         return counts
 
-    async def latest_observation(self, patience: float = 1.0) -> StatsSnapshot:
-        """Return the engine's counts, or the last known ones if it does not answer within `patience` seconds."""
-        return await (self.observe() if self._heartbeat is None else self._heartbeat.poll(patience))
+    async def latest_observation(self) -> StatsSnapshot:
+        """Return the engine's counts, or the last known ones if it does not answer within a second."""
+        return await (self.observe() if self._heartbeat is None else self._heartbeat.poll(1.0))
 
     async def all_observations(self) -> dict[str, StatsSnapshot]:
         """Return the counts of `latest_observation` for each engine behind this one, by name."""
