@@ -94,10 +94,7 @@ class EngineConfig(BaseModel):
         None, ge=1, le=MAX_TOKENS, description="Most tokens in one step (8192; 1024 on a CPU; less if less fits)."
     )
     max_model_len: int | None = Field(
-        None,
-        ge=2,
-        le=2**31 - 1,
-        description="Most tokens of one request, its output included (the model's maximum).",
+        None, ge=2, le=2**31 - 1, description="Most tokens of one request, its output included (the model's maximum)."
     )
     block_size: int = Field(16, description="Tokens in a block of keys and values: 16, 32, 64, 128 or 256.")
     enable_chunked_prefill: bool = Field(
@@ -107,9 +104,7 @@ class EngineConfig(BaseModel):
         None, gt=0.0, le=1.0, description="Part of the device's memory to use (0.9 of a GPU; 1.0 on a CPU)."
     )
     cache_memory: int | None = Field(
-        None,
-        ge=1,
-        description="Bytes for blocks and slots, such as 4GiB (open: what is left; 4GiB on a CPU).",
+        None, ge=1, description="Bytes for blocks and slots, such as 4GiB (open: what is left; 4GiB on a CPU)."
     )
     enable_prefix_caching: bool = Field(
         True, description="What was computed for a prompt is kept, and found again by prompts that begin alike."

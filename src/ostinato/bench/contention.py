@@ -66,10 +66,7 @@ class ContentionBench:
 
 
 def contention(settings: JsonObject, bench: ContentionBench, say: ProgressCallback) -> BenchReport:
-    """Measure each workload quiet and beside busy processes, in turns, with one engine.
-
-    `of_quiet` compares with the quiet measurement of the same round.
-    """
+    """Measure each workload quiet and beside busy processes, in turns; `of_quiet` compares within one round."""
     from ostinato.engine.core import EngineCore
 
     most = Workload(max(CONTEXT, bench.prompt_len), bench.output_len, bench.batch_sizes, bench.rounds)

@@ -180,10 +180,7 @@ def _first_tokens(
 
 
 def _check_measurable(config: EngineConfig) -> None:
-    """Raise an error if the encoder cannot be measured.
-
-    ModelError for a model without an encoder, ConfigError if its encoder has no graphs or times say nothing.
-    """
+    """Raise ModelError for a model without encoder, ConfigError if its encoder has no graphs or times say nothing."""
     plan = plan_of(config).encoder
     if plan is None:
         raise ModelError(f"{config.model} has no vision encoder; measure a model that takes images, such as demo-vl")

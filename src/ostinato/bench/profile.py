@@ -260,11 +260,7 @@ def total_figures(figures: Sequence[JsonMapping]) -> JsonObject:
     seconds = sum(figure["seconds"] for figure in figures)
     is_known = all(figure["floor_seconds"] is not None for figure in figures if figure["kernel"] == "moe")
     floor = sum(figure["floor_seconds"] or 0.0 for figure in figures) if is_known else None
-    return {
-        "seconds": seconds,
-        "floor_seconds": floor,
-        "fraction_reached": None if floor is None else floor / seconds,
-    }
+    return {"seconds": seconds, "floor_seconds": floor, "fraction_reached": None if floor is None else floor / seconds}
 
 
 def profile_tables(data: JsonMapping) -> list[Table]:

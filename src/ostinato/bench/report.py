@@ -76,11 +76,7 @@ class Table:
         from rich.text import Text
 
         table = RichTable(
-            box=None,
-            header_style="bold",
-            title=self.title or None,
-            title_justify="left",
-            title_style="bold",
+            box=None, header_style="bold", title=self.title or None, title_justify="left", title_style="bold"
         )
         for number, column in enumerate(self.columns):
             is_left = number == 0 or column.is_text

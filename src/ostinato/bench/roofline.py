@@ -94,11 +94,7 @@ def decode_bytes(
 def floor_figures(needed: DecodeBytes, bandwidth: Bandwidth, step_seconds: float) -> JsonObject:
     """Return the roofline seconds of a decode step, and their share of `step_seconds`, the measured ones."""
     seconds = needed.total / bandwidth.best
-    return {
-        "step_bytes": needed.to_json(),
-        "step_seconds": seconds,
-        "fraction_reached": seconds / step_seconds,
-    }
+    return {"step_bytes": needed.to_json(), "step_seconds": seconds, "fraction_reached": seconds / step_seconds}
 
 
 def measure_bandwidth(device: str, size: int = PROBE_BYTES, isa: str | None = None) -> Bandwidth:

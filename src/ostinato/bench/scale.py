@@ -68,9 +68,9 @@ class ScaleBench:
 class FakeEngine:
     """The scheduler over a cache of `num_blocks`, and a runner that knows every result."""
 
-    def __init__(self, num_blocks: int, max_num_seqs: int = ROWS, max_num_batched_tokens: int = 4096) -> None:
+    def __init__(self, num_blocks: int, max_num_seqs: int = ROWS) -> None:
         self._names = count()
-        limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, LONGEST)
+        limits = SchedulerLimits(max_num_seqs, 4096, LONGEST)
         # A hybrid: blocks, and slots for the states of the running requests and of a checkpoint per prompt.
         num_slots = 2 + 2 * max_num_seqs + num_blocks // PROMPT_BLOCKS
         cache = CacheManager(num_blocks + 1 + max_num_seqs * LONGEST // BLOCK, num_slots, BLOCK)

@@ -202,10 +202,7 @@ def _drafts(engine: EngineCore) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
-    """Return the prompts of all rounds; as far as there are enough of them, each is used once.
-
-    Raises ConfigError if a file has none, or cannot be read.
-    """
+    """Return the prompts of all rounds, each used once if there are enough. ConfigError for a file without prompts."""
     keys = list(product(bench.batch_sizes, range(-1, bench.rounds)))
     if bench.prompts is None and config.model != "demo":
         vocab_size = load_spec(config).vocab_size

@@ -181,10 +181,7 @@ def speed_ratio(steps: Sequence[JsonMapping]) -> JsonObject | None:
 
 
 def min_steps(steps: Sequence[JsonMapping]) -> list[dict[str, object]]:
-    """Return the steps with their shortest times in place of the medians, for statistics of them.
-
-    Other work on the machine makes a step longer, never shorter.
-    """
+    """Return the steps with their shortest times for the medians: other work makes a step longer, never shorter."""
     shortest = []
     for step in steps:
         least = step["least_ms"]
@@ -262,12 +259,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 def point_of(tokens: int, images: int, times: ArrivalTimes) -> JsonObject:
     """Return one arrival's tokens and images, and its shortest times."""
-    return {
-        "tokens": tokens,
-        "images": images,
-        "eager_ms": min(times.eager) * 1e3,
-        "graph_ms": min(times.graph) * 1e3,
-    }
+    return {"tokens": tokens, "images": images, "eager_ms": min(times.eager) * 1e3, "graph_ms": min(times.graph) * 1e3}
 
 
 def share_of_padding(counts: JsonMapping) -> float | None:

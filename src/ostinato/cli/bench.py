@@ -45,8 +45,7 @@ def throughput_command(
     output_len: OutputLen = 64,
     rounds: Rounds = 3,
     peer: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="|".join(PEERS), help="Another engine to run in turns."),
+        str | None, typer.Option("--compare", metavar="|".join(PEERS), help="Another engine to run in turns.")
     ] = None,
 ) -> Measure:
     """Measure tokens per second of a batch whose requests all come at once.
@@ -159,8 +158,7 @@ def prefix_command(
 def speculative_command(
     settings: dict[str, object],
     method: Annotated[
-        str,
-        typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts; how many, --num-drafts says."),
+        str, typer.Option(metavar="mtp|ngram|draft:PATH", help="What makes drafts; how many, --num-drafts says.")
     ] = "mtp",
     num_drafts: Annotated[
         str, typer.Option("--num-drafts", metavar="K[,K...]", help="Numbers of drafts; 0, none, is always measured.")

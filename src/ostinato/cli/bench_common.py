@@ -21,8 +21,7 @@ USUAL = "(a minute or two on the embedded model, more on larger ones)"
 """Usual duration of a benchmark."""
 Measure = Callable[[ProgressCallback], BenchReport]
 BatchSizes = Annotated[
-    str,
-    typer.Option("--batch-sizes", "--batch-size", "--num-prompts", metavar="N[,N...]", help="Requests at once."),
+    str, typer.Option("--batch-sizes", "--batch-size", "--num-prompts", metavar="N[,N...]", help="Requests at once.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 

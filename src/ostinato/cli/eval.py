@@ -80,8 +80,7 @@ def evaluate(
     compare_logits: Annotated[
         bool,
         typer.Option(
-            "--compare-logits",
-            help="Compare the logits with those of weights, keys and values that are not quantised.",
+            "--compare-logits", help="Compare the logits with those of weights, keys and values that are not quantised."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,

@@ -345,9 +345,7 @@ TemplateVariables = Annotated[
 ]
 
 
-def sampling_options(
-    leave_out: Collection[str] = (),
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def sampling_options(leave_out: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every sampling setting but those in `leave_out`.
 
     The command takes `sampling: JsonObject`, which receives the given settings. Lists are given by repeating the

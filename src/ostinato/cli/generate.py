@@ -43,8 +43,7 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL] PROMPT...",
-            help="To answer or continue; - is stdin. A model may stand before them.",
+            metavar="[MODEL] PROMPT...", help="To answer or continue; - is stdin. A model may stand before them."
         ),
     ] = None,
     file: Annotated[

@@ -26,10 +26,7 @@ def kernels(
     isa: Annotated[
         str | None, typer.Option(metavar="NAME", help="Rows of another CPU's module, such as x86_64_v3.")
     ] = None,
-    why: Annotated[
-        bool,
-        typer.Option("--why", help="Also print the measurement behind each range of m."),
-    ] = False,
+    why: Annotated[bool, typer.Option("--why", help="Also print the measurement behind each range of m.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show the micro-kernels of this CPU, and which one each product of a model takes.

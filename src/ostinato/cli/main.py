@@ -114,9 +114,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
-) -> None:
+def root(version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False) -> None:
     if version:
         print(f"ostinato {__version__}")
         raise typer.Exit()

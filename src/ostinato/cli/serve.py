@@ -269,9 +269,5 @@ def route(
     urls = tuple(url.strip() for url in backends.split(",") if url.strip())
     chosen = RouteSettings(urls, target, backend_key, policy, ext_proc)
     lifecycle = RouteLifecycle(settings, chosen)
-    status = run_server(
-        lambda: (lifecycle, make_route_app(lifecycle)),
-        settings,
-        partial(_announce, settings),
-    )
+    status = run_server(lambda: (lifecycle, make_route_app(lifecycle)), settings, partial(_announce, settings))
     raise typer.Exit(status)

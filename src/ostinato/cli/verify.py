@@ -182,8 +182,7 @@ def verify(
     ] = 3,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an output.")] = 24,
     draft: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="A draft model's checkpoint (the model itself drafts)."),
+        str | None, typer.Option(metavar="PATH", help="A draft model's checkpoint (the model itself drafts).")
     ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Draws the prompts, the noise of sampled requests and random weights.")

@@ -44,11 +44,7 @@ INTRODUCTIONS = {
     "demo-vl": Introduction(
         "A small model that ships with Ostinato. It answers questions about drawings of one to three shapes: circles, "
         "squares, triangles, stars and crosses in seven colours. It knows nothing else, and ignores a system prompt.",
-        (
-            "What is in the picture?",
-            "How many shapes are there?",
-            "What colour is the background?",
-        ),
+        ("What is in the picture?", "How many shapes are there?", "What colour is the background?"),
         {
             "What is in the picture?": "examples/two-shapes.png",
             "How many shapes are there?": "examples/three-shapes.png",

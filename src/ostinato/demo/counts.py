@@ -165,11 +165,7 @@ def parts(draw: Draw, sheet: Sheet) -> tuple[str, int]:
     joined = ", ".join(listed[:-1]) + " and " + listed[-1]
     person = draw.person()
     text = draw.pick(
-        [
-            f"There are {joined} in {place}.",
-            f"{person.name} has {joined}.",
-            f"{place.capitalize()} has {joined}.",
-        ]
+        [f"There are {joined} in {place}.", f"{person.name} has {joined}.", f"{place.capitalize()} has {joined}."]
     )
     total = amounts[0]
     for amount in amounts[1:]:
@@ -224,11 +220,7 @@ def gather(draw: Draw, sheet: Sheet) -> tuple[str, int]:
         for index, (person, amount) in enumerate(zip(people, amounts, strict=True))
     ]
     text = draw.pick(
-        [
-            ", ".join(told[:-1]) + " and " + told[-1],
-            ". ".join(told),
-            ", ".join(told[:-1]) + ", and " + told[-1],
-        ]
+        [", ".join(told[:-1]) + " and " + told[-1], ". ".join(told), ", ".join(told[:-1]) + ", and " + told[-1]]
     )
     total = amounts[0]
     for amount in amounts[1:]:
@@ -245,11 +237,7 @@ def gather(draw: Draw, sheet: Sheet) -> tuple[str, int]:
             ]
         )
         return f"{text}. " + draw.pick(
-            [
-                f"How many {noun} are left?",
-                f"How many {noun} do they have now?",
-                "How many do they have left?",
-            ]
+            [f"How many {noun} are left?", f"How many {noun} do they have now?", "How many do they have left?"]
         ), total
     return f"{text}. " + draw.pick(
         [

@@ -207,7 +207,7 @@ class LeaderRank:
             found = self._find_failed_rank() if isinstance(error, Exception) else None
             found = found or RankError(
                 f"the first of {self._world_size} ranks failed, and the others cannot go on without it: {error!r}; "
-                "start the engine again",
+                "start the engine again"
             )
             self._error = found
             self.close(at_once=True)

@@ -253,11 +253,7 @@ class AsyncLLM:
         )
 
     async def _run(
-        self,
-        prompts: list[PromptInput],
-        params: Params,
-        cache_salt: str | None,
-        pooling: PoolingKind | None = None,
+        self, prompts: list[PromptInput], params: Params, cache_salt: str | None, pooling: PoolingKind | None = None
     ) -> list[RequestOutput]:
         all_params = params_per_prompt(params, len(prompts))
         streams: list[RequestStream] = []

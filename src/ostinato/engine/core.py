@@ -40,13 +40,12 @@ from ostinato.media.media_input import RenderedChat, load_media_input, render_ch
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import EngineCounts, EngineHistograms, StartupTimer
+from ostinato.observe.counts import EngineCounts, EngineHistograms, ProgressFn, StartupTimer, no_progress
 from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import RequestLengths, Traffic
 from ostinato.plan.ukernels import explain_rows
-from ostinato.runner.model_runner import ProgressFn
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
@@ -82,10 +81,7 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        progress: ProgressFn = lambda what, done, total: None,
-        phases: StartupTimer | None = None,
+        self, config: EngineConfig, progress: ProgressFn = no_progress, phases: StartupTimer | None = None
     ) -> None:
         """Plan, load the weights and capture the graphs of the plan, unless they are captured on first use.
 
@@ -410,10 +406,7 @@ class EngineCore:
         return state.output
 
     def preempt(self, request_id: str) -> bool:
-        """Preempt a running request or sample, as lack of memory would, so that it is computed again.
-
-        False if it is not running. Its tokens do not change.
-        """
+        """Preempt a running request or sample, as lack of memory would; its tokens stay. False if it is not running."""
         if self.step_log is not None:
             self.step_log.note(PieceKind.PREEMPT, request_id)
         self.finish_in_flight()

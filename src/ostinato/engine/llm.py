@@ -281,11 +281,7 @@ class LLM:
         return request_id
 
     def _generate(
-        self,
-        inputs: Sequence[PromptInput],
-        params: Params,
-        cache_salt: str | None,
-        pooling: PoolingKind | None = None,
+        self, inputs: Sequence[PromptInput], params: Params, cache_salt: str | None, pooling: PoolingKind | None = None
     ) -> list[RequestOutput]:
         """Add a request for each prompt, and wait for all of them. What an error leaves unfinished is aborted."""
         all_params = params_per_prompt(params, len(inputs))

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 
+from ostinato.observe.counts import no_progress
+
 _REFRESH_SECONDS = 0.1
 """Least time between two updates of a notebook's bar."""
 
@@ -66,7 +68,7 @@ def _notebook_bar() -> Iterator[Callable[[str, int, int], None]]:
     # Only a notebook's kernel has imported IPython and has a shell with a kernel.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if not hasattr(shell, "kernel"):
-        yield lambda what, done, total: None
+        yield no_progress
         return
     from IPython.display import display
 

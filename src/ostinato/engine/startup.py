@@ -15,11 +15,11 @@ from ostinato.kv_cache.eviction import EvictionCosts
 from ostinato.kv_cache.manager import CacheManager
 from ostinato.kv_cache.request_cache import CacheMemory
 from ostinato.models.checkpoint import resolve_model_dir
-from ostinato.observe.counts import StartupTimer
+from ostinato.observe.counts import ProgressFn, StartupTimer
 from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.plan.plan import Plan
 from ostinato.runner.cache_memory import LayerCacheMemory
-from ostinato.runner.model_runner import ModelRunner, ProgressFn, choose_arrays
+from ostinato.runner.model_runner import ModelRunner, choose_arrays
 from ostinato.scheduler.limits import SchedulerLimits, scored_tokens
 from ostinato.scheduler.scheduler import ChooseNumDrafts, Scheduler
 

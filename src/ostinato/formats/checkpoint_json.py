@@ -27,10 +27,7 @@ def is_gguf(checkpoint: Path) -> bool:
 
 
 def read_checkpoint_json(checkpoint: Path, name: str) -> JsonObject:
-    """Return the object in the file `name`; empty if the checkpoint has none.
-
-    Raises ModelError if it is damaged, or means something that is not implemented.
-    """
+    """Return the object in the file `name`, or an empty one. ModelError if it is damaged or not implemented."""
     if is_gguf(checkpoint):
         header = gguf_header(checkpoint)
         try:

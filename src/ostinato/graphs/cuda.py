@@ -88,10 +88,7 @@ class CudaBackend:
         """Bytes of the graphs' memory pool, without the CUDA driver's own memory per graph."""
 
     def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> CudaGraph:
-        """Run `forward(inputs)` to record it and to warm up, then capture it.
-
-        CaptureError if it cannot be captured, or if a replay could not repeat it.
-        """
+        """Record and warm up `forward(inputs)`, then capture it. CaptureError if that fails or cannot be repeated."""
         with torch.inference_mode(), self._driver.capture_stream():
             shapes = self._record(forward, inputs, splits)
             forward(inputs)  # Kernels that choose among variants do so at their second call at the latest.

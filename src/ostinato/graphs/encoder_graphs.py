@@ -11,10 +11,9 @@ import numpy as np
 
 from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.replay_check import compare_encoding
-from ostinato.graphs.step_graphs import CaptureProgress
 from ostinato.json_io import JsonObject
 from ostinato.media.media_item import MediaItem
-from ostinato.observe.counts import EncoderCounts
+from ostinato.observe.counts import EncoderCounts, ProgressFn, no_progress
 from ostinato.ops.arrays import Arrays, copied
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.encoder.budgets import Pack, pack_items
@@ -156,7 +155,7 @@ class EncoderGraphs:
             "timed": [self.times[budget].to_json() for budget in sorted(self.times)],
         }
 
-    def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
+    def capture_all(self, progress: ProgressFn = no_progress) -> None:
         """Capture and time every budget without a graph, the largest first, which makes the arena large enough."""
         missing = [budget for budget in reversed(self._budgets) if budget not in self._graphs]
         for done, budget in enumerate(missing):

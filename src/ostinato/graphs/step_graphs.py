@@ -15,15 +15,13 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonObject
 from ostinato.layers.module import Module
+from ostinato.observe.counts import ProgressFn, no_progress
 from ostinato.ops.arrays import is_array, memory_address
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.graphs.capture_plan import CapturePlan
 from ostinato.plan.graphs.coverage import PIECEWISE_MODES, StepMode, dispatch
 from ostinato.plan.traffic import Traffic
 from ostinato.units import format_bytes
-
-CaptureProgress = Callable[[str, int, int], None]
-"""Progress callback: (what is being captured, graphs captured, graphs in all)."""
 
 
 class Graph(Protocol):
@@ -136,7 +134,7 @@ class StepGraphs:
         full = [GraphKey("full", rows, count) for rows in self._ladders.rows for count in self._plan.tokens_per_row]
         return sorted(piecewise + full, key=lambda key: (-key.tokens, key.mode))
 
-    def capture_all(self, progress: CaptureProgress = lambda what, done, total: None) -> None:
+    def capture_all(self, progress: ProgressFn = no_progress) -> None:
         """Capture every planned graph that does not exist yet."""
         missing = [key for key in self.planned() if key not in self._graphs]
         for done, key in enumerate(missing):
@@ -146,10 +144,7 @@ class StepGraphs:
         progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, inputs: StepInputs) -> Array:
-        """Compute the step that was written into the buffers.
-
-        Returns the hidden states of its tokens and then of padding, [padded tokens, hidden].
-        """
+        """Compute the step in the buffers -> hidden states of its tokens, then of padding, [padded tokens, hidden]."""
         rows, tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
         tokens_per_row = inputs.write_slots.shape[1] if inputs.num_decode_rows == rows else None
         shape = (tokens_per_row, tokens if tokens_per_row is None else rows)

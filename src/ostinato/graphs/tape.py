@@ -13,15 +13,7 @@ from typing import Any
 
 from ostinato.graphs.array_recorder import ArrayRecorder
 from ostinato.graphs.buffers import BufferAddresses, BufferedInputs, eager_part
-from ostinato.graphs.tensor_refs import (
-    CallRecord,
-    RecordedCall,
-    ReplayFn,
-    StepForward,
-    TensorRef,
-    items_in,
-    map_items,
-)
+from ostinato.graphs.tensor_refs import CallRecord, RecordedCall, ReplayFn, StepForward, TensorRef, items_in, map_items
 from ostinato.ops.arrays import NUMPY, Arrays
 from ostinato.ops.dispatch import CallHook, NativeKernel
 from ostinato.ops.native_extension import Program

@@ -317,10 +317,7 @@ def _drop_unless_hit(store: CacheStore, checkpoint: Checkpoint) -> None:
 
 
 def _donate_slot(store: CacheStore, request_cache: RequestCache, slot: int) -> None:
-    """Take a slot that became a checkpoint off the slots that the request writes to.
-
-    The request keeps its reference if it reads the slot once more.
-    """
+    """Take a slot that became a checkpoint off the request's own; a request that reads it keeps its reference."""
     request_cache.write_slots = tuple(write_slot for write_slot in request_cache.write_slots if write_slot != slot)
     if slot != request_cache.read_slot:
         store.slots.release((slot,))

@@ -49,10 +49,7 @@ class SlidingWindowSpec:
 
     @property
     def shared_blocks(self) -> int:
-        """Window blocks beyond those of the requests that the batch rows of a step need together.
-
-        With t tokens, a batch row needs (t - 1) // B more.
-        """
+        """Window blocks beyond the requests' that a step's batch rows need: (t - 1) // B more for a row of t tokens."""
         return (self.step_tokens - 1) // self.block_size
 
     def first_block(self, position: int) -> int:

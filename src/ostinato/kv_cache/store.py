@@ -227,22 +227,8 @@ class CacheStore:
             lambda entry: leaf_utility(entry, costs, num_slots > 0, index, self.blocks_per_window > 0),
             lambda entry: entry.is_evictable and entry in index,
         )
-        self._checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
-            policy,
-            lambda: (checkpoint for checkpoint in index.checkpoints if self._is_idle(checkpoint, packed=False)),
-            lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
-            lambda checkpoint: (
-                index.checkpoint_of(checkpoint.slot) is checkpoint and self._is_idle(checkpoint, packed=False)
-            ),
-        )
-        self._packed_checkpoints: EvictionQueue[Checkpoint] = EvictionQueue(
-            policy,
-            lambda: (checkpoint for checkpoint in index.checkpoints if self._is_idle(checkpoint, packed=True)),
-            lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
-            lambda checkpoint: (
-                index.checkpoint_of(checkpoint.slot) is checkpoint and self._is_idle(checkpoint, packed=True)
-            ),
-        )
+        self._checkpoints = self._checkpoint_queue(policy, packed=False)
+        self._packed_checkpoints = self._checkpoint_queue(policy, packed=True)
         self._window_blocks: EvictionQueue[WindowBlock] = EvictionQueue(
             policy,
             lambda: (
@@ -482,6 +468,15 @@ class CacheStore:
         for pool, ids in zip(pools, (blocks, slots, packed, window_blocks), strict=True):
             cached_ids = {id for id in range(pool.count) if pool.is_cached(id)}
             assert cached_ids == ids, f"the index has other {pool.name}s than the pool keeps for it"
+
+    def _checkpoint_queue(self, policy: EvictionPolicy, *, packed: bool) -> EvictionQueue[Checkpoint]:
+        index, costs = self.index, self.costs
+        return EvictionQueue(
+            policy,
+            lambda: (checkpoint for checkpoint in index.checkpoints if self._is_idle(checkpoint, packed)),
+            lambda checkpoint: checkpoint_utility(checkpoint, costs, index),
+            lambda checkpoint: index.checkpoint_of(checkpoint.slot) is checkpoint and self._is_idle(checkpoint, packed),
+        )
 
     def _is_idle(self, checkpoint: Checkpoint, packed: bool) -> bool:
         """Return whether a checkpoint, which is in a slot or `packed`, is not referenced."""

@@ -18,7 +18,7 @@ class CausalConv(Module):
     """A state layer's depthwise convolution. Weights are time first in memory; in checkpoints [channels, 1, width].
 
     `parts` are names and numbers of channels of the separate convolutions, siblings of this module, that a checkpoint
-    may have in its place, concatenated along the channels. `name` is then the name of the whole one.
+    may have in its place, concatenated along the channels; `conv1d` is then the whole one.
     """
 
     def __init__(
@@ -28,7 +28,6 @@ class CausalConv(Module):
         width: int,
         bias: bool,
         parts: Sequence[tuple[str, int]] = (),
-        name: str = "conv1d",
         activation: str | None = "silu",
         segments: tuple[int, ...] = (),
     ) -> None:
@@ -39,7 +38,7 @@ class CausalConv(Module):
         if parts:
             self.is_in_checkpoint = False
             stored |= {"names": tuple(f"{part}.weight" for part, _ in parts), "sizes": tuple(size for _, size in parts)}
-            stored["whole_name"] = f"{name}.weight"
+            stored["whole_name"] = "conv1d.weight"
         self.weight = self.declare(build, "weight", width, channels, role="convolution", **stored)
         self.bias = self.declare(build, "bias", channels, role="bias", segments=segments) if bias else None
 

@@ -64,15 +64,7 @@ class Mamba1Mixer(Module):
         y = self.ops.hook.split("state", self._recur, (x, self.dt_proj(dt), B, C), inputs, memory)
         return self.out_proj(self.gate(y, gate), residual)
 
-    def _recur(
-        self,
-        x: Array,
-        dt: Array,
-        B: Array,
-        C: Array,
-        inputs: StepInputs,
-        memory: LayerCache,
-    ) -> Array:
+    def _recur(self, x: Array, dt: Array, B: Array, C: Array, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the recurrence along each row -> [tokens, channels]."""
         weights, ops = (self.A_log, self.D, self.dt_bias), self.ops
         operations = ops.selective_update, ops.selective_scan, ops.concat

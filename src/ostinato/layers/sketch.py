@@ -78,11 +78,7 @@ class CallTracer:
         return result
 
     def note(
-        self,
-        operation: str,
-        args: Sequence[object],
-        result: SketchTensor | tuple[int, ...],
-        dtype: str = "model",
+        self, operation: str, args: Sequence[object], result: SketchTensor | tuple[int, ...], dtype: str = "model"
     ) -> SketchTensor:
         """Record a call and return its result: `result` itself if that is an argument, else a new one of that shape."""
         reads = tuple(dict.fromkeys(arg.call for arg in args if isinstance(arg, SketchTensor) and arg.call is not None))

@@ -41,11 +41,7 @@ def is_public(address: Address) -> bool:
 
 
 def fetch(
-    url: str,
-    *,
-    allowed: Callable[[Address], bool] = is_public,
-    max_bytes: int = MAX_BYTES,
-    seconds: float = SECONDS,
+    url: str, *, allowed: Callable[[Address], bool] = is_public, max_bytes: int = MAX_BYTES, seconds: float = SECONDS
 ) -> bytes:
     """Return the bytes at `url`.
 

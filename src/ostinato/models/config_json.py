@@ -117,12 +117,12 @@ def layer_kinds(
     return tuple(kinds[word] for word in words)
 
 
-def time_step_limit(config: JsonMapping, name: str = "time_step_limit") -> tuple[float, float]:
+def time_step_limit(config: JsonMapping) -> tuple[float, float]:
     """Return the range of a state layer's time step; infinity is null, a word, or the dict transformers writes."""
-    limit = config.get(name)
+    limit = config.get("time_step_limit")
     if limit is None:
         return 0.0, math.inf
-    low, high = (_maybe_infinite(name, value) for value in limit)
+    low, high = (_maybe_infinite("time_step_limit", value) for value in limit)
     return low, high
 
 
@@ -361,6 +361,25 @@ def parse_rope(
     return RopeSpec(kind, theta, rotary_dim, original, parameters)
 
 
+def ropes_by_kind(config: JsonMapping, defaults: Mapping[str, JsonObject]) -> Mapping[str, JsonObject]:
+    """Return `rope_parameters` by kind of layer, `defaults` without them. ModelError for other forms of them."""
+    given = config.get("rope_parameters") or defaults
+    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
+        raise ModelError(
+            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
+        )
+    return given
+
+
+def axial_theta(vision: JsonMapping, default: float) -> float:
+    """Return the theta of an encoder's rotary embedding. ModelError if that is not axial."""
+    rope = vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "axial")
+    if kind != "axial":
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial")
+    return number(rope, "rope_theta", default)
+
+
 def rope_pair(
     config: JsonMapping,
     head_dim: int,
@@ -374,14 +393,8 @@ def rope_pair(
     `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
     `local_name` is the key of the other's theta. The thetas are defaults for a config.json without them;
     `default_partial` is that of `parse_rope`.
-
-    ModelError for other forms of `rope_parameters`.
     """
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
-        raise ModelError(
-            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
-        )
+    given = ropes_by_kind(config, {})
     plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
     of_all = rope_parameters_of_kind({**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})})
     local = rope_parameters_of_kind(given.get(SLIDING) or {})
@@ -422,10 +435,7 @@ def with_sections(rope: RopeSpec, scaling: JsonMapping, default: tuple[int, int,
 
 
 def _original_max_position(config: JsonMapping, scaling: Mapping[str, object], kind: str) -> int:
-    """Return the length that the unscaled frequencies were trained for.
-
-    It is 0 if the kind does not depend on it and config.json does not give it.
-    """
+    """Return the length that unscaled frequencies were trained for; 0 if the kind needs none and none is given."""
     if kind in ("llama3", "yarn", "longrope"):
         # As in transformers, the outer key overrides the one in the scaling's dict.
         for source in (config, scaling):
@@ -485,12 +495,12 @@ def sliding_layers(config: JsonMapping, pattern: int) -> list[bool]:
     return [(i + 1) % pattern != 0 for i in range(num_layers)]
 
 
-def soft_cap(config: JsonMapping, name: str, default: float | None = None) -> float | None:
+def soft_cap(config: JsonMapping, name: str) -> float | None:
     """Return the cap of scores or logits, `name` in config.json: x becomes cap * tanh(x / cap). None if it is null.
 
     ModelError unless it is above 0.
     """
-    cap = config.get(name, default)
+    cap = config.get(name)
     if cap is None:
         return None
     value = number({name: cap}, name)

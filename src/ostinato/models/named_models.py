@@ -98,10 +98,7 @@ NAMED = {
 
 
 def named_file(name: str) -> Path:
-    """Return the file of a named model, from its package or from `fetch_named`'s cache.
-
-    ModelError, with the command that downloads it, if there is none.
-    """
+    """Return a named model's file, from its package or `fetch_named`'s cache, else ModelError with the command."""
     path = find_file(name)
     if path is None:
         model = NAMED[name]

@@ -45,11 +45,7 @@ def check_quantized_cut(model: ModelSpec, cut: Callable[[ModelSpec, int], ModelS
         f"tensor_parallel_size {model.ranks} with quantization {chosen.name}: a part of {name} {size}, "
         f"{own.out_size} rows of {own.in_size}, would be quantised in another way than the whole, which has {how}"
         f"{groups}; what works is {', '.join(map(str, working))}",
-        [
-            *per_row,
-            Remedy("quantization", "none"),
-            *(Remedy("tensor_parallel_size", ranks) for ranks in (*nearest, 1)),
-        ],
+        [*per_row, Remedy("quantization", "none"), *(Remedy("tensor_parallel_size", ranks) for ranks in (*nearest, 1))],
     )
 
 

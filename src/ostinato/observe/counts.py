@@ -1,4 +1,4 @@
-"""Counts of requests, steps, cached memory, encoded images and drafts; histograms; the times of a start.
+"""Counts of requests, steps, cached memory, encoded images and drafts; histograms; progress and times of a start.
 
 The engine and the scheduler increment their own. Counts of HTTP answers are in `request_record.py`, and the steps of
 each graph are counted in `graphs/step_graphs.py`. `observe/metrics.py` names every count. This package imports none of
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.json_io import JsonObject
@@ -319,10 +319,7 @@ def _share(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
-)
+SECONDS = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5), *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0))
 TOKENS = tuple(2**power for power in range(18))
 
 
@@ -396,6 +393,14 @@ class EngineHistograms:
     """Tokens that a step computes, without padding."""
     step: Histogram = field(default_factory=_seconds)
     """Time of a step, its bookkeeping included."""
+
+
+ProgressFn = Callable[[str, int, int], None]
+"""Function of (what is being done, how much of it is done, how much it is in all)."""
+
+
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """Show no progress."""
 
 
 class StartupTimer:

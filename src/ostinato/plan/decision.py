@@ -10,10 +10,7 @@ from ostinato.config import EngineConfig
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision and its reason.
-
-    `topic` is a setting or a part of the plan; `requested` is the value that the user gave, else the default, if any.
-    """
+    """One decision: `topic` (a setting or part of the plan), `requested` (given, else the default) and its reason."""
 
     topic: str
     requested: object

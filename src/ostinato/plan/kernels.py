@@ -123,11 +123,7 @@ def _limited_sizes(model: ModelSpec) -> dict[Limited, int]:
 
 
 def _choose(
-    op: str,
-    device: DeviceSpec,
-    setting: KernelSetting,
-    formats: frozenset[str],
-    sizes: Mapping[Limited, int],
+    op: str, device: DeviceSpec, setting: KernelSetting, formats: frozenset[str], sizes: Mapping[Limited, int]
 ) -> KernelChoice:
     if op in COLLECTIVE_OPS:
         implementation, reason = "reference", "ranks wait for each other in it"
@@ -171,10 +167,7 @@ def not_capturable_in_decode(kernels: Mapping[str, KernelChoice]) -> list[str]:
 
 
 def splits_of(kernels: Mapping[str, KernelChoice]) -> tuple[str, ...]:
-    """Return the parts that piecewise graphs leave out.
-
-    These are attention and state, whose work depends on the rows, and experts if no graph can hold them.
-    """
+    """Return the parts that piecewise graphs leave out: attention, state, and experts if no graph can hold them."""
     return tuple(
         part
         for part, ops in parts().items()

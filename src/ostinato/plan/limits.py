@@ -65,10 +65,7 @@ def lowest_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size:
 def wanted_limits(
     config: EngineConfig, model: ModelSpec, kind: str, slots_per_request: int
 ) -> tuple[Limits, list[Decision]]:
-    """Return the given values, and for open ones the defaults of a device of `kind`.
-
-    ConfigError if given values contradict each other or the model.
-    """
+    """Return the limits as given, or by default for `kind`. ConfigError for values against each other or the model."""
     max_model_len, decisions = _wanted_model_len(config, model)
     prefix = config.expected_prefix_tokens
     if prefix is not None and prefix > max_model_len:
@@ -110,10 +107,7 @@ def _check_drafts(config: EngineConfig, max_model_len: int) -> None:
 
 
 def lower_limits(
-    config: EngineConfig,
-    wanted: Limits,
-    slots_per_request: int,
-    fits: Callable[[Limits, int], bool],
+    config: EngineConfig, wanted: Limits, slots_per_request: int, fits: Callable[[Limits, int], bool]
 ) -> tuple[Limits, bool]:
     """Return (limits, whether they fit). Open values are lowered, only as far as needed; given ones are kept.
 
@@ -130,11 +124,7 @@ def lower_limits(
         limits = _lower_for_one_request(config, limits, slots_per_request, fits)
     if not config.is_given("max_num_seqs"):
         most = (limits.max_num_batched_tokens - block_size) // slots_per_request
-        rows = largest(
-            1,
-            min(wanted.max_num_seqs, most),
-            lambda rows: fits(replace(limits, max_num_seqs=rows), rows),
-        )
+        rows = largest(1, min(wanted.max_num_seqs, most), lambda rows: fits(replace(limits, max_num_seqs=rows), rows))
         limits = replace(limits, max_num_seqs=rows or 1)
     return limits, fits(limits, limits.max_num_seqs)
 
@@ -180,11 +170,7 @@ def _wanted_rows_and_tokens(config: EngineConfig, kind: str, slots_per_request: 
         decision = Decision("max_num_batched_tokens", default_tokens, least, f"raised, since {rule}")
         return rows, least, [decision]
     if not config.is_given("max_num_seqs") and most_rows >= 1:
-        return (
-            most_rows,
-            tokens,
-            [Decision("max_num_seqs", default_rows, most_rows, f"lowered, since {rule}")],
-        )
+        return (most_rows, tokens, [Decision("max_num_seqs", default_rows, most_rows, f"lowered, since {rule}")])
     given_rows = rows if config.is_given("max_num_seqs") else 1
     least = min_batched_tokens(given_rows, slots_per_request, config.block_size)
     remedies = [Remedy("max_num_batched_tokens", least)]

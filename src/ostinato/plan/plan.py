@@ -181,11 +181,7 @@ def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Pla
     decisions += of_ropes
     decisions += text_decisions(config, model)
     decisions += window_decisions(
-        model,
-        fitted.memory,
-        fitted.limits.max_model_len,
-        config.block_size,
-        fitted.limits.max_num_batched_tokens,
+        model, fitted.memory, fitted.limits.max_model_len, config.block_size, fitted.limits.max_num_batched_tokens
     )
     speculative, of_drafts = plan_speculation(
         config, model, dtype, ssm_state_dtype, settled.kv_cache_dtype, fitted.limits.max_model_len
@@ -273,11 +269,7 @@ def _states(model: ModelSpec, dtypes: Mapping[StateDtype, str]) -> tuple[StateSu
     kinds = dict.fromkeys((layer.kind, layer.mixer) for layer in model.layers)
     return tuple(
         StateSummary(
-            kind,
-            array.name,
-            array.shape,
-            dtypes[array.dtype],
-            array.num_elements * DTYPE_BYTES[dtypes[array.dtype]],
+            kind, array.name, array.shape, dtypes[array.dtype], array.num_elements * DTYPE_BYTES[dtypes[array.dtype]]
         )
         for kind, mixer in kinds
         if mixer is not None

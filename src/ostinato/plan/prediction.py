@@ -232,12 +232,7 @@ def plan_prediction(
 
 
 def make_machine(
-    model: ModelSpec,
-    device: DeviceSpec,
-    rates: Rates | None,
-    dtype: str,
-    ssm_state_dtype: str,
-    kv_cache_dtype: str,
+    model: ModelSpec, device: DeviceSpec, rates: Rates | None, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str
 ) -> StepPredictor | None:
     """Return a predictor with measured rates, or without them with the device's own; None if it has none."""
     if rates is not None:

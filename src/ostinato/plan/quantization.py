@@ -202,10 +202,7 @@ class BlockQuantization:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Position numbers of the tensors of `runs`, under each spelling of their names.
-
-        Numbers increase by one within a run, and by two between runs.
-        """
+        """Position numbers of the tensors of `runs`, by all their spellings, one apart within a run, two between."""
         numbers: dict[str, int] = {}
         number = 0
         for run in self.contiguous_tensors:

@@ -192,9 +192,7 @@ def remedy_fewer_drafts(config: EngineConfig, works: Works) -> list[Remedy]:
     if speculative is None:
         return []
     count = largest(
-        1,
-        speculative.num_speculative_tokens - 1,
-        lambda count: works("speculative", speculative.with_tokens(count)),
+        1, speculative.num_speculative_tokens - 1, lambda count: works("speculative", speculative.with_tokens(count))
     )
     if count is not None:
         return [Remedy("speculative", speculative.with_tokens(count))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_messages import (
@@ -14,6 +14,7 @@ from ostinato.engine.process.engine_messages import (
     DeltasHandled,
     EngineReply,
     EngineStart,
+    MakeEngine,
     OutputDeltas,
     Query,
     QueryKind,
@@ -25,6 +26,7 @@ from ostinato.engine.process.output_deltas import OutputDelta
 from ostinato.engine.process.pending_calls import Heartbeat, PendingCalls
 from ostinato.errors import EngineFailed
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
+from ostinato.observe.counts import ProgressFn, no_progress
 from ostinato.replicas.host_migration import HostMigration
 from ostinato.replicas.replica_messages import (
     AcceptMove,
@@ -38,10 +40,6 @@ from ostinato.replicas.replica_messages import (
     ReplicaStatus,
     ResendIndex,
 )
-
-if TYPE_CHECKING:
-    from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
 
 STATUS_SECONDS = 1.0
 """Seconds between two looks at the engine's counts and index."""
@@ -89,8 +87,8 @@ class ReplicaHost:
         log_level: int,
         engine_timeout: float,
         *,
-        progress: ProgressFn = lambda what, done, total: None,
-        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
+        progress: ProgressFn = no_progress,
+        make: MakeEngine = make_engine,
         send_cost: float = 0.0,
     ) -> ReplicaHost:
         """Load the model in a separate process. Raises the errors of `AsyncEngine.start`."""

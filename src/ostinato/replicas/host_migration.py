@@ -53,10 +53,7 @@ class MoveTarget:
         take: Callable[[bytes], None],
         refuse: Callable[[Exception], None],
     ) -> None:
-        """Call `take` with the bytes of a request, or `refuse` with the error that prevents it.
-
-        Neither is called once the request is not wanted any more.
-        """
+        """Call `take` with a request's bytes or `refuse` with an error, unless the request is not wanted any more."""
 
         async def run() -> None:
             try:

@@ -104,10 +104,7 @@ class ReplicaPlacement:
     def choose(
         self, request_id: str, request: SubmitRequest, among: Collection[str] | None = None
     ) -> ReplicaChoice | None:
-        """Choose a replica of `among` (None: of all) for a request, and count the request as sent there.
-
-        None if no such replica takes new requests.
-        """
+        """Choose a replica of `among` (None: all) and count the request as sent there; None if none takes requests."""
         router = self.router
         media = [] if request.media is None else request.media.in_chain(request.cache_salt)
         if self.plan.model.is_prefix_lm:

@@ -1,7 +1,4 @@
-"""Memory of blocks, window blocks, slots and encoder cells: its allocation, and its bytes.
-
-The bytes are for cache files and for migration between engines.
-"""
+"""Memory of blocks, window blocks, slots and encoder cells: allocation, and bytes for cache files and migration."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ In a tensor-parallel group, the first rank and its follower ranks execute each s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.base import CausalLM
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
-from ostinato.observe.counts import StartupTimer
+from ostinato.observe.counts import ProgressFn, StartupTimer, no_progress
 from ostinato.ops.arrays import (
     NUMPY,
     Arrays,
@@ -135,10 +135,6 @@ class ModelOutput(NamedTuple):
     logits: Logits
 
 
-ProgressFn = Callable[[str, int, int], None]
-"""Function of (what is being done, how much of it is done, how much it is in all)."""
-
-
 class ModelRunner:
     """A model in memory, with its cache, as the plan describes them."""
 
@@ -147,7 +143,7 @@ class ModelRunner:
         plan: Plan,
         spec: ModelSpec,
         directory: Path | None,
-        progress: ProgressFn = lambda what, done, total: None,
+        progress: ProgressFn = no_progress,
         draft_directory: Path | None = None,
         phases: StartupTimer | None = None,
         tensor_parallel: TensorParallel | None = None,
@@ -282,7 +278,7 @@ class ModelRunner:
             return ()
         return self.drafter.proposer.propose(batch)
 
-    def capture(self, progress: ProgressFn = lambda what, done, total: None) -> None:
+    def capture(self, progress: ProgressFn = no_progress) -> None:
         """Capture every planned graph, and compare their memory with the plan. The encoder's graphs are timed as well.
 
         Raises CaptureError if a step cannot be captured, CapacityError if the graphs take more than was planned.

@@ -109,10 +109,7 @@ def _select_positions(hidden: Array, positions: list[int]) -> Array:
 
 
 def pool_rows(hidden: Array, batch: Batch, drafts: Drafts = ()) -> None:
-    """Add a step's hidden states to the pool of each batch row that has one.
-
-    `hidden` is [tokens, hidden], as `ModelRunner.execute_model` computes them.
-    """
+    """Add a step's hidden states [tokens, hidden] of `execute_model` to the pool of each batch row that has one."""
     states: list[SamplingState | None] = [row.sampling_state for row in batch.rows]
     pools = [None if state is None else state.pooler for state in states]
     if not any(pools):  # almost every step has none

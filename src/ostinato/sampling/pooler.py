@@ -66,12 +66,7 @@ class EmbeddingOptions:
 
     @classmethod
     def resolve(
-        cls,
-        directory: Path,
-        hidden_size: int,
-        kind: PoolingKind | None,
-        normalize: bool | None,
-        dimensions: int | None,
+        cls, directory: Path, hidden_size: int, kind: PoolingKind | None, normalize: bool | None, dimensions: int | None
     ) -> EmbeddingOptions:
         """Return the pooling from the request, else from the checkpoint's configuration in `directory`.
 

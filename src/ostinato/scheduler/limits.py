@@ -128,10 +128,7 @@ def check_servable(
 
 
 def _check_media(request: Request, limits: SchedulerLimits, num_cells: int) -> None:
-    """Raise RequestError unless each image can be encoded and kept.
-
-    If the prompt must be computed in one step, all of its images must fit at once.
-    """
+    """Raise RequestError unless each image can be encoded and kept, and all at once if the prompt is one step."""
     assert list(request.media) == sorted(request.media, key=lambda span: span.start), "images are not in order"
     largest = max(span.end - span.start for span in request.media)
     if request.media[-1].end >= len(request.prompt_token_ids):

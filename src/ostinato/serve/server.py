@@ -7,14 +7,16 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ostinato.config import EngineConfig
+from ostinato.engine.process.engine_messages import MakeEngine
 from ostinato.engine.process.engine_process import freeze_gc, make_engine
 from ostinato.models.checkpoint import load_spec
+from ostinato.observe.counts import ProgressFn
 from ostinato.observe.logs import logs_to
 from ostinato.observe.output_pump import unblocked_output
 from ostinato.plan.device.detect import detect
@@ -26,12 +28,6 @@ from ostinato.serve.http.lifecycle import Lifecycle, ServerLifecycle
 from ostinato.serve.http.listener import EarlyAnswers, listening, url_of
 from ostinato.serve.http.tls import Certificates, TlsLayer
 from ostinato.serve.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
-
-    MakeEngine = Callable[[EngineConfig, ProgressFn], EngineCore]
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE = 5
@@ -88,10 +84,7 @@ def run_server(
     early: tuple[socket.socket, EarlyAnswers] | None = None,
 ) -> int:
     """Serve an application with its lifecycle, as `serve` does."""
-    with (
-        unblocked_output() as dropped,
-        logs_to(settings.log_format, settings.log_level, access=settings.access_log),
-    ):
+    with unblocked_output() as dropped, logs_to(settings.log_format, settings.log_level, access=settings.access_log):
         lifecycle, app = make()
         lifecycle.dropped_lines = dropped
         return _run(lifecycle, app, settings, announce, early)

@@ -39,10 +39,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Divergence:
-    """First token at which an output differs from the reference.
-
-    `place` counts the output's tokens from 0; a token that is None is the output's end.
-    """
+    """First token at which an output differs from the reference: `place` counts from 0, None is an output's end."""
 
     place: int
     expected: int | None

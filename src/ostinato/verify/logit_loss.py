@@ -82,10 +82,7 @@ def compare_logits(engine: EngineCore, exact: EngineConfig, texts: Sequence[Text
 
 
 def _differences(engine: EngineCore, reference: EngineCore, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
-    """Compute mean and largest difference, KL divergence and agreement on the best token, for each token.
-
-    Returns [tokens of the answer, 4] float64.
-    """
+    """Compute mean and largest difference, KL divergence and agreement on the best token, [tokens, 4] float64."""
     given, exact = (
         host_values(text_logits(each, prompt, answer[:-1], len(answer))).astype(np.float64)
         for each in (engine, reference)

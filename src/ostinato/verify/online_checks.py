@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
+from ostinato.engine.process.engine_messages import MakeEngine
 from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import JsonObject
+from ostinato.observe.counts import ProgressFn
 from ostinato.ops.seeds import MASK64, mix64
 from ostinato.ops.step_inputs import Array, LayerCache
 from ostinato.scheduler.batch import Batch, BatchRow
@@ -24,7 +26,6 @@ from ostinato.units import format_bytes
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
     from ostinato.engine.output_processor import RequestState
-    from ostinato.runner.model_runner import ProgressFn
     from ostinato.sampling.grammar import GrammarState
 
 log = logging.getLogger("ostinato.engine")
@@ -180,10 +181,7 @@ class OnlineChecks:
         self.counts.checked += 1
 
     def _logits(self, text: list[int], start: int, end: int, count: int, prompt_end: int) -> list[Array]:
-        """Compute tokens `start` to `end - 1`, and return the logits [vocab] of the last `count` of them, if any.
-
-        `prompt_end` is that of `BatchRow`.
-        """
+        """Compute tokens `start` to `end - 1` -> logits [vocab] of the last `count`; `prompt_end` as in `BatchRow`."""
         from ostinato.runner.inputs import make_step_inputs
         from ostinato.runner.step_logits import logit_positions
 
@@ -222,9 +220,7 @@ class OnlineChecks:
         )
 
 
-def make_checked_engine(
-    make: Callable[[EngineConfig, ProgressFn], EngineCore], rate: float, config: EngineConfig, progress: ProgressFn
-) -> EngineCore:
+def make_checked_engine(make: MakeEngine, rate: float, config: EngineConfig, progress: ProgressFn) -> EngineCore:
     """Return the engine that `make` makes, with online checks."""
     engine = make(config, progress)
     engine.online_checks = OnlineChecks(engine, rate)

@@ -16,14 +16,7 @@ from typing import NamedTuple
 from ostinato.config import EngineConfig
 from ostinato.engine.core import EngineCore
 from ostinato.engine.flight.flight_recorder import StepLog, schedule_facts
-from ostinato.engine.flight.record_files import (
-    HASH_CHECK,
-    PieceKind,
-    RecordHead,
-    RequestHead,
-    RowRecord,
-    StepRecord,
-)
+from ostinato.engine.flight.record_files import HASH_CHECK, PieceKind, RecordHead, RequestHead, RowRecord, StepRecord
 from ostinato.engine.migration.wire_format import ByteParts, RequestSnapshot, differences, unpack_snapshot
 from ostinato.engine.output_processor import RequestState
 from ostinato.errors import RecordError

@@ -28,12 +28,12 @@ from ostinato.config import EngineConfig
 from ostinato.engine.process.engine_process import make_engine
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.observe.counts import ProgressFn, no_progress
 from ostinato.serve.server import serve
 from ostinato.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
 
 
 INTERVAL = 0.001
@@ -75,10 +75,7 @@ FRONT: Parts = (
     ("HTTP", ("http/request_cycle.py", "http/streaming.py", "http/connection.py", "middleware.py:send_noted")),
     ("requests that begin and end", ("/serve/", "/observe/", "engine/text/", "engine/process/", "pydantic/")),
 )
-GENERATOR: Parts = (
-    ("HTTP and events", ("serve/load_client.py",)),
-    ("requests", ("serve/load_generator.py",)),
-)
+GENERATOR: Parts = (("HTTP and events", ("serve/load_client.py",)), ("requests", ("serve/load_generator.py",)))
 
 
 class Sampler:
@@ -291,7 +288,7 @@ def main() -> None:
         status = serve(
             EngineConfig(**job["settings"]),
             ServeSettings(port=job["port"]),
-            lambda what, done, total: None,
+            no_progress,
             lambda url: None,
             make=ProfiledEngine(str(directory)),
         )

@@ -162,10 +162,7 @@ class HttpClient:
         self._idle: list[ClientConnection] = []
 
     async def post(self, body: bytes, receiver: Receiver, timeout: float) -> None:
-        """Post `body` and pass the reply to `receiver`.
-
-        Raises the receiver's Failure, or `timeout` (seconds, for all of it), `connect` or `broken_stream`.
-        """
+        """Post `body` and pass the reply to `receiver`. Raises its Failure, `timeout`, `connect` or `broken_stream`."""
         request = b"%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
         try:
             async with asyncio.timeout(timeout):

@@ -13,15 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
-from ostinato.bench.report import (
-    BenchReport,
-    Column,
-    ProgressCallback,
-    Table,
-    format_value,
-    machine_facts,
-    run_facts,
-)
+from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, format_value, machine_facts, run_facts
 from ostinato.bench.serve.load_client import check_url
 from ostinato.bench.serve.load_generator import LoadRun, RequestOutcome, Target, run_load, run_on_loop
 from ostinato.bench.serve.workload import (

@@ -181,10 +181,7 @@ class StepLog(ABC):
         first, parts = state.requests[0], ByteParts()
         snapshot = make_snapshot(state, {}, parts, has_media=has_media)
         hidden = replace(
-            snapshot,
-            prompt=None,
-            client=self._name(snapshot.client),
-            cache_salt=self._name(snapshot.cache_salt),
+            snapshot, prompt=None, client=self._name(snapshot.client), cache_salt=self._name(snapshot.cache_salt)
         )
         images = [] if has_media or state.media is None else [span.item.digest for span in state.media.spans]
         head = RequestHead(client_weight(first.client), first.was_imported, is_resumed, images, first.arrival)

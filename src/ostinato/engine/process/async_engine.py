@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from ostinato.config import EngineConfig
 from ostinato.engine.input_processor import check_length
@@ -21,6 +21,7 @@ from ostinato.engine.process.engine_messages import (
     EngineStarted,
     ExportRequest,
     ImportRequest,
+    MakeEngine,
     OutputDeltas,
     Query,
     QueryKind,
@@ -42,13 +43,10 @@ from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
+from ostinato.observe.counts import ProgressFn, no_progress
 from ostinato.observe.logs import set_log_levels
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
 
 
 class EngineTransport(Protocol):
@@ -118,8 +116,8 @@ class AsyncEngine:
         *,
         max_waiting: int = 1024,
         max_per_client: Callable[[int], int | None] = lambda max_num_seqs: None,
-        progress: ProgressFn = lambda what, done, total: None,
-        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
+        progress: ProgressFn = no_progress,
+        make: MakeEngine = make_engine,
     ) -> AsyncEngine:
         """Load the model in a separate process and run one request of one token, so that a step has succeeded.
 
@@ -326,9 +324,9 @@ class AsyncEngine:
         counts: StatsSnapshot = await self._ask("observe")
         return counts
 
-    async def latest_observation(self, patience: float = 1.0) -> StatsSnapshot:
-        """Return the engine's counts, or the last known ones if it does not answer within `patience` seconds."""
-        return await (self.observe() if self._heartbeat is None else self._heartbeat.poll(patience))
+    async def latest_observation(self) -> StatsSnapshot:
+        """Return the engine's counts, or the last known ones if it does not answer within a second."""
+        return await (self.observe() if self._heartbeat is None else self._heartbeat.poll(1.0))
 
     async def all_observations(self) -> dict[str, StatsSnapshot]:
         """Return the counts of `latest_observation` for each engine behind this one, by name."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from logging import LogRecord
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.output_deltas import OutputDelta
@@ -21,7 +21,7 @@ from ostinato.kv_cache.cache_events import CacheEvent
 from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.pooling import PoolingKind
-from ostinato.observe.counts import EngineHistograms
+from ostinato.observe.counts import EngineHistograms, ProgressFn
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.sampling.guide import Guide
@@ -29,7 +29,6 @@ from ostinato.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
 
 QueryKind = Literal["observe", "hits", "prefixes", "reset", "check", "publish", "close"]
 """Questions to the engine.
@@ -44,12 +43,15 @@ saved to files, if the plan says so.
 # Messages to the engine.
 
 
+MakeEngine: TypeAlias = "Callable[[EngineConfig, ProgressFn], EngineCore]"
+
+
 @dataclass(frozen=True)
 class EngineStart:
     """The first message."""
 
     config: EngineConfig
-    make: Callable[[EngineConfig, ProgressFn], EngineCore]
+    make: MakeEngine
     """Function that makes the engine. It is sent by its name, or by its class's."""
     log_level: int
 

@@ -32,11 +32,11 @@ from ostinato.engine.process.engine_messages import (
 from ostinato.errors import CapacityError, EngineError, ModelError
 from ostinato.formats.mapped_files import truncated_file_message
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
+from ostinato.observe.counts import ProgressFn
 from ostinato.os_support import address_space_hint
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
 
 
 _PATIENCE = 5.0

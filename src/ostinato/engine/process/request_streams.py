@@ -16,13 +16,7 @@ from typing import Any, cast
 from ostinato.engine.migration.wire_format import RequestSnapshot
 from ostinato.engine.outputs import RequestTimes
 from ostinato.engine.process.engine_messages import AbortRequest, DeltasHandled
-from ostinato.engine.process.output_deltas import (
-    OutputDelta,
-    PackedLogprobs,
-    held_bytes,
-    join_deltas,
-    without_move,
-)
+from ostinato.engine.process.output_deltas import OutputDelta, PackedLogprobs, held_bytes, join_deltas, without_move
 from ostinato.engine.process.queue_limit import QueueLimit
 from ostinato.errors import BacklogExceeded, DeadlineExceeded
 from ostinato.scheduler.request import FinishReason
@@ -279,10 +273,7 @@ class StreamRegistry:
         return stream
 
     def reattach(self, stream: RequestStream) -> None:
-        """Give a stream of another engine's request an id here, so that `submitting` can add its request here.
-
-        Raises what `QueueLimit.acquire` raises.
-        """
+        """Give a stream of another engine's request an id here, for `submitting`. Raises as `QueueLimit.acquire`."""
         self._queue_limit.acquire(stream.num_outputs, stream.client)
         request_id = self.new_id()
         stream.rebind(request_id, lambda: self.end(request_id))

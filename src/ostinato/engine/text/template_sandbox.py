@@ -124,10 +124,7 @@ _CONTAINERS = (dict, list, tuple, range, KeysView, ItemsView, ValuesView)
 
 
 def weight(values: Iterable[object], most: int) -> int:
-    """Return the characters in all values, however deep, where each item counts as some characters.
-
-    TemplateBudgetExceeded if they are more than `most`.
-    """
+    """Return the characters in all values, however deep; items count too. TemplateBudgetExceeded beyond `most`."""
     total, todo = 0, list(values)
     while todo:
         item = todo.pop()

@@ -127,10 +127,7 @@ def gemma4(metadata: Metadata) -> JsonObject:
                 "rope_theta": metadata.number("rope.freq_base", 1e6),
                 "partial_rotary_factor": rotated / len(divisors),
             },
-            "sliding_attention": {
-                "rope_type": "default",
-                "rope_theta": metadata.number("rope.freq_base_swa", 1e4),
-            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)},
         },
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": is_wide,

@@ -14,6 +14,7 @@ from ostinato.models.config_json import activation, flag, flag_is, integer, laye
 from ostinato.models.kimi_linear.spec import (
     KINDS,
     KimiLinearHyperparameters,
+    check_no_query_rank,
     has_experts,
     latent_attention,
     latent_rope,
@@ -47,8 +48,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     config = {**GROUPS, **spelled(config)}
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attention_bias", False)
-    if config.get("q_lora_rank") is not None:
-        raise ModelError(f"config.json has q_lora_rank = {config['q_lora_rank']!r}; supported: null")
+    check_no_query_rank(config)
     latent, attention = latent_attention(config, rotates=True)
     moe, shared = router(config, SCALING), shared_fields(config)
     # transformers does not tie it, whatever config.json says.

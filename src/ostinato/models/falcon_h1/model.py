@@ -23,10 +23,7 @@ class FalconH1(Decoder):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: FalconH1Hyperparameters = spec.hyperparameters
         super().__init__(
-            build,
-            spec,
-            embedding_multiplier=hyper.multipliers.embedding,
-            logits_multiplier=hyper.multipliers.logits,
+            build, spec, embedding_multiplier=hyper.multipliers.embedding, logits_multiplier=hyper.multipliers.logits
         )
 
     def make_block(self, layer: LayerSpec) -> Block:

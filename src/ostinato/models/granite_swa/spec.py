@@ -49,12 +49,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 
 def granite_swa_spec(
-    config: JsonObject,
-    architecture: str,
-    *,
-    norm_eps: float,
-    default_tied: bool,
-    experts: ExpertsSpec | None = None,
+    config: JsonObject, architecture: str, *, norm_eps: float, default_tied: bool, experts: ExpertsSpec | None = None
 ) -> ModelSpec:
     """Return the spec of either architecture; `norm_eps` and `default_tied` are defaults for a config.json."""
     activation(config, "hidden_act", "silu", ("silu",))

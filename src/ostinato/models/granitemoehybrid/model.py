@@ -65,10 +65,7 @@ class Granite(Decoder):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper = spec.hyperparameters
         super().__init__(
-            build,
-            spec,
-            embedding_multiplier=hyper.embedding_multiplier,
-            logits_multiplier=1.0 / hyper.logits_scaling,
+            build, spec, embedding_multiplier=hyper.embedding_multiplier, logits_multiplier=1.0 / hyper.logits_scaling
         )
 
     def make_attention(self, spec: AttentionSpec) -> Attention:

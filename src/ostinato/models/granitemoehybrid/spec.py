@@ -23,12 +23,7 @@ from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
-KINDS = {
-    "mamba": "mamba2",
-    "linear_attention": "mamba2",
-    "attention": "attention",
-    "full_attention": "attention",
-}
+KINDS = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "attention", "full_attention": "attention"}
 POSITIONS = (None, "nope", "rope")
 """Values of `position_embedding_type`; the first two both mean attention without positions."""
 

@@ -124,6 +124,11 @@ def _check(config: JsonMapping) -> None:
     for name, only in (("moe_layer_freq", 1), ("num_nextn_predict_layers", 0)):
         if integer(config, name, only) != only:
             raise ModelError(f"config.json has {name} = {config[name]}; supported: {only}")
+    check_no_query_rank(config)
+
+
+def check_no_query_rank(config: JsonMapping) -> None:
+    """Raise ModelError for queries that are projected from a latent."""
     if config.get("q_lora_rank") is not None:
         raise ModelError(f"config.json has q_lora_rank = {config['q_lora_rank']!r}; supported: null")
 

@@ -19,6 +19,7 @@ from ostinato.models.config_json import (
     parse_rope,
     respelled,
     rope_parameters_of_kind,
+    ropes_by_kind,
     shared_fields,
 )
 from ostinato.plan.layer_specs import LayerSpec
@@ -94,12 +95,7 @@ def rope_of_kind(config: JsonMapping, kind: str, head_dim: int, defaults: Mappin
 
     `defaults` are those of a config.json without `rope_parameters`.
     """
-    given = config.get("rope_parameters") or defaults
-    if not isinstance(given, Mapping) or not set(given) <= {FULL, SLIDING}:
-        raise ModelError(
-            f"config.json has rope_parameters = {given!r}; supported: a dict for each of {FULL}, {SLIDING}"
-        )
-    of_kind = given.get(kind) or defaults[kind]
+    of_kind = ropes_by_kind(config, defaults).get(kind) or defaults[kind]
     longest = {name: config.get(name) for name in ("max_position_embeddings", "original_max_position_embeddings")}
     of_kind = {**longest, "rope_parameters": rope_parameters_of_kind(of_kind)}
     rope = parse_rope(of_kind, head_dim, 1.0, defaults[FULL]["rope_theta"])

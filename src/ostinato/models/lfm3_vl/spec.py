@@ -9,6 +9,7 @@ from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     FULL,
     activation,
+    axial_theta,
     checkpoint_dtype,
     flag,
     integer,
@@ -63,7 +64,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
             attends=_attends(vision, spec.num_layers),
             num_kv_heads=_kv_heads(vision, spec.num_heads),
             norm_eps=number(vision, "norm_eps", 1e-5),
-            theta=_theta(vision),
+            theta=axial_theta(vision, THETA),
             projector_size=integer(config, "projector_hidden_size", 4096),
             projector_bias=flag(config, "projector_bias", True),
         ),
@@ -112,11 +113,3 @@ def _kv_heads(vision: JsonMapping, num_heads: int) -> int:
     if heads < 1 or num_heads % heads:
         raise ModelError(f"config.json has an encoder of {num_heads} heads, which cannot share {heads} key heads")
     return heads
-
-
-def _theta(vision: JsonMapping) -> float:
-    rope = vision.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "axial")
-    if kind != "axial":
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial")
-    return number(rope, "rope_theta", THETA)

@@ -35,10 +35,7 @@ class Llama(Decoder):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: LlamaHyperparameters = spec.hyperparameters
         super().__init__(
-            build,
-            spec,
-            embedding_multiplier=hyper.embedding_multiplier,
-            logits_multiplier=hyper.logits_multiplier,
+            build, spec, embedding_multiplier=hyper.embedding_multiplier, logits_multiplier=hyper.logits_multiplier
         )
 
     @cached_property

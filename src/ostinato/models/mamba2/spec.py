@@ -25,10 +25,7 @@ class Mamba2Hyperparameters:
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
-    """Return the spec of a `mamba2` config.json.
-
-    The value of `norm_before_gate`, which some checkpoints on the hub have, is ignored: the gate always comes first.
-    """
+    """Return the spec of a `mamba2` config.json. Its `norm_before_gate` is ignored: the gate always comes first."""
     activation(config, "hidden_act", "silu", ("silu",))
     if not flag(config, "rms_norm", True):
         raise ModelError("config.json has rms_norm = false; supported: true, mixers that end with a gated norm")

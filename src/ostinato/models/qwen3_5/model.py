@@ -1,4 +1,4 @@
-"""Qwen3.5 with images (model_type `qwen3_5`): its text model's blocks after Qwen3-VL's encoder."""
+"""Qwen3.5 with images (model_types `qwen3_5`, `qwen3_5_moe`): its text model's blocks after Qwen3-VL's encoder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3_5_text.head import AttentionHead, qwen35_head
 from ostinato.models.qwen3_5_text.model import qwen35_block
+from ostinato.models.qwen3_next.model import sparse_block
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
@@ -48,3 +49,10 @@ class Qwen35VL(Qwen3VL):
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         return super().checkpoint_name(name)
+
+
+class Qwen35MoeVL(Qwen35VL):
+    """A `Qwen35VL` with experts."""
+
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
+        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text, first_key)

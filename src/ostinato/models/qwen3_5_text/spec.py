@@ -85,10 +85,7 @@ def head_spec(config: JsonMapping, layer: LayerSpec, hidden_size: int) -> Drafte
 
 
 def delta_net(config: JsonMapping) -> GatedDeltaSpec:
-    """Return the mixer of a layer with linear attention.
-
-    No config.json has `linear_keys_take_turns`; the equivalent from a GGUF file's header may.
-    """
+    """Return the mixer of a layer with linear attention. Only configs of GGUF files have `linear_keys_take_turns`."""
     return GatedDeltaSpec(
         num_heads=integer(config, "linear_num_value_heads", 32),
         num_key_heads=integer(config, "linear_num_key_heads", 16),

@@ -16,10 +16,7 @@ STACKS = ("gate_up_proj", "down_proj")
 
 
 class SparseMLP(Module):
-    """Experts of a softmax router, and a shared one for every token, plus the residual.
-
-    The shared expert is multiplied by the sigmoid of its gate.
-    """
+    """Experts of a softmax router, plus a shared one times the sigmoid of its gate, plus the residual."""
 
     def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
         super().__init__()

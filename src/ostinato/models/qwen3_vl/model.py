@@ -1,10 +1,11 @@
-"""Qwen3-VL (model_type `qwen3_vl`): Qwen3's blocks, into which the outputs of a vision encoder are injected."""
+"""Qwen3-VL (model_types `qwen3_vl`, `qwen3_vl_moe`): Qwen3's blocks, with the outputs of an encoder of images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ostinato.layers.attention import AxialRotary
+from ostinato.layers.mlp import RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.base import Backbone, CausalLM
@@ -16,12 +17,12 @@ from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
+STACKS = ("gate_up_proj", "down_proj")
+"""Names of a layer's experts, which the checkpoint may store transposed."""
+
 
 class TextBackbone(Backbone):
-    """Backbone that injects a row of the encoder's outputs into tokens of images.
-
-    It does so after the embedding and after each of the first layers.
-    """
+    """Backbone that injects the encoder's outputs into tokens of images after the embedding and the first layers."""
 
     def __init__(
         self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
@@ -93,3 +94,14 @@ class Qwen3VL(CausalLM):
         The result is the content of the output tokens' cells. Those of padding are included, and may be anything.
         """
         return self.model.visual(inputs)
+
+
+class Qwen3VLMoe(Qwen3VL):
+    """A `Qwen3VL` with experts."""
+
+    transposable = tuple(f".experts.{name}" for name in STACKS)
+
+    def make_block(self, layer: LayerSpec) -> Block:
+        build, size = self.build, self.spec.hidden_size
+        mlp = None if layer.experts is None else RoutedMLP(build, layer.experts, stacked_as=STACKS)
+        return qwen3_block(build, size, layer, self.spec.hyperparameters.text, mlp)

@@ -12,10 +12,10 @@ from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
     attention_spec,
+    axial_theta,
     checkpoint_dtype,
     flag,
     integer,
-    number,
     parse_rope,
     shared_fields,
     with_sections,
@@ -89,7 +89,7 @@ def vl_spec(
         sharded_dims=("text.intermediate_size",),
         hyperparameters=Qwen3VLHyperparameters(
             text=hyper,
-            theta=_vision_theta(vision),
+            theta=axial_theta(vision, 10000.0),
             activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
         ),
         vision=_vision(config, vision, shared["hidden_size"], tokens, _deepstack(vision, deepstack, len(layers))),
@@ -101,20 +101,8 @@ def _rope(text: JsonObject, head_dim: int) -> RopeSpec:
     return with_sections(rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
 
 
-def _vision_theta(vision: JsonObject) -> float:
-    rope = vision.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "axial")
-    if kind != "axial":
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial")
-    return number(rope, "rope_theta", 10000.0)
-
-
 def _vision(
-    config: JsonObject,
-    vision: JsonObject,
-    text_size: int,
-    tokens: Mapping[str, int],
-    deepstack: tuple[int, ...],
+    config: JsonObject, vision: JsonObject, text_size: int, tokens: Mapping[str, int], deepstack: tuple[int, ...]
 ) -> VisionSpec:
     size, depth = integer(vision, "hidden_size", 1152), integer(vision, "depth", 27)
     heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)

@@ -97,12 +97,7 @@ class SharedBlock(Module):
         self.feed_forward = SharedMLP(build, size, hyper)
 
     def forward(
-        self,
-        x: Array,
-        adapters: Adapters,
-        angles: Array | None,
-        inputs: StepInputs,
-        memory: LayerCache,
+        self, x: Array, adapters: Adapters, angles: Array | None, inputs: StepInputs, memory: LayerCache
     ) -> Array:
         """Apply the layer, [tokens, hidden] -> [tokens, hidden]."""
         both = self.input_layernorm(self.concat(x, self.embed(inputs.token_ids)))

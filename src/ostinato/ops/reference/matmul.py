@@ -118,11 +118,7 @@ def linear(
 
 
 def _quantized_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    group_size: int | None,
-    bias: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, group_size: int | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return x W^T + bias in the dtype of `x`."""
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -66,12 +66,7 @@ def initial(states: torch.Tensor, read_slots: torch.Tensor) -> torch.Tensor:
 
 
 def advance(
-    state: torch.Tensor,
-    rates: torch.Tensor,
-    steps: torch.Tensor,
-    added: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
+    state: torch.Tensor, rates: torch.Tensor, steps: torch.Tensor, added: torch.Tensor, B: torch.Tensor, C: torch.Tensor
 ) -> torch.Tensor:
     """Advance `state` [rows, channels, size] by one token of each row, in place, and return state times C.
 

@@ -326,8 +326,5 @@ def _advance(
 
 
 def _decay(log: torch.Tensor) -> torch.Tensor:
-    """Return exp of `log` (float64, <= 0 where it counts) in float32.
-
-    The logarithm is clamped so that values above 0, which do not count, cannot overflow.
-    """
+    """Return exp of `log` (float64) in float32, clamped since values above 0, which do not count, may overflow."""
     return log.float().clamp_(MIN_LOG_DECAY, 0.0).exp_()

@@ -51,11 +51,7 @@ def packed_values(states: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(
-    states: torch.Tensor,
-    dtype: torch.dtype,
-    positions: torch.Tensor | None,
-    noise: int | None,
-    packable: bool = False,
+    states: torch.Tensor, dtype: torch.dtype, positions: torch.Tensor | None, noise: int | None, packable: bool = False
 ) -> torch.Tensor:
     """Return `states` [rows, heads, head_dim, size] float32 rounded to `dtype`.
 

@@ -23,10 +23,7 @@ from ostinato.ops.triton.matmul import of_one_format, product
 
 @triton.jit(do_not_specialize=["count"])
 def sort_choices(choices, order, starts, count, experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Write one expert's choices, in ascending order, into `order` after those of the experts before it.
-
-    Their number goes to `starts` [experts + 1].
-    """
+    """Write an expert's choices, ascending, into `order` after those before; their number to `starts` [experts + 1]."""
     expert = tl.program_id(0)
     before = 0
     for base in range(0, count, BLOCK):
@@ -276,16 +273,7 @@ def _expert_product(
 
 @triton.jit(do_not_specialize=["tokens"])
 def score_experts(
-    x,
-    weight,
-    scores,
-    tokens,
-    hidden,
-    experts,
-    x_token,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    x, weight, scores, tokens, hidden, experts, x_token, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):
     """Compute a tile of x W^T in float32."""
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -69,11 +69,7 @@ def axial_angles(
 
 
 def angles_of(
-    positions: torch.Tensor,
-    position_token: int,
-    axes: torch.Tensor | None,
-    frequencies: torch.Tensor,
-    scaling: float,
+    positions: torch.Tensor, position_token: int, axes: torch.Tensor | None, frequencies: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     """Return the cosines and sines of angles, [2, tokens, half] float32; without `axes`, `positions` are [tokens]."""
     tokens, half = positions.shape[0], frequencies.shape[0]

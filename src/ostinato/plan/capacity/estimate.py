@@ -242,11 +242,7 @@ def room_of(plan: Plan) -> EngineCapacity:
     )
     if rules is not None:
         rows = max(1, min(rows, (plan.memory.num_window_blocks - 1 - rules.shared_blocks) // rules.blocks_per_request))
-    return EngineCapacity(
-        rows,
-        plan.settings.max_num_batched_tokens,
-        (blocks - 1) * size if blocks else None,
-    )
+    return EngineCapacity(rows, plan.settings.max_num_batched_tokens, (blocks - 1) * size if blocks else None)
 
 
 def full_step(lengths: RequestLengths, room: EngineCapacity, times: StepSeconds) -> tuple[float, float]:

@@ -151,9 +151,9 @@ def _best(
     )
 
 
-def runnable_here(root: Path = Path("/")) -> list[str]:
+def runnable_here() -> list[str]:
     """Return the instruction sets that this machine runs, worst first, installed or not; stand-ins come last."""
-    flags, machine = read_cpu_flags(root), platform.machine()
+    flags, machine = read_cpu_flags(), platform.machine()
     granted = ask_for_matrix_units(flags)
     chosen = [isa for isa in worst_first(machine, flags) if choose_isa([isa], flags, machine, granted).isa == isa]
     return chosen + [isa for isa, needed in TEST_ISAS.get(machine, {}).items() if needed <= flags]

@@ -103,10 +103,7 @@ class TraceCall:
 
 @dataclass(frozen=True)
 class CallTrace:
-    """Calls of one pass over `entries` entries of its inputs, which are tokens or patches.
-
-    For n times as many entries each result is n times as large.
-    """
+    """Calls of one pass over `entries` entries (tokens or patches); each result is proportional to their number."""
 
     calls: tuple[TraceCall, ...] = ()
     result: int = 0

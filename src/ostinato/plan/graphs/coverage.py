@@ -235,10 +235,7 @@ def _mode_for(
 
 
 def _size_changes(
-    batches: DecodeRange | MixedRange,
-    mode: GraphMode,
-    ladders: CaptureSizes,
-    settings: LadderSettings,
+    batches: DecodeRange | MixedRange, mode: GraphMode, ladders: CaptureSizes, settings: LadderSettings
 ) -> list[Remedy]:
     """Return the settings that extend a ladder to the largest batch of a range."""
     if isinstance(batches, DecodeRange) and mode in FULL_MODES:

@@ -253,10 +253,7 @@ LT_WORKSPACE = 4 * MiB
 
 
 def pool_bytes(peak: int) -> int:
-    """Return the bytes of a memory pool for tensors that take `peak` bytes at once.
-
-    It adds a quarter for fragmentation, and a segment of each kind.
-    """
+    """Return the bytes of a pool for `peak` bytes at once: a quarter more, and a segment of each kind."""
     return peak + peak // 4 + SMALL_SEGMENT + LARGE_SEGMENT if peak else 0
 
 

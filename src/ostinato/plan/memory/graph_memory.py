@@ -163,8 +163,7 @@ def _tape_bytes(calls: CallTrace, dtype: str, largest: LargestGraphs, capture: C
     """
     width, full_tokens = DTYPE_BYTES[dtype], largest.rows * largest.tokens_per_row
     return max(
-        calls.arena_bytes(width, full_tokens),
-        calls.arena_bytes(width, largest.tokens, leaves_out=capture.splits),
+        calls.arena_bytes(width, full_tokens), calls.arena_bytes(width, largest.tokens, leaves_out=capture.splits)
     )
 
 

@@ -84,10 +84,7 @@ def prefixes_in(tables: BlockDemand, blocks: int, window_blocks: int) -> int:
 
 
 DEFAULT_PREFIX_TOKENS = 1024
-"""Default mean length of the prefixes that the cache is split for.
-
-It is that of a system prompt with some examples, or a few turns of a conversation.
-"""
+"""Default mean length of prefixes that the cache is split for: a system prompt with examples, or a few turns."""
 
 MAX_CACHED_TOKENS = 2**22
 """Upper bound of the tokens of prefixes that are planned for.

@@ -38,13 +38,7 @@ from ostinato.serve.chat.guides import GuideCompiler, GuidePlan, GuideRequest, a
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tools import Tool
 from ostinato.serve.http.api_errors import field_error
-from ostinato.serve.http.streaming import (
-    PIECE,
-    ChunkedJson,
-    LastEvents,
-    LoopSlices,
-    cancel_on_disconnect,
-)
+from ostinato.serve.http.streaming import PIECE, ChunkedJson, LastEvents, LoopSlices, cancel_on_disconnect
 from ostinato.serve.settings import ServeSettings
 
 T = TypeVar("T")
@@ -305,10 +299,7 @@ def prepare_chat(
     max_tokens: int | None,
     logprobs: int | None,
 ) -> PreparedChat:
-    """Prepare a conversation for the engine.
-
-    `logprobs`: number of the most likely tokens that are returned at each place; None: no log-probabilities.
-    """
+    """Prepare a conversation for the engine. `logprobs`: number of likely tokens returned at each place, or None."""
     text = context.text
     more = {"max_tokens": max_tokens, **text.shows_tags(body.skip_special_tokens)}
     if logprobs is not None:

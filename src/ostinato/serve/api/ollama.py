@@ -17,14 +17,7 @@ from ostinato.engine.outputs import CompletionOutput
 from ostinato.engine.process.output_deltas import SampleDelta
 from ostinato.json_io import JsonObject
 from ostinato.serve.api.embeddings import EmbeddingRun
-from ostinato.serve.api.generation_run import (
-    GenerationRun,
-    ServedModel,
-    compact,
-    joined,
-    start_chat,
-    whole_response,
-)
+from ostinato.serve.api.generation_run import GenerationRun, ServedModel, compact, joined, start_chat, whole_response
 from ostinato.serve.api.ollama_request import (
     OllamaBody,
     OllamaChatRequest,

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ostinato.config import EngineConfig
 from ostinato.errors import EngineFailed
 from ostinato.json_io import JsonObject
+from ostinato.observe.counts import ProgressFn
 from ostinato.observe.request_record import RequestRecord, ResponseCounts
 from ostinato.serve.app import make_api
 from ostinato.serve.batch.files import AnswerFile, BatchLine, read_bodies
@@ -24,9 +25,6 @@ from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import JsonPostMiddleware, check_size
 from ostinato.serve.http.streaming import body_of, log_failure, side_by_side
 from ostinato.serve.settings import ServeSettings, UnknownFields
-
-if TYPE_CHECKING:
-    from ostinato.runner.model_runner import ProgressFn
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 """Endpoints that a batch may use; all speak OpenAI's dialect."""

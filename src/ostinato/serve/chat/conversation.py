@@ -22,15 +22,7 @@ from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
 from ostinato.serve.chat.text_support import ModelText
 from ostinato.serve.chat.tool_calls.formats import EQUATION, GENERIC, EquationSyntax, form_problem
-from ostinato.serve.chat.tools import (
-    CHAT_SPELLING,
-    Tool,
-    ToolSpelling,
-    forced_tools,
-    read_choice,
-    read_tools,
-    spelled,
-)
+from ostinato.serve.chat.tools import CHAT_SPELLING, Tool, ToolSpelling, forced_tools, read_choice, read_tools, spelled
 from ostinato.serve.http.api_errors import ApiError, check_count, field_error
 from ostinato.serve.http.json_bodies import Body, EchoedBody, Ignored, ListOf, unsupported_field
 from ostinato.serve.http.unknown_fields import UNKNOWN, check_members
@@ -327,10 +319,7 @@ def render(context: RequestContext, conversation: Conversation, param: str = "me
 
 
 def render_text(
-    context: RequestContext,
-    conversation: Conversation,
-    messages: Sequence[JsonMapping],
-    param: str = "messages",
+    context: RequestContext, conversation: Conversation, messages: Sequence[JsonMapping], param: str = "messages"
 ) -> str:
     """Return what the chat template makes of a conversation whose images are placeholders in `messages`.
 

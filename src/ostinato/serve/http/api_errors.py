@@ -40,12 +40,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_ANTHROPIC_TYPES = {
-    **_TYPES,
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = {**_TYPES, 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
 NO_THREADS = "thread_unsupported_request"

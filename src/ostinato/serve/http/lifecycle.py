@@ -12,14 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ostinato.config import EngineConfig
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.cache_event_hub import medium_of
+from ostinato.engine.process.engine_messages import MakeEngine
 from ostinato.engine.process.engine_process import make_engine
 from ostinato.errors import EngineFailed
-from ostinato.observe.counts import Histogram
+from ostinato.observe.counts import Histogram, ProgressFn, no_progress
 from ostinato.serve.body_workers.context import WorkerContext
 from ostinato.serve.body_workers.pool import BodyWorkerPool
 from ostinato.serve.http.addresses import TrustedProxies
@@ -29,11 +29,6 @@ from ostinato.serve.http.connection_limits import ConnectionCounter, RefusalLog,
 from ostinato.serve.settings import ServeSettings
 from ostinato.serve.zmq_events import ZmqPublisher
 from ostinato.verify.online_checks import make_checked_engine
-
-if TYPE_CHECKING:
-    from ostinato.engine.core import EngineCore
-    from ostinato.runner.model_runner import ProgressFn
-
 
 STALL = 0.02
 """Seconds that no request may hold the loop for."""
@@ -125,8 +120,8 @@ class Lifecycle(ServerLifecycle):
         self,
         config: EngineConfig,
         settings: ServeSettings,
-        progress: ProgressFn = lambda what, done, total: None,
-        make: Callable[[EngineConfig, ProgressFn], EngineCore] = make_engine,
+        progress: ProgressFn = no_progress,
+        make: MakeEngine = make_engine,
         start_engine: StartEngine | None = None,
     ) -> None:
         """Make the lifecycle of an engine that is not started yet.

@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, EngineError, Remedy
 from ostinato.files import exists, home
+from ostinato.observe.counts import ProgressFn
 from ostinato.os_support import extra_command
 from ostinato.replicas.front import ReplicaSet
 from ostinato.replicas.replicated_engine import ReplicatedEngine
 from ostinato.serve.http.addresses import split_host_port
 from ostinato.serve.ray.layout import NAMESPACE, ReplicaLayout, app_name, count_gpus, deployment_options, lay_out
 from ostinato.serve.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from ostinato.runner.model_runner import ProgressFn
 
 log = logging.getLogger("ostinato.replicas")
 
@@ -62,10 +59,7 @@ def has_token(folder: Path | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError if nothing accepts a connection at HOST:PORT, where Ray itself would wait for ever.
-
-    Addresses of other forms, such as `auto`, pass.
-    """
+    """Raise ConfigError if nothing listens at HOST:PORT, where Ray would wait for ever. Other forms pass."""
     host, port = split_host_port(address.removeprefix("ray://"))
     if host and port.isdecimal():
         try:

@@ -27,11 +27,7 @@ LOOK_SECONDS = 0.5
 
 
 class RayLink:
-    """Link to one engine's actor.
-
-    Messages wait while the actor takes the ones before, so that all arrive in order, and a burst of requests as one
-    call.
-    """
+    """Link to an engine's actor. Messages wait while it takes others: all arrive in order, and bursts as one call."""
 
     def __init__(self, name: str, actor: Any, front: str) -> None:
         self.name, self._actor, self._front = name, actor, front

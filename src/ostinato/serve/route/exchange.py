@@ -19,12 +19,7 @@ class Exchange:
     """A request at a backend, counted from its choice to its end."""
 
     def __init__(
-        self,
-        pool: BackendPool,
-        backend: Backend,
-        request_id: str,
-        choice: ReplicaChoice,
-        prompt: SubmitRequest | None,
+        self, pool: BackendPool, backend: Backend, request_id: str, choice: ReplicaChoice, prompt: SubmitRequest | None
     ) -> None:
         self._pool, self._request_id = pool, request_id
         self.backend, self.choice = backend, choice

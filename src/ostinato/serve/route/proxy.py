@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import get_args
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.core import Metric
 from starlette.types import ASGIApp
 
 from ostinato._version import __version__
 from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.errors import ConfigError
-from ostinato.observe.metrics import CONTENT_TYPE_LATEST, render_metrics
+from ostinato.observe.metrics import CONTENT_TYPE_LATEST, LabelledValues, family, render_metrics
 from ostinato.observe.request_record import ResponseCounts
 from ostinato.observe.server_metrics import answers, connections, loop_delay, refusals
 from ostinato.plan.plan import Plan
@@ -30,8 +32,7 @@ from ostinato.serve.http.api_errors import ApiError, as_api_error
 from ostinato.serve.http.lifecycle import ServerLifecycle
 from ostinato.serve.http.middleware import ApiRouter, PathRules, RequestMiddleware
 from ostinato.serve.http.streaming import EVENTS, JSON_LINES, ChunkedJson, EventStream, cancel_on_disconnect
-from ostinato.serve.route.backend_metrics import backend_metrics
-from ostinato.serve.route.backends import BackendPool
+from ostinato.serve.route.backends import Backend, BackendPool, BackendState
 from ostinato.serve.route.exchange import Exchange
 from ostinato.serve.route.ext_proc import ExtProcServer, check_ext_proc
 from ostinato.serve.route.prompts import BODIES, PromptReader
@@ -397,3 +398,49 @@ def _not_passed_on(method: str, path: str) -> ApiError:
     paths = ", ".join((*BODIES, *OTHERS))
     message = f"{method} {path} is not passed on; POST goes to {paths}, and GET to {', '.join(REPORTS)}, /backends"
     return ApiError(404, message)
+
+
+def backend_metrics(pool: BackendPool, prefix: str) -> Iterator[Metric]:
+    """Yield the metrics of all backends, whose label is their number, under names that begin with `prefix`."""
+    backends = list(pool.backends.values())
+    router = None if pool.placement is None else pool.placement.router
+
+    def rows(value: Callable[[Backend], float], **labels: str) -> LabelledValues:
+        return [({"backend": str(each.number), **labels}, value(each)) for each in backends]
+
+    def counter(name: str, text: str, values: LabelledValues) -> Metric:
+        return family("counter", f"{prefix}router_{name}", text, values, {})
+
+    def gauge(name: str, text: str, values: LabelledValues) -> Metric:
+        return family("gauge", f"{prefix}router_{name}", text, values, {})
+
+    yield counter("requests", "Requests that were sent", rows(lambda each: each.counts.num_sent))
+    text = "Requests without an answer, or whose answer broke off"
+    yield counter("failed_requests", text, rows(lambda each: each.counts.num_failed))
+    yield gauge("running_requests", "Requests that are under way", rows(lambda each: each.num_running))
+    text = "Tokens of the prompts that were sent, as far as the router reads them"
+    yield counter("prompt_tokens", text, rows(lambda each: each.counts.prompt_tokens))
+    text = "Cached tokens of the answers whose usage says them: expected by the router, and reported"
+    hits = rows(lambda each: each.counts.expected_hit_tokens, kind="expected")
+    hits += rows(lambda each: each.counts.reported_hit_tokens, kind="reported")
+    yield counter("hit_tokens", text, hits)
+    reasons = {} if router is None else router.reasons
+    chosen: LabelledValues = [({"reason": reason}, count) for reason, count in sorted(reasons.items())]
+    yield counter("choices", "Choices by reason", chosen)
+    text = "Messages of cache events, and those that were missed"
+    events = rows(lambda each: each.counts.num_events, event="received")
+    events += rows(lambda each: each.counts.num_lost_events, event="lost")
+    yield counter("events", text, events)
+    text = "Places at which a prompt may hit, as the backend tells"
+    yield gauge("index_keys", text, rows(lambda each: 0 if router is None else router.num_known(each.name)))
+    text = "1 if the backend tells what it has cached"
+    yield gauge("backend_has_events", text, rows(lambda each: each.has_events))
+    text = "1 for the state in which the backend is"
+    states = [
+        row
+        for state in get_args(BackendState)
+        for row in rows(lambda each: each.state == state, state=state)  # noqa: B023
+    ]
+    yield gauge("backend_state", text, states)
+    down = sum(each.state not in ("ready", "draining") for each in backends)
+    yield gauge("backends_down", "Backends that get no requests and do not drain", [({}, down)])
