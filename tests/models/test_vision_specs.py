@@ -247,7 +247,7 @@ def test_what_the_embedder_of_gemma4_unified_does_not_do_is_refused(vision: dict
 
 def test_without_a_token_of_videos_gemma4_takes_none() -> None:
     cases: list[tuple[dict[str, Any], int | None]] = [
-        ({}, 258_884), ({"video_token_id": None}, None), ({"video_token_id": 262_144}, None), ({"video_token_id": 9}, 9),
+        ({}, 258_884), ({"video_token_id": None}, None), ({"video_token_id": 9}, 9), ({"video_token_id": 262_144}, None)
     ]  # fmt: skip
     for changes, token_id in cases:
         for config in (gemma4(**changes), UNIFIED | changes):
