@@ -293,7 +293,7 @@ class _Reader:
             is_naflex=True,
             max_side=vision.num_positions // 2 * vision.patch_size,
             divides=normalises,
-            **({"max_frames": self._count("num_frames", 32)} if kind == "video" else {}),
+            max_frames=self._count("num_frames", 32) if kind == "video" else PixelSettings.max_frames,
         )
 
     def _check_token_side(self) -> None:
