@@ -23,8 +23,8 @@ place of `amx`, with the same bits. On ARM: `dotprod` is SDOT, `i8mm` SMMLA, `ne
 class InstructionSet:
     """Instruction set of a module `ostinato._native_<name>`.
 
-    A CPU must have `cpu_flags`, as `read_cpu_flags` gives them on either architecture. A stand-in is for tests: the plan
-    never chooses it, and it has some kernels only.
+    A CPU must have `cpu_flags`, as `read_cpu_flags` returns them on either architecture. A stand-in is for tests: the
+    plan never chooses it, and it has some kernels only.
     """
 
     name: str

@@ -22,10 +22,7 @@ from ostinato.plan.device.linux import read_cpu_flags
 CPU_FLAGS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if not isa.is_stand_in} for machine, isas in TABLE.items()
 }
-"""Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have.
-
-`worst_first` has them in the order of a CPU.
-"""
+"""Machine -> the instruction sets that the plan may choose, worst first, and the flags that a CPU must have."""
 
 TEST_ISAS: dict[str, dict[str, frozenset[str]]] = {
     machine: {isa.name: isa.cpu_flags for isa in isas if isa.is_stand_in} for machine, isas in TABLE.items()
