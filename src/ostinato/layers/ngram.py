@@ -25,7 +25,7 @@ class TablePart(Module):
 
 
 class NgramTable(ModuleList[TablePart]):
-    """Table of embeddings, in `parts` tensors of equally many rows, of which the last may have fewer."""
+    """Table of embeddings, in `parts` tensors of equally many rows; the last may have fewer."""
 
     def __init__(self, build: ModelBuilder, spec: NgramSpec) -> None:
         self.rows_of_part = -(-spec.table_rows // spec.parts)

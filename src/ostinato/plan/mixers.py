@@ -38,7 +38,7 @@ class StateSpec:
 
     Names: `conv` [width - 1, channels], the last inputs of a convolution; `ssm`, the state of a recurrence; `delta`
     [heads, key_dim, value_dim], that of a delta net; `hidden` [1, hidden], a model's last hidden state. N-gram
-    embeddings have `tokens` [n - 1, digits], the last token ids, and `ngram_conv`, the last inputs of their convolution.
+    embeddings have `tokens` [n - 1, digits], the last token ids, and `ngram_conv`, their convolution's last inputs.
     """
 
     arrays: tuple[StateArray, ...] = ()

@@ -1,4 +1,4 @@
-"""Qwen4, its text model (model_type `qwen4_exp_text`): streams of residuals around delta nets, attention and experts."""
+"""Qwen4, its text model (model_type `qwen4_exp_text`): delta nets, attention and experts on streams of residuals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StreamBlock(Module):
         if isinstance(mixer, GatedDeltaSpec):
             self.mixer = GatedDeltaNet(build, size, mixer, eps=eps, gate_is_sigmoid=hyper.gate_is_sigmoid)
         assert layer.experts is not None, "every layer has experts"
-        self.mlp = SparseMLP(build, layer.experts, hyper)
+        self.mlp = SparseMLP(build, layer.experts, hyper.shared_size, hyper.normalizes)
 
     def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, streams * hidden] -> [tokens, streams * hidden]."""

@@ -32,7 +32,7 @@ MAX_PARTS = 16_384
 MAX_ROWS, MAX_SEED = 2**31, 2**63
 """Largest number of rows of a head, and seed of the hashes."""
 MAX_HEADS = 4096
-"""Largest number of their heads, for each of which a prime is searched."""
+"""Largest number of their heads: each has a prime, which is searched."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def _ngrams(config: JsonMapping, count: int, hidden: int, streams: int) -> Itera
     own = (n - 1) * heads
     if n < 2 or heads < 1 or width < 2 or base < 1 or unit < 1 or embed_dim < 1 or embed_dim % own:
         raise ModelError(
-            f"config.json has n-grams up to ngram_size = {n} with {heads} heads each, of ple_embed_dim = {embed_dim} in "
-            f"tables of {base} rows padded to {unit}, and ple_conv_kernel_size = {width}; heads should divide the "
+            f"config.json has n-grams up to ngram_size = {n} with {heads} heads each, of ple_embed_dim = {embed_dim} "
+            f"in tables of {base} rows padded to {unit}, and ple_conv_kernel_size = {width}; heads should divide the "
             "dimension, and n and the kernel be 2 or more"
         )
     if not 1 <= parts * count <= MAX_PARTS or own * count > MAX_HEADS:
         raise ModelError(
-            f"config.json has {count} layers with n-grams in split_ngram_parts = {parts} and {own} heads each; supported "
-            f"are 1 to {MAX_PARTS:,} parts and up to {MAX_HEADS:,} heads of all layers"
+            f"config.json has {count} layers with n-grams in split_ngram_parts = {parts} and {own} heads each; "
+            f"supported: 1 to {MAX_PARTS:,} parts and up to {MAX_HEADS:,} heads of all layers"
         )
     assert vocab <= 256**TOKEN_DIGITS, "no vocabulary is so large that a slot could not keep its ids"
     end = config.get("eos_token_id")
@@ -177,10 +177,10 @@ def _ngrams(config: JsonMapping, count: int, hidden: int, streams: int) -> Itera
     if type(end) is not int or not 0 <= end < vocab:
         raise ModelError(f"config.json has eos_token_id = {end!r}; n-grams need a token that ends a text")
     primes = _primes(base)
-    for number in range(count):
+    for place in range(count):
         sizes = tuple(next(primes) for _ in range(own))
         yield NgramSpec(
-            multipliers=_multipliers(integer(config, "seed", 1234, MAX_SEED), number, n, vocab),
+            multipliers=_multipliers(integer(config, "seed", 1234, MAX_SEED), place, n, vocab),
             sizes=sizes,
             table_rows=-(-sum(sizes) // unit) * unit,
             parts=parts,
