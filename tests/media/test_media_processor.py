@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +32,11 @@ from ostinato.media.resize import crop_grid, image_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
 from tests.support.media_cases import (
     FITTED,
+    FLOATS,
     HALVES,
     drawn,
     fitted_settings,
+    float_settings,
     pixel_settings,
     tiled_settings,
     vision_spec,
@@ -170,6 +179,76 @@ def test_an_image_with_a_side_beyond_the_encoders_positions_is_refused():
     assert image_size(100, 400, own) == (384, 1584)
     with pytest.raises(RequestError, match="1776x336, and the encoder has positions for 1600 along a side"):
         image_size(100, 500, own)
+
+
+@cache
+def theirs_unimported(name: str) -> Callable[..., Any]:
+    """A function of transformers' processor for Nemotron 3 Nano Omni, whose module imports torchvision."""
+    spec = find_spec("transformers.models.nemotron_h_omni.image_processing_nemotron_h_omni")
+    assert spec is not None
+    assert spec.origin is not None
+    [node] = [each for each in ast.parse(Path(spec.origin).read_text()).body if getattr(each, "name", None) == name]
+    names: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module([node], []), spec.origin, "exec"), names)
+    return names[name]
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize(
+    ("height", "width"), [(480, 640), (96, 48), (1, 1), (37, 700), (3, 599), (700, 5), (512, 512), (1000, 1030)]
+)
+def test_an_image_in_floats_has_the_pixels_of_transformers(height, width, resample):
+    """Nemotron 3 Nano Omni's processor, by torch alone: equal to the bit if it is not resized."""
+    image, own = drawn(height, width), replace(float_settings(), resample=resample)
+    item = process_image(image, own)
+    rows, columns = theirs_unimported("get_patch_grid_size")(height, width, 16, 2, 1024, 13312)
+    assert (item.grid, item.num_tokens) == ((rows, columns), rows * columns // 4)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
+    if is_resized := (height, width) != (16 * rows, 16 * columns):
+        mode = {2: "bilinear", 3: "bicubic"}[resample]
+        pixels = F.interpolate(pixels, (16 * rows, 16 * columns), mode=mode, antialias=True, align_corners=False)
+    mean, std = (torch.tensor(values)[:, None, None] * (1 / own.scale) for values in (own.mean, own.std))
+    expected = theirs_unimported("convert_image_to_patches")((pixels - mean) / std, 16)[0].numpy()
+    of_rows, of_columns = patch_positions(item.grid, 2).T
+    assert np.asarray(item.patches).dtype == np.float32
+    assert_allclose = partial(np.testing.assert_allclose, rtol=0, atol=1e-5 if is_resized else 0)
+    assert_allclose(item.patches, expected[of_rows * columns + of_columns])
+
+
+@given(height=SIDES, width=SIDES, least=st.integers(4, 300), more=st.integers(0, 900))
+@settings(deadline=None)
+def test_an_image_of_any_size_has_the_grid_of_transformers(height, width, least, more):
+    if max(height, width) / min(height, width) > 200:
+        return
+    try:
+        grid = theirs_unimported("get_patch_grid_size")(height, width, 16, 2, least, least + more)
+    except ZeroDivisionError:  # of a grid without rows or columns, which theirs cannot enlarge
+        return
+    if 0 not in grid:
+        assert image_size(height, width, float_settings(least, least + more)) == (16 * grid[0], 16 * grid[1])
+
+
+def test_settings_of_images_in_floats_are_read(tmp_path):
+    vision = vision_spec(**FLOATS)
+    own = load_media_settings(tmp_path, vision).image
+    assert own == float_settings()
+    assert own.of_images(99) == own
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"norm_mean": [0.5] * 3, "norm_std": [0.25] * 3, "max_num_patches": 0}))
+    own = load_media_settings(tmp_path, vision).image
+    assert (own.mean, own.std, own.max_pixels, own.most_pixels) == ((0.5,) * 3, (0.25,) * 3, 256 * 4 * 16380, 0)
+    assert own.of_images(100).max_pixels == 256 * 1024 * 100
+    file.write_text(json.dumps({"max_model_len": 404, "min_num_patches": 900, "max_num_patches": 2000}))
+    own = load_media_settings(tmp_path, vision).image
+    assert [own.of_images(count).max_pixels // 256 for count in (1, 2, 3)] == [1600, 1800, 2000]
+    for changes, words in (
+        ({"downsample_ratio": 0.25}, "downsample_ratio = 0.25, which should be 0.5, as config.json has it"),
+        ({"max_num_patches": -1}, "max_num_patches = -1, which should be a whole number of at least 1"),
+        ({"patch_size": 14}, "patch_size = 14, which should be 16"),
+    ):
+        file.write_text(json.dumps(changes))
+        with pytest.raises(ModelError, match=words):
+            load_media_settings(tmp_path, vision)
 
 
 LONG = [(300, 700), (700, 300), (517, 530), (256, 1500), (1500, 301), (255, 900), (1300, 256), (600, 720), (500, 501)]

@@ -115,6 +115,17 @@ def fitted_settings(tokens: int) -> PixelSettings:
     return pixel_settings(**limits, merge_size=3, temporal_patch_size=1, is_naflex=True)
 
 
+FLOATS = {"temporal_patch_size": 1, "num_positions": 16384, "crops_positions": True, "video_token_id": None}
+"""What an encoder like Nemotron 3 Nano Omni's has beside `vision_spec`."""
+
+
+def float_settings(least: int = 1024, most: int = 13312) -> PixelSettings:
+    """As published Nemotron 3 Nano Omni's, for images of so many patches."""
+    clip = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+    limits = {"min_pixels": 256 * least, "max_pixels": 256 * most, "most_pixels": 256 * most}
+    return pixel_settings(**limits, **clip, temporal_patch_size=1, in_floats=True)
+
+
 def media_settings() -> MediaSettings:
     return MediaSettings(pixel_settings(), pixel_settings("video"))
 

@@ -110,20 +110,6 @@ def nemotron_h() -> PretrainedConfig:
     )
 
 
-def nemotron_h_omni() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too."""
-    vision = {"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"patch_size": 4, "max_img_size": 32, "video_temporal_patch_size": 2}
-    return transformers.AutoConfig.for_model(
-        "nemotron_h_omni",
-        text_config=nemotron_h_dense().to_dict(),
-        vision_config=vision,
-        vision_hidden_size=32,
-        projector_hidden_size=24,
-        image_token_id=5,
-    )
-
-
 def minicpmv4_7() -> PretrainedConfig:
     """The text part of a checkpoint that has an encoder of images too."""
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -1162,7 +1148,6 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mixtral,
         nemotron_h,
         nemotron_h_dense,
-        nemotron_h_omni,
         olmo3,
         olmo_hybrid,
         phi3,

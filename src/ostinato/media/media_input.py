@@ -77,10 +77,10 @@ class MediaInput:
             )
         self.sources.meter.begin(self.max_pixels)
         prepared: list[AnyMedia] = []
-        tokens = 0
+        tokens, of_image = 0, self.settings.image.of_images(sum(part.kind == "image" for part in parts))
         for part in parts:
             try:
-                made = self._image(part) if part.kind == "image" else self._video(part)
+                made = self._image(part, of_image) if part.kind == "image" else self._video(part)
             except RequestError as error:
                 raise MediaError(part.where, error.message, error.remedies) from None
             prepared.append(made)
@@ -93,9 +93,9 @@ class MediaInput:
                 )
         return prepared
 
-    def _image(self, part: MediaPart) -> MediaItem | TiledImage:
+    def _image(self, part: MediaPart, settings: PixelSettings) -> MediaItem | TiledImage:
         image = load_image(part.sources[0], self.sources)
-        settings = part.limits(self.settings.image)
+        settings = part.limits(settings)
         self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
         if not self.vision.cuts_tiles:
             return process_crops(image, settings)

@@ -18,8 +18,8 @@ from ostinato.plan.layer_specs import VisionSpec
 Encode = Callable[[str], list[int]]
 """Function from text, with special tokens written out, to token ids."""
 AnyMedia = MediaItem | TiledImage | Video
-START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-"""Texts around an image and before its thumbnail, for a config.json that does not name their tokens (LFM2-VL)."""
+THUMBNAIL = "<|img_thumbnail|>"
+"""Text before an image's thumbnail (LFM2-VL)."""
 TokenText = Callable[[int], str | None]
 """Function from a token id to its text."""
 
@@ -92,8 +92,9 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
             )
         texts[token_id] = text
     video, start, end = vision.video_token_id, vision.start_token_id, vision.end_token_id
-    image, before = texts[vision.image_token_id], START if start is None else texts[start]
-    after = END if end is None else texts[end]
+    image, (before, after) = texts[vision.image_token_id], vision.enclosing
+    before = before if start is None else texts[start]
+    after = after if end is None else texts[end]
     enclosed = f"{before}{image}{after}"
     of_image = {"tokens": image, "enclosed": enclosed, "start": f"\n\n{enclosed}\n\n"}[vision.places]
     placeholder = before if vision.places == "start" else image

@@ -21,7 +21,7 @@ from PIL import Image
 from ostinato.errors import RequestError
 from ostinato.media.media_item import MediaItem, Patches
 from ostinato.media.processor_config import PixelSettings
-from ostinato.media.resize import crop_grid, image_size, resize, tile_grid, video_size
+from ostinato.media.resize import crop_grid, image_size, resize, resize_floats, tile_grid, video_size
 
 
 def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
@@ -95,7 +95,9 @@ def process_crops(image: Image.Image, settings: PixelSettings) -> MediaItem | Ti
 def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
     """Convert an image of mode RGB to patches. RequestError for proportions that no model sees."""
     height, width = image_size(image.height, image.width, settings)
-    if settings.side or settings.max_side:
+    if settings.in_floats:
+        pixels = resize_floats(np.asarray(image), height, width, settings.resample)
+    elif settings.side or settings.max_side:
         pixels = resize(np.asarray(image), height, width, settings.resample)
     else:
         pixels = np.asarray(image.resize((width, height), resample=settings.resample))

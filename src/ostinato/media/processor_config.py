@@ -90,11 +90,22 @@ class PixelSettings:
 
     0 if images are resized only as far as the limits demand.
     """
+    in_floats: bool = False
+    """True if an image's grid is rounded up to whole patches, and its pixels are resized as float32 without limits."""
+    most_pixels: int = 0
+    """Most pixels of an image whatever the number of images in a conversation, which may raise `max_pixels`; 0: any."""
 
     @property
     def factor(self) -> int:
         """Pixels along a side of the square that one token stands for."""
         return self.patch_size * self.merge_size
+
+    def of_images(self, count: int) -> PixelSettings:
+        """Return the settings of each of `count` images of a conversation (Nemotron 3 Nano Omni)."""
+        if not self.in_floats:
+            return self
+        shared = self.min_pixels * count
+        return replace(self, max_pixels=max(self.max_pixels, min(shared, self.most_pixels or shared)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis:
+    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis or vision.crops_positions:
         return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
@@ -140,7 +151,12 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
         path = directory / "preprocessor_config.json"
         values = read_json(path)
     reader = _Reader(values, path, vision)
-    image = reader.square() if vision.image_side else reader.fitted() if vision.positions_by_axis else reader.tiled()
+    if vision.image_side:
+        image = reader.square()
+    elif vision.positions_by_axis:
+        image = reader.fitted()
+    else:
+        image = reader.in_floats() if vision.crops_positions else reader.tiled()
     return MediaSettings(image=image, video=replace(image, kind="video"))
 
 
@@ -273,6 +289,37 @@ class _Reader:
             merge_size=vision.merge_size,
             is_naflex=True,
             max_side=vision.num_positions // 2 * patch,
+        )
+
+    def in_floats(self) -> PixelSettings:
+        """Read the settings of images within limits of patches, resized as float32 (Nemotron 3 Nano Omni)."""
+        self._check_steps()
+        vision, ratio = self.vision, self.values.get("downsample_ratio", 0.5)
+        if ratio != 1 / vision.merge_size:
+            raise self._error("downsample_ratio", f"{1 / vision.merge_size}, as config.json has it")
+        patch, length = self._as_encoder("patch_size", vision.patch_size), self._count("max_model_len", 16384)
+        least, most = self._count("min_num_patches", 1024), self.values.get("max_num_patches")
+        most = 0 if most == 0 else self._count("max_num_patches", 13312)
+        fitting = max((length - 4) * vision.patches_per_token, least)
+        fitting = max(min(fitting, most) if most else fitting, least)
+        # Released checkpoints have the first names.
+        mean, std = (
+            ("norm_mean" if "norm_mean" in self.values else "image_mean"),
+            ("norm_std" if "norm_std" in self.values else "image_std"),
+        )
+        return PixelSettings(
+            "image",
+            least * patch**2,
+            fitting * patch**2,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            mean=self._channels(mean, _CLIP_MEAN),
+            std=self._channels(std, _CLIP_STD),
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            in_floats=True,
+            most_pixels=most * patch**2,
         )
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:

@@ -139,6 +139,10 @@ def load_weights(
         raise ModelError(mismatch.message(directory))
     stored = model.spec.stored_quantization
     owners = _owners(model)
+    for name, place in places.items():
+        if name not in sources:
+            assert not isinstance(place, QuantizedView | BlockView), "what a checkpoint may leave out is a vector"
+            arrays.write(place, np.full(tuple(place.shape), model.value_if_absent(name), np.float32))
     done = 0
     for file in files:
         huge_pages.read_ahead(file.path)

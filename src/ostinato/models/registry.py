@@ -46,7 +46,7 @@ MODELS = {
     "mistral": "llama.model:Llama",
     "mixtral": "llama.model:Llama",
     "nemotron_h": "nemotron_h.model:NemotronH",
-    "nemotron_h_omni": "nemotron_h.model:NemotronH",
+    "nemotron_h_omni": "nemotron_h_omni.model:NemotronHOmni",
     "olmo3": "llama.model:Llama",
     "olmo_hybrid": "olmo_hybrid.model:OlmoHybrid",
     "phi3": "llama.model:Llama",

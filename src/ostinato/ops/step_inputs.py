@@ -198,7 +198,8 @@ class EncoderInputs:
 
     Patches are in the order of merging: the `merge_size ** 2` patches of an output token are neighbours. Segment s, one
     image or one temporal patch of a video, owns the patches `starts[s]:starts[s + 1]`; those from `starts[-1]` on are
-    padding, and so are segments without patches.
+    padding, and so are segments without patches. If the encoder has a prefix (`VisionSpec.num_prefix`), an image's rows
+    begin with a segment of padding that makes it whole output tokens, and with its vectors, whose pixels are 0.
     """
 
     buffers: ClassVar[str] = "encoder buffers"

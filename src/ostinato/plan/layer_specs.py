@@ -239,6 +239,15 @@ class VisionSpec:
     """Token that the text part reads in place of an image's tokens (for small embeddings); None: those themselves."""
     positions_by_axis: bool = False
     """True if half of the position embeddings are of columns and half of rows; a patch has the sum of two."""
+    crops_positions: bool = False
+    """True if position embeddings are resized to the square of an image's longer side, and then cut.
+
+    The cropped position embeddings of RADIO (arXiv 2412.07679). Images are resized as float32.
+    """
+    num_prefix: int = 0
+    """Learned vectors before each image's patches, which attend with them and give no token: classes and registers."""
+    enclosing: tuple[str, str] = ("<|image_start|>", "<|image_end|>")
+    """Texts around an image's tokens, if config.json does not name theirs."""
 
     @property
     def taps(self) -> int:
@@ -272,6 +281,19 @@ class VisionSpec:
     @property
     def patches_per_token(self) -> int:
         return self.merge_size**2
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Output tokens that an image's prefix would give, and its padding to whole ones; they are thrown away."""
+        return -(-self.num_prefix // self.patches_per_token)
+
+    def rows_of(self, tokens: int, images: int = 1) -> int:
+        """Return the rows of images with `tokens` output tokens in all: their patches, and their prefixes."""
+        return (tokens + images * self.prefix_tokens) * self.patches_per_token
+
+    def segments_of(self, images: int) -> int:
+        """Return the segments of attention in which images lie: one each, and one of padding before each prefix."""
+        return 2 * images if self.num_prefix else images
 
     @property
     def token_side(self) -> int:
