@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ostinato.errors import ModelError, RequestError
 from ostinato.kv_cache.prefix_index import MediaSpan
+from ostinato.media.canvas import canvas_positions
 from ostinato.media.media_item import MediaItem, RopePositions, rope_positions
 from ostinato.media.preprocess import TiledImage, Video
 from ostinato.plan.layer_specs import VisionSpec
@@ -122,8 +123,17 @@ def media_prompt(
         else:
             token_ids.append(token_id)
     assert next(waiting, None) is None, "each placeholder is one token"
-    rope = rope_positions(len(token_ids), placed, vision.merge_size)
+    rope = positions_of(token_ids, placed, vision)
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
+
+
+def positions_of(
+    token_ids: Sequence[int], placed: Sequence[MediaPlacement], vision: VisionSpec
+) -> RopePositions:
+    """Compute the positions of a prompt's tokens by the rule of the model."""
+    if vision.canvas is not None:
+        return canvas_positions(token_ids, placed, vision.merge_size, vision.canvas)
+    return rope_positions(len(token_ids), placed, vision.merge_size)
 
 
 def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[str, list[MediaItem]]:
