@@ -22,8 +22,6 @@ class _Picture:
     """A whole image, the slices behind it, and the end of the markers behind these."""
 
     whole: Span
-    follows: bool
-    """True if only markers are between it and the picture before."""
     slices: list[Span] = field(default_factory=list)
     end: int = 0
 
@@ -50,9 +48,8 @@ def canvas_positions(
     for picture in _pictures(token_ids, spans, tokens):
         begin = picture.whole[0] - 1
         _in_a_line(positions, index, begin, position)
-        position += begin - index
-        if picture.follows and begin > index:
-            position += 1  # so that the canvas's corner is not on the last of the tokens before it
+        # The marker before a picture counts among those behind the one before, if there is nothing else between them.
+        position += max(begin - index, 0)
         position += 1 + _place(positions, picture, position, merge_size)
         index = picture.end
     _in_a_line(positions, index, len(token_ids), position)
@@ -61,23 +58,21 @@ def canvas_positions(
 
 def _pictures(token_ids: Sequence[int], spans: Sequence[Span], tokens: CanvasTokens) -> list[_Picture]:
     pictures: list[_Picture] = []
-    before = 0
     for span in spans:
         if pictures and token_ids[span[0] - 1] == tokens.slice_start:
             pictures[-1].slices.append(span)
         else:
-            follows = bool(pictures) and tokens.markers.issuperset(token_ids[before : span[0] - 1])
-            pictures.append(_Picture(span, follows))
-        before = pictures[-1].end = span[1]
+            pictures.append(_Picture(span))
+        pictures[-1].end = span[1]
     for picture in pictures:
         while picture.end < len(token_ids) and token_ids[picture.end] in tokens.markers:
             picture.end += 1
-    # The markers before a picture that follows another are between the two.
     return pictures
 
 
 def _in_a_line(positions: np.ndarray, begin: int, end: int, position: int) -> None:
-    positions[begin:end] = np.arange(position, position + end - begin)[:, None]
+    if end > begin:
+        positions[begin:end] = np.arange(position, position + end - begin)[:, None]
 
 
 def _place(positions: np.ndarray, picture: _Picture, origin: int, merge_size: int) -> int:

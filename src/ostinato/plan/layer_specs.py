@@ -285,7 +285,9 @@ class VisionSpec:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of config.json that stand for images or around them."""
-        ids = (self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id)
+        ids = [self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id]
+        if self.canvas is not None:
+            ids += [self.canvas.slice_start, self.canvas.slice_end]
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
