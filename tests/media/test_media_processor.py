@@ -34,13 +34,13 @@ from ostinato.runner.image_encoder import patch_positions
 from tests.support.media_cases import (
     FITTED,
     FLOATS,
-    SLICED,
     HALVES,
+    SLICED,
     drawn,
     fitted_settings,
     float_settings,
-    sliced_settings,
     pixel_settings,
+    sliced_settings,
     tiled_settings,
     vision_spec,
 )

@@ -496,9 +496,7 @@ def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInp
     """Images in buffers as large as they are."""
     rows = vision.rows_of(sum(item.grid[0] * item.grid[1] // vision.patches_per_token for item in items), len(items))
     segments = vision.segments_of(len(items))
-    buffers = EncoderBuffers(
-        rows, segments, vision.patch_elements, CPU, "float32", vision.taps, vision.has_windows
-    )
+    buffers = EncoderBuffers(rows, segments, vision.patch_elements, CPU, "float32", vision.taps, vision.has_windows)
     inputs = write_encoder_inputs(buffers, items, vision)
     buffers.pad(rows, segments, rows)
     return inputs

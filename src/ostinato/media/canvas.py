@@ -77,7 +77,7 @@ def _in_a_line(positions: np.ndarray, begin: int, end: int, position: int) -> No
 
 def _place(positions: np.ndarray, picture: _Picture, origin: int, merge_size: int) -> int:
     """Write the positions of a picture's tokens, and return the longer side of its canvas."""
-    (start, end, whole), slices = picture.whole, picture.slices
+    (start, end, _), slices = picture.whole, picture.slices
     sizes = [(item.grid[0] // merge_size, item.grid[1] // merge_size) for _, _, item in (picture.whole, *slices)]
     height, width = canvas = sizes[0]
     columns = picture.columns

@@ -141,9 +141,7 @@ def media_prompt(
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
 
 
-def positions_of(
-    token_ids: Sequence[int], placed: Sequence[MediaPlacement], vision: VisionSpec
-) -> RopePositions:
+def positions_of(token_ids: Sequence[int], placed: Sequence[MediaPlacement], vision: VisionSpec) -> RopePositions:
     """Compute the positions of a prompt's tokens by the rule of the model."""
     if vision.canvas is not None:
         return canvas_positions(token_ids, placed, vision.merge_size, vision.canvas)
