@@ -363,11 +363,11 @@ def ops_of(name: str, kind: str) -> Ops:
 
 
 def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:
-    """Images of these sizes in patches, or of the model's only size."""
+    """Images of these sizes in patches, twice as high and wide if tokens are, or of the model's only size."""
     vision = vl_spec(name).vision
     assert vision is not None
     if vision.merge_size == 4:
-        grids = [(height + height % 4, width + width % 4) for height, width in grids]
+        grids = [(2 * height, 2 * width) for height, width in grids]
     if vision.image_side:
         grids = [(vision.image_side // vision.patch_size,) * 2] * len(grids)
     generator = np.random.default_rng(seed)

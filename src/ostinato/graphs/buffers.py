@@ -224,9 +224,6 @@ class EncoderBuffers(Buffers):
         sizes = encoder_sizes(max_patches, max_images, patch_elements, taps)
         super().__init__(encoder_table(dtype, has_windows), sizes, arrays)
         self.has_windows = has_windows
-        if has_windows:
-            windows = self.arrays["window_starts"]
-            windows[:] = np.arange(0, WINDOW * len(windows), WINDOW)
 
     def view(self, patches: int) -> EncoderInputs:
         """Return the first `patches` patches, with the segments of all images that there is room for."""
@@ -236,7 +233,7 @@ class EncoderBuffers(Buffers):
     def pad(self, patches: int, images: int, to_patches: int) -> None:
         """Pad the written pack of `images` images with `patches` patches to `to_patches` patches.
 
-        Padding patches have valid positions. Padding images have no patches.
+        Padding patches have valid positions. Padding images and windows have no patches.
         """
         starts = self.arrays["starts"]
         assert patches <= to_patches, "a pack has more patches than it is padded to"
@@ -244,6 +241,8 @@ class EncoderBuffers(Buffers):
         self._pad("patch", patches, to_patches, 0)
         self._pad("image", images, len(starts) - 1, patches)
         if self.has_windows:
+            windows = self.arrays["window_starts"]
+            windows[:] = np.minimum(np.arange(0, WINDOW * len(windows), WINDOW), patches)
             self.arrays["merged_starts"][:] = starts // WINDOW
         if not self._maker.is_on_host:
             for name, field in self.table.items():

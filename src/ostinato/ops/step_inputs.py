@@ -218,7 +218,7 @@ class EncoderInputs:
     merged_starts: Array | None = field(default=None, metadata=_of("image", "int32", ends=True, for_windows=True))
     """Starts like `starts` of the segments' merged windows, in windows."""
     window_starts: Array | None = field(default=None, metadata=_of("window", "int32", ends=True, for_windows=True))
-    """First patch of each window, padding included, and the end of the last one, [windows + 1]."""
+    """First patch of each window, and the end of the last one, [windows + 1]; those of padding have none."""
     patches: Array = field(metadata=_of("patch", "model", "patch_elements", is_padded=False))
     """Pixels of the patches, [patches, patch_elements], in the model's dtype."""
 
