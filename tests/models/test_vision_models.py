@@ -36,6 +36,7 @@ from tests.support.vl_models import (
     VLModel,
     encoder_inputs,
     image_inputs,
+    of_images,
     ops_of,
     oracle_encode,
     poisoned_memory,
@@ -80,7 +81,8 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     assert sum(weight.numel() * weight.element_size() for weight in weights.values()) == spec.weight_bytes("bfloat16")
     quantised = {path for path, weight in weights.items() if weight.dtype == torch.int8}
     is_gemma = name.startswith("gemma")
-    layers = "model.layers" if is_gemma else "model.language_model.layers"
+    is_omni = name.startswith("nemotron")
+    layers = "model.layers" if is_gemma or is_omni else "model.language_model.layers"
     assert {path for path in quantised if path != "lm_head.weight" and not path.startswith((layers, PROJECTION))} <= {
         f"{layers.removesuffix('.layers')}.embed_tokens.weight"
     }
@@ -89,7 +91,9 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
     if is_gemma:
         expected = {f"{layers}.0.self_attn.qkv.weight", f"{layers}.1.mlp.down_proj.weight"}
     expected |= set() if "vl" in name or is_gemma else {f"{layers}.{i}.linear_attn.in_proj.weight" for i in (0, 2)}
-    if name in IN_A_LINE and not is_gemma:
+    if is_omni:
+        expected = {f"{layers}.{part}.weight" for part in ("2.mixer.qkv", "3.mixer.up_proj")}
+    elif name in IN_A_LINE and not is_gemma:
         expected = {f"{layers}.{part}.weight" for part in ("0.conv.in_proj", "1.self_attn.qkv", "1.feed_forward.w2")}
     assert expected <= quantised
     assert (f"{layers.removesuffix('.layers')}.embed_tokens.weight" in quantised) == spec.tied_embeddings
@@ -105,10 +109,8 @@ def test_the_text_part_is_quantised_and_the_encoder_stays_as_it_is(name: str, qu
 def test_the_encoder_gives_what_transformers_gives(name: str, grids: list[tuple[int, int]], kind: str) -> None:
     items, spec = random_items(name, grids, seed=1), vl_spec(name)
     assert spec.vision is not None
-    given, expected = (
-        vl_model(name, ops_of(name, kind)).encode(encoder_inputs(items, spec.vision)),
-        oracle_encode(name, items),
-    )
+    encoded = vl_model(name, ops_of(name, kind)).encode(encoder_inputs(items, spec.vision))
+    given, expected = of_images(encoded, items, spec.vision), oracle_encode(name, items)
     assert given.shape == expected.shape
     assert given.shape[1] == spec.vision.hidden_rows
     assert (given - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -150,7 +152,9 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     ).logits[0]
     rope = torch.arange(len(token_ids)).expand(3, 1, -1)
     if name not in IN_A_LINE:
-        rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=images["image_grid_thw"])
+        rope, _ = oracle.model.get_rope_index(
+            ids, types, **{key: images[key] for key in ("image_grid_thw", "target_sizes") if key in images}
+        )
         assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
     model = vl_model(name, ops_of(name, kind))
     encoded = oracle_encode(name, items)

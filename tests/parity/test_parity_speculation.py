@@ -52,7 +52,6 @@ OTHER_DRAFTS = {
     "mamba2": "llama",
     "nemotron_h": "mamba2",
     "nemotron_h_dense": "falcon_h1_normed",
-    "nemotron_h_omni": "falcon_h1_normed",
     "qwen3": "mamba2",
 }
 """A second model of another architecture, `nemotron_h_dense` where none is named: one with states for a model that has

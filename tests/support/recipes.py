@@ -111,32 +111,6 @@ def nemotron_h() -> PretrainedConfig:
     )
 
 
-def nemotron_h_omni() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too."""
-    vision = {"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"patch_size": 4, "max_img_size": 32, "video_temporal_patch_size": 2}
-    return transformers.AutoConfig.for_model(
-        "nemotron_h_omni",
-        text_config=nemotron_h_dense().to_dict(),
-        vision_config=vision,
-        vision_hidden_size=32,
-        projector_hidden_size=24,
-        image_token_id=5,
-    )
-
-
-def minicpmv4_7() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too."""
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return transformers.AutoConfig.for_model(
-        "minicpmv4_7",
-        text_config=qwen3_5_text().to_dict() | {"mtp_num_hidden_layers": 0},
-        vision_config=vision | {"patch_size": 4, "image_size": 28},
-        insert_layer_id=0,
-        image_token_id=5,
-    )
-
-
 def nemotron_h_dense() -> PretrainedConfig:
     """No experts, no latent space, no biases, a flag for tied embeddings, which the architecture does not follow; the
     layer kinds in their older spelling."""
@@ -1235,13 +1209,11 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mamba,
         mamba2,
         mellum,
-        minicpmv4_7,
         ministral3,
         mistral,
         mixtral,
         nemotron_h,
         nemotron_h_dense,
-        nemotron_h_omni,
         olmo3,
         olmo_hybrid,
         phi3,

@@ -24,6 +24,7 @@ from ostinato.models.gemma3.model import Gemma3VL
 from ostinato.models.gemma4.model import Gemma4VL
 from ostinato.models.lfm3_vl.model import Lfm3VL
 from ostinato.models.loader import build_model, load_weights
+from ostinato.models.nemotron_h_omni.model import NemotronHOmni
 from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
@@ -243,26 +244,87 @@ def gemma4_unified() -> PretrainedConfig:
     )
 
 
+def nemotron_h_omni() -> PretrainedConfig:
+    """RADIO with class tokens and registers, which are no whole tokens, and biases."""
+    vision = {
+        "model_type": "radio",
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "patch_size": 4,
+        "max_img_size": 28,
+        "num_cls_tokens": 2,
+        "num_registers": 3,
+        "mlp_ratio": 1.7,
+        "layer_norm_eps": 1e-3,
+        "video_temporal_patch_size": 2,
+    }
+    return transformers.AutoConfig.for_model(
+        "nemotron_h_omni",
+        text_config=recipes.nemotron_h().to_dict(),
+        vision_config=vision,
+        vision_hidden_size=48,
+        projector_hidden_size=100,
+        image_token_id=IMAGE,
+    )
+
+
+def nemotron_h_omni_gated() -> PretrainedConfig:
+    """A norm behind the encoder, since a prediction head belongs to the text part; gated MLPs, queries without biases,
+    and a prefix of whole tokens."""
+    config = nemotron_h_omni().to_dict()
+    text = recipes.nemotron_h().to_dict() | {"num_nextn_predict_layers": 1}
+    vision = config["vision_config"] | {"use_swiglu_ffn": True, "qkv_bias": False, "num_registers": 2}
+    sizes = {"vision_hidden_size": 48, "projector_hidden_size": 100, "image_token_id": IMAGE}
+    return transformers.AutoConfig.for_model("nemotron_h_omni", text_config=text, vision_config=vision, **sizes)
+
+
+SLICES = {"slice_start_id": VOCAB_SIZE - 5, "slice_end_id": VOCAB_SIZE - 6, "newline_id": VOCAB_SIZE - 7}
+CANVAS = {"image_token_id": IMAGE, "image_start_id": START, "image_end_id": END, **SLICES}
+
+
+def minicpmv4_7() -> PretrainedConfig:
+    """Windows that are merged behind the second layer of three; tokens of images on a canvas; delta nets."""
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "patch_size": 4,
+        "image_size": 28,
+        "layer_norm_eps": 1e-3,
+    }
+    text = {**DELTA_NETS, "model_type": "qwen3_5_text", "intermediate_size": 96, "attention_bias": True}
+    return transformers.AutoConfig.for_model(
+        "minicpmv4_7", text_config=text, vision_config=vision, insert_layer_id=1, tie_word_embeddings=False, **CANVAS
+    )
+
+
+def minicpmv4_7_4x() -> PretrainedConfig:
+    """No window is merged, so that a token is four patches; another activation, and a tied embedding."""
+    config = minicpmv4_7().to_dict()
+    vision = config["vision_config"] | {"hidden_act": "gelu", "image_size": 33}
+    sizes = {"downsample_mode": "4x", "tie_word_embeddings": True, **CANVAS}
+    return transformers.AutoConfig.for_model(
+        "minicpmv4_7", text_config=config["text_config"], vision_config=vision, **sizes
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     each.__name__: each
     for each in (
-        qwen3_5,
-        qwen3_5_moe,
-        qwen3_vl,
-        qwen3_vl_moe,
-        lfm3_vl,
-        lfm2_vl,
-        gemma3,
-        gemma4,
-        gemma4_causal,
-        gemma4_unified,
+        *(qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3, gemma4, gemma4_causal),
+        *(gemma4_unified, nemotron_h_omni, nemotron_h_omni_gated, minicpmv4_7, minicpmv4_7_4x),
     )
 }
-IN_A_LINE = ("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal", "gemma4_unified")
+IN_A_LINE = (
+    *("lfm3_vl", "lfm2_vl", "gemma3", "gemma4", "gemma4_causal", "gemma4_unified"),
+    *("nemotron_h_omni", "nemotron_h_omni_gated"),
+)
 """Recipes whose tokens of images have positions in a line."""
 
 
-VLModel = Qwen3VL | Lfm3VL | Gemma3VL | Gemma4VL
+VLModel = Qwen3VL | Lfm3VL | Gemma3VL | Gemma4VL | NemotronHOmni
 """Models with an encoder."""
 
 
@@ -318,12 +380,14 @@ def ops_of(name: str, kind: str) -> Ops:
 
 
 def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:
-    """Images of these sizes in patches, or of the model's only size."""
+    """Images of these sizes in patches, twice as high and wide if tokens are, or of the model's only size."""
     vision = vl_spec(name).vision
     assert vision is not None
     if vision.is_encoder_free:
         # A patch has the pixels of four.
         grids = [(height // 2, width // 2) for height, width in grids]
+    if vision.merge_size == 4:
+        grids = [(2 * height, 2 * width) for height, width in grids]
     if vision.image_side:
         grids = [(vision.image_side // vision.patch_size,) * 2] * len(grids)
     generator = np.random.default_rng(seed)
@@ -340,6 +404,8 @@ def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list
 
 def types_of(name: str, ids: torch.Tensor) -> dict[str, Any]:
     """What tells transformers' model of a recipe which of the tokens [1, tokens] are those of images and videos."""
+    if name.startswith("nemotron"):
+        return {}
     types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     return {"token_type_ids": types} if name == "gemma3" else seen_by(vl_oracle(name), types)
 
@@ -387,6 +453,15 @@ def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str
             for (row, column), patch in zip(patch_positions(item.grid, vision.merge_size), values, strict=True):
                 tiles[:, row, column] = patch.view(vision.in_channels, vision.patch_size, vision.patch_size)
         return {"pixel_values": whole}
+    if vision.canvas is not None:
+        # The pixels of a patch's rows, patch after patch.
+        sizes, side = torch.tensor([item.grid for item in items]), vision.patch_size
+        rows = torch.cat([_row_by_row(item, vision) for item in items])
+        pixels = rows.view(len(rows), vision.in_channels, side, side).permute(1, 2, 0, 3)
+        return {"pixel_values": pixels.reshape(1, vision.in_channels, side, -1), "target_sizes": sizes}
+    if vision.crops_positions:
+        grids = torch.tensor([item.grid for item in items])
+        return {"pixel_values": torch.cat([_row_by_row(item, vision) for item in items]), "image_grid_hw": grids}
     if not vision.is_naflex and not vision.positions_by_axis:
         grids = torch.tensor([(1, *item.grid) for item in items])
         return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
@@ -410,10 +485,19 @@ def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
+def _row_by_row(item: MediaItem, vision: VisionSpec) -> torch.Tensor:
+    """An image's patches, [patches, elements], which are those of one token after the other."""
+    patches = torch.from_numpy(np.asarray(item.patches))
+    rows, columns = torch.from_numpy(patch_positions(item.grid, vision.merge_size, vision.has_windows)).unbind(1)
+    ordered = torch.empty_like(patches)
+    ordered[rows * item.grid[1] + columns] = patches
+    return ordered
+
+
 @torch.inference_mode()
 def oracle_encode(name: str, items: Sequence[MediaItem]) -> torch.Tensor:
     """[output tokens, rows, hidden]"""
-    model, inputs = vl_oracle(name).model, image_inputs(name, items)
+    model, inputs = getattr(vl_oracle(name), "model", vl_oracle(name)), image_inputs(name, items)
     if not hasattr(model, "visual"):
         encoded = model.get_image_features(**inputs).pooler_output
         return torch.cat(list(encoded)).unsqueeze(1)
@@ -456,6 +540,16 @@ def with_media(
 
 def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInputs:
     """Images in buffers as large as they are."""
-    patches = sum(len(item.patches) for item in items)
-    buffers = EncoderBuffers(patches, len(items), vision.patch_elements, CPU, "float32", vision.taps)
-    return write_encoder_inputs(buffers, items, vision)
+    rows = vision.rows_of(sum(item.grid[0] * item.grid[1] // vision.patches_per_token for item in items), len(items))
+    segments = vision.segments_of(len(items))
+    buffers = EncoderBuffers(rows, segments, vision.patch_elements, CPU, "float32", vision.taps, vision.has_windows)
+    inputs = write_encoder_inputs(buffers, items, vision)
+    buffers.pad(rows, segments, rows)
+    return inputs
+
+
+def of_images(encoded: torch.Tensor, items: Sequence[MediaItem], vision: VisionSpec) -> torch.Tensor:
+    """What an encoder gives without what it makes of prefixes, [output tokens, rows, hidden]."""
+    tokens = [item.grid[0] * item.grid[1] // vision.patches_per_token for item in items]
+    parts = encoded.split([vision.prefix_tokens + count for count in tokens])
+    return torch.cat([part[vision.prefix_tokens :] for part in parts])

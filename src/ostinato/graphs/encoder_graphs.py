@@ -120,7 +120,7 @@ class EncoderGraphs:
         self._buffers: EncoderBuffers | None = None
         self._backend: EncoderBackend | None = None
         if self._budgets:
-            self._buffers = self._make_buffers(self._budgets[-1], plan.max_items_per_batch)
+            self._buffers = self._make_buffers(self._budgets[-1] + vision.prefix_tokens, plan.max_items_per_batch)
             self._captured_at = self._persistent()
             self._backend = make_backend(self._captured_at)
 
@@ -173,44 +173,54 @@ class EncoderGraphs:
         """
         results: dict[int, Array] = {}
         sizes = [self._tokens_of(item) for item in items]
-        for pack in pack_items(sizes, self._budgets, self._plan.max_items_per_batch):
+        prefix = self._vision.prefix_tokens
+        for pack in pack_items(sizes, self._budgets, self._plan.max_items_per_batch, prefix):
             encoded = self._run_pack(pack, [items[index] for index in pack.indices])
             begin = 0
             for index in pack.indices:
+                begin += prefix
                 results[index] = encoded[begin : begin + sizes[index]]
                 begin += sizes[index]
         return [results[index] for index in range(len(items))]
 
     def _run_pack(self, pack: Pack, items: Sequence[MediaItem]) -> Array:
-        """Return the hidden states of the pack's images, one after the other: [tokens, rows, hidden]."""
+        """Return the hidden states of the pack's images, one after the other: [tokens, rows, hidden].
+
+        Each image's begin with its prefix.
+        """
+        tokens = pack.tokens + len(items) * self._vision.prefix_tokens
         if pack.budget is not None and pack.budget not in self._graphs:
             self._capture(pack.budget)
         begin = time.perf_counter()
         reason = self._eager_reason(pack.budget)
         if pack.budget is None or reason is not None:
-            encoded = self._run_eagerly(items)[: pack.tokens]
+            encoded = self._run_eagerly(items)[:tokens]
             self.counts.count_eager(reason or GRAPHS_OFF, len(items), pack.tokens, time.perf_counter() - begin)
             return encoded
-        encoded = self._replay(pack.budget, items)[: pack.tokens]
+        encoded = self._replay(pack.budget, items)[:tokens]
         encoded = copied(encoded)
         self.counts.count_replay(pack.budget, len(items), pack.tokens, time.perf_counter() - begin)
         if self._check_replay:
             check_unmoved(self._captured_at, self._persistent())
-            compare_encoding(f"{pack.budget} tokens", encoded, self._run_eagerly(items)[: pack.tokens])
+            compare_encoding(f"{pack.budget} tokens", encoded, self._run_eagerly(items)[:tokens])
         return encoded
 
     def _run_eagerly(self, items: Sequence[MediaItem]) -> Array:
         """Encode in buffers as large as the images, which may be larger than any budget."""
-        buffers = self._make_buffers(sum(self._tokens_of(item) for item in items), len(items))
+        buffers = self._make_buffers(
+            sum(self._tokens_of(item) + self._vision.prefix_tokens for item in items), len(items)
+        )
         inputs = self._write(buffers, items)
-        buffers.pad(inputs.num_tokens, len(items), inputs.num_tokens)
+        buffers.pad(inputs.num_tokens, self._vision.segments_of(len(items)), inputs.num_tokens)
         return self._encode(inputs)
 
     def _make_buffers(self, tokens: int, images: int) -> EncoderBuffers:
-        patches = tokens * self._vision.patches_per_token
-        return EncoderBuffers(
-            patches, images, self._vision.patch_elements, self._arrays, self._dtype, self._vision.taps
-        )
+        """Return buffers for `images` images with `tokens` output tokens in all, and what they have for prefixes."""
+        vision = self._vision
+        segments = vision.segments_of(images)
+        rows = tokens * vision.patches_per_token
+        how = (vision.patch_elements, self._arrays, self._dtype, vision.taps, vision.has_windows)
+        return EncoderBuffers(rows, segments, *how)
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:
@@ -222,7 +232,7 @@ class EncoderGraphs:
     def _replay(self, budget: int, items: Sequence[MediaItem]) -> Array:
         assert self._buffers is not None, "a budget has buffers"
         inputs = self._write(self._buffers, items)
-        self._buffers.pad(inputs.num_tokens, len(items), budget * self._vision.patches_per_token)
+        self._buffers.pad(inputs.num_tokens, self._vision.segments_of(len(items)), self._vision.rows_of(budget))
         return self._graphs[budget].replay(inputs)
 
     def _capture(self, budget: int) -> None:
@@ -232,7 +242,7 @@ class EncoderGraphs:
         begin = time.perf_counter()
         items = [self._filling(budget)]
         inputs = self._write(self._buffers, items)
-        self._buffers.pad(inputs.num_tokens, 1, inputs.num_tokens)
+        self._buffers.pad(inputs.num_tokens, self._vision.segments_of(len(items)), inputs.num_tokens)
         self._graphs[budget] = self._backend.capture(self._encode, inputs, ())
         self.capture_seconds += time.perf_counter() - begin
         self.times[budget] = BudgetTimes(budget)

@@ -223,12 +223,13 @@ def _parts(row: Weight, target: Array | QuantizedView) -> Iterator[WeightTarget]
             yield _view(target, row.stored_shape)
             return
     begin = 0
-    for size in row.sizes or target.shape[:1]:
+    for i, size in enumerate(row.sizes or target.shape[:1]):
         if isinstance(target, QuantizedView):
             yield target.rows(begin, begin + size)
         else:
             rows = target[begin : begin + size]
-            yield _view(rows, (size, *row.stored_shape[1:])) if row.stored_shape else rows
+            shape = (size, *row.stored_shape[1:]) if row.stored_shape else rows.shape
+            yield _view(rows, row.stored_shapes[i] if row.stored_shapes else shape)
         begin += size
 
 

@@ -29,6 +29,11 @@ def linear(
     return Linear(build, in_size, out_size, bias=bias, can_be_quantised=False, stored_shape=stored_shape)
 
 
+def scaled(layer: Linear, x: Array, residual: Array, scale: Array | None) -> Array:
+    """Return layer(x) * scale + residual; `scale` [out] float32, or None for 1."""
+    return layer.op(x, layer.weight, layer.bias, residual, None, scale)
+
+
 class PatchEmbedding(Module):
     """Matmul with the patch as one vector; in checkpoints a convolution [hidden, channels, time, height, width]."""
 
@@ -61,24 +66,31 @@ class EncoderAttention(Module):
     `parts` are the checkpoint's names of the projections of queries, keys and values, if they are apart in it.
     """
 
-    def __init__(self, build: ModelBuilder, size: int, num_heads: int, parts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, build: ModelBuilder, size: int, num_heads: int, parts: tuple[str, ...] = (), has_bias: bool = True
+    ) -> None:
         super().__init__()
         self.ops = build.ops
         self.num_heads = num_heads
-        self.qkv = linear(build, size, 3 * size)
+        self.qkv = linear(build, size, 3 * size, bias=has_bias)
         if parts:
             self.qkv = PackedLinear(build, size, [(name, size) for name in parts], bias=True, can_be_quantised=False)
         self.proj = linear(build, size, size)
 
-    def forward(self, x: Array, angles: Array | None, starts: Array, residual: Array) -> Array:
-        """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden]."""
+    def forward(
+        self, x: Array, angles: Array | None, starts: Array, residual: Array, scale: Array | None = None
+    ) -> Array:
+        """Attend within each image and add `residual`, both [patches, hidden] -> [patches, hidden].
+
+        `scale` [hidden] float32 multiplies what is added to it.
+        """
         heads, patches = self.num_heads, x.shape[0]
         parts = self.qkv(x).reshape(patches, 3 * heads, -1)
         rotated = parts[:, : 2 * heads]
         if angles is not None:
             rotated = self.ops.rotate(rotated, angles)
         out = self.ops.encoder_attention(rotated[:, :heads], rotated[:, heads:], parts[:, 2 * heads :], starts)
-        return self.proj(out.reshape(patches, -1), residual)
+        return scaled(self.proj, out.reshape(patches, -1), residual, scale)
 
 
 class EncoderMLP(Module):
@@ -90,9 +102,12 @@ class EncoderMLP(Module):
         self.linear_fc1 = linear(build, size, inner_size)
         self.linear_fc2 = linear(build, inner_size, size)
 
-    def forward(self, x: Array, residual: Array) -> Array:
-        """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden]."""
-        return self.linear_fc2(self.linear_fc1(x, activation=self.activation), residual)
+    def forward(self, x: Array, residual: Array, scale: Array | None = None) -> Array:
+        """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden].
+
+        `scale` [hidden] float32 multiplies what is added to it.
+        """
+        return scaled(self.linear_fc2, self.linear_fc1(x, activation=self.activation), residual, scale)
 
 
 class EncoderBlock(Module):

@@ -24,7 +24,10 @@ class Patches:
     """
 
     frames: np.ndarray
-    """Pixels [1 or temporal_patch_size, height, width, channels] uint8, both sides whole tokens."""
+    """Pixels [1 or temporal_patch_size, height, width, channels], both sides whole tokens.
+
+    They are uint8, or float32 with `settings.in_floats`.
+    """
     settings: PixelSettings
 
     def __len__(self) -> int:
@@ -45,31 +48,45 @@ def _patches(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
     tiles = frames.reshape(count, rows, merge, patch, columns, merge, patch, channels)
     tiles = tiles.transpose(7, 1, 4, 2, 5, 0, 3, 6).reshape(channels, -1, count, patch * patch)
     patches = np.empty((tiles.shape[1], channels, settings.temporal_patch_size, patch * patch), dtype=np.float32)
+    if settings.in_floats:
+        mean, std = _of_unscaled(settings)
+        np.divide(tiles[:, :, :] - mean[:, None, None, None], std[:, None, None, None], out=patches.swapaxes(0, 1))
+        return patches.reshape(len(patches), -1)
     for channel, values in enumerate(_normalised(settings)):
         patches[:, channel] = values[tiles[channel]]
     if settings.is_naflex:
         patches = np.moveaxis(patches, 1, -1)
+    if settings.has_windows:
+        patches = by_windows(patches)
     return patches.reshape(len(patches), -1)
 
 
-def _normalised(settings: PixelSettings) -> np.ndarray:
-    """Return the normalised value of each pixel value, [channels, 256] float32, rounded where transformers rounds.
+def by_windows(patches: np.ndarray) -> np.ndarray:
+    """Return patches of tokens of four by four, which are row by row, with those of two by two next to each other."""
+    tokens = patches.reshape(-1, 2, 2, 2, 2, *patches.shape[1:])  # window row, row in it, window column, column in it
+    return np.ascontiguousarray(tokens.swapaxes(2, 3)).reshape(patches.shape)
 
-    Its processors with torch normalise unscaled pixels, with mean and deviation scaled instead.
-    """
+
+def _normalised(settings: PixelSettings) -> np.ndarray:
+    """Return the normalised value of each pixel value, [channels, 256] float32, rounded where transformers rounds."""
     values = np.arange(256)
     mean, std = np.array(settings.mean, dtype=np.float32), np.array(settings.std, dtype=np.float32)
     if settings.max_side and settings.divides:
         scaled = values.astype(np.float32) / np.float32(1.0 / settings.scale)
     elif settings.max_side:
         scaled = values.astype(np.float32) * np.float32(settings.scale)
-    elif settings.kind == "video" or settings.is_naflex or settings.side:
-        unscale = np.float32(1.0 / settings.scale)
-        mean, std = mean * unscale, std * unscale
+    elif settings.kind == "video" or settings.is_naflex or settings.side or settings.slices:
+        mean, std = _of_unscaled(settings)
         scaled = values.astype(np.float32)
     else:
         scaled = (values * settings.scale).astype(np.float32)
     return (scaled[None] - mean[:, None]) / std[:, None]
+
+
+def _of_unscaled(settings: PixelSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of unscaled pixels, which transformers' processors with torch normalise."""
+    unscale = np.float32(1.0 / settings.scale)
+    return np.array(settings.mean, dtype=np.float32) * unscale, np.array(settings.std, dtype=np.float32) * unscale
 
 
 @dataclass(frozen=True, eq=False)

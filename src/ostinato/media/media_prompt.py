@@ -6,13 +6,15 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ostinato.errors import ModelError, RequestError
 from ostinato.kv_cache.prefix_index import MediaSpan
+from ostinato.media.canvas import canvas_positions
 from ostinato.media.media_item import MediaItem, RopePositions, rope_positions
 from ostinato.media.preprocess import TiledImage, Video
+from ostinato.media.processor_config import PixelSettings
 from ostinato.plan.layer_specs import VisionSpec
 
 Encode = Callable[[str], list[int]]
@@ -20,8 +22,10 @@ Encode = Callable[[str], list[int]]
 AnyMedia = MediaItem | TiledImage | Video
 VIDEO = "<|video|>"
 """Text of a video in the template of Gemma 4, of whose tokenizer it need not be a special token."""
-START, END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
-"""Texts around an image and before its thumbnail, for a config.json that does not name their tokens (LFM2-VL)."""
+IMAGE_NUMBER = "<image_id>{}</image_id>"
+"""Text before an image, with its number (MiniCPM-V 4.7)."""
+THUMBNAIL = "<|img_thumbnail|>"
+"""Text before an image's thumbnail (LFM2-VL)."""
 TokenText = Callable[[int], str | None]
 """Function from a token id to its text."""
 
@@ -73,6 +77,10 @@ class Placeholders:
     """Text in place of an image's placeholder, with one placeholder of its tokens."""
     has_clock: bool = False
     """True if a frame's time is minutes and seconds, with a space on either side (Gemma 4)."""
+    around_slices: tuple[str, str] = ("", "")
+    """Texts around a slice of a large image, in models that have slices."""
+    number_of_image: str = ""
+    """Text before an image, with `{}` for its number in the conversation; empty if it is not written."""
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
@@ -84,7 +92,9 @@ class Placeholders:
                 )
 
 
-def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
+def placeholders(
+    token_text: TokenText, encode: Encode, vision: VisionSpec, settings: PixelSettings | None = None
+) -> Placeholders:
     """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
     texts: dict[int, str] = {}
     has_clock = vision.places == "enclosed"
@@ -99,12 +109,18 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
             )
         texts[token_id] = text
     video, start, end = vision.video_token_id, vision.start_token_id, vision.end_token_id
-    image, before = texts[vision.image_token_id], START if start is None else texts[start]
-    after = END if end is None else texts[end]
+    image, (before, after) = texts[vision.image_token_id], vision.enclosing
+    before = before if start is None else texts[start]
+    after = after if end is None else texts[end]
     enclosed = f"{before}{image}{after}"
     of_image = {"tokens": image, "enclosed": enclosed, "start": f"\n\n{enclosed}\n\n"}[vision.places]
     placeholder = before if vision.places == "start" else image
-    return Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image, has_clock)
+    own = Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image, has_clock)
+    if vision.canvas is None:
+        return own
+    around = texts[vision.canvas.slice_start], texts[vision.canvas.slice_end]
+    is_numbered = settings is not None and settings.slices is not None and settings.slices.numbers_images
+    return replace(own, around_slices=around, number_of_image=IMAGE_NUMBER if is_numbered else "")
 
 
 def media_prompt(
@@ -128,8 +144,15 @@ def media_prompt(
         else:
             token_ids.append(token_id)
     assert next(waiting, None) is None, "each placeholder is one token"
-    rope = rope_positions(len(token_ids), placed, vision.merge_size)
+    rope = positions_of(token_ids, placed, vision)
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
+
+
+def positions_of(token_ids: Sequence[int], placed: Sequence[MediaPlacement], vision: VisionSpec) -> RopePositions:
+    """Compute the positions of a prompt's tokens by the rule of the model."""
+    if vision.canvas is not None:
+        return canvas_positions(token_ids, placed, vision.merge_size, vision.canvas)
+    return rope_positions(len(token_ids), placed, vision.merge_size)
 
 
 def _expanded(
@@ -147,13 +170,17 @@ def _expanded(
     of_image, of_video = iter(images), iter(videos)
     items: list[tuple[MediaItem, int]] = []
 
+    numbers = itertools.count()
+
     def replaced(match: re.Match[str]) -> str:
         if match.group() == own.image:
-            image = next(of_image)
+            image, number = next(of_image), next(numbers)
             parts = (image,) if isinstance(image, MediaItem) else image.items
             items.extend((part, vision.image_token_id) for part in parts)
             if isinstance(image, MediaItem):
                 return own.of_image
+            if image.is_sliced:
+                return own.number_of_image.format(number) + own.of_image + _slice_texts(image, own)
             return _text_with_crops(image, own) if image.has_crops else "".join(_tile_texts(image, own))
         video = next(of_video)
         assert vision.video_token_id is not None, "its text was found"
@@ -175,6 +202,13 @@ def _text_with_crops(image: TiledImage, own: Placeholders) -> str:
     """Return the text around the placeholders of an image and its crops, which is that of Gemma 3's processor."""
     crops = " ".join([own.of_image] * (len(image.items) - 1))
     return f"Here is the original image {own.of_image} and here are some crops to help you see better {crops}"
+
+
+def _slice_texts(image: TiledImage, own: Placeholders) -> str:
+    """Return the text with the placeholders of an image's slices, row by row (MiniCPM-V 4.7)."""
+    rows, columns = image.grid
+    row = own.token.join(own.around_slices) * columns
+    return "\n".join([row] * rows) if rows * columns > 1 else ""
 
 
 def _tile_texts(image: TiledImage, own: Placeholders) -> Iterator[str]:

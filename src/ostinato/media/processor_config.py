@@ -52,6 +52,25 @@ class CropSettings:
 
 
 @dataclass(frozen=True)
+class SliceSettings:
+    """Slices of a large image, which follow the whole image, made small (MiniCPM-V 4.7).
+
+    Both have about the area `PixelSettings.max_pixels`. Defaults of settings that a checkpoint's files leave out are
+    those of transformers' `MiniCPMV4_6ImageProcessor`.
+    """
+
+    max_slices: int
+    """Most slices; 1 if images are not cut."""
+    numbers_images: bool
+    """True if an image's number is written before it."""
+    canvas: tuple[int, int] = (0, 0)
+    """Rows and columns of tokens of all slices of a cut image, over which the whole image has its positions.
+
+    So images that differ in nothing else are different items for a cache.
+    """
+
+
+@dataclass(frozen=True)
 class PixelSettings:
     """Settings that turn images, or the frames of videos, into patches.
 
@@ -92,11 +111,26 @@ class PixelSettings:
     """
     divides: bool = False
     """True if a pixel is divided by 1 / `scale`, as torch does if it normalises too; only with `max_side`."""
+    in_floats: bool = False
+    """True if an image's grid is rounded up to whole patches, and its pixels are resized as float32 without limits."""
+    has_windows: bool = False
+    """True if the patches of two by two are next to each other within a token's."""
+    slices: SliceSettings | None = None
+    """Slices of large images; None if the model has none, and no canvas."""
+    most_pixels: int = 0
+    """Most pixels of an image whatever the number of images in a conversation, which may raise `max_pixels`; 0: any."""
 
     @property
     def factor(self) -> int:
         """Pixels along a side of the square that one token stands for."""
         return self.patch_size * self.merge_size
+
+    def of_images(self, count: int) -> PixelSettings:
+        """Return the settings of each of `count` images of a conversation (Nemotron 3 Nano Omni)."""
+        if not self.in_floats:
+            return self
+        shared = self.min_pixels * count
+        return replace(self, max_pixels=max(self.max_pixels, min(shared, self.most_pixels or shared)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +146,8 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis:
+    has_own_rule = vision.cuts_tiles or vision.positions_by_axis or vision.crops_positions or vision.canvas is not None
+    if has_own_rule or vision.image_side:
         return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
@@ -147,7 +182,13 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
         image_values, path = read_json(image_path), image_path
     reader = _Reader(image_values, path, vision)
     fitted = reader.fitted("image", 280) if vision.positions_by_axis else None
-    image = fitted or (reader.square() if vision.image_side else reader.tiled())
+    if vision.image_side:
+        make = reader.square
+    elif vision.canvas is not None:
+        make = reader.sliced
+    else:
+        make = reader.in_floats if vision.crops_positions else reader.tiled
+    image = fitted or make()
     if fitted is None or vision.video_token_id is None:
         return MediaSettings(image=image, video=replace(image, kind="video"))
     video_values, video_source = nested.get("video_processor"), whole
@@ -309,6 +350,67 @@ class _Reader:
                     f"{self.path} has patch_size {patch} times pooling_kernel_size {pooled}, which should be "
                     f"{vision.token_side}, as config.json has it"
                 )
+
+    def sliced(self) -> PixelSettings:
+        """Read the settings of images of one area, and of the slices of larger ones (MiniCPM-V 4.7)."""
+        # transformers resizes whatever `do_resize` is.
+        self._check_steps([step for step in _STEPS if step != "do_resize"])
+        vision, side = self.vision, self._count("scale_resolution", 448)
+        patch = self._as_encoder("patch_size", vision.patch_size)
+        if self.values.get("downsample_mode", "16x") != (mode := f"{vision.patches_per_token}x"):
+            raise self._error("downsample_mode", f"{mode!r}, as config.json has it")
+        if side < patch * vision.merge_size:
+            raise self._error("scale_resolution", f"at least {patch * vision.merge_size}, the pixels of a token")
+        slices = self._count("max_slice_nums", 9)
+        if slices > _MAX_TILES:
+            raise self._error("max_slice_nums", f"at most {_MAX_TILES}")
+        return PixelSettings(
+            "image",
+            side**2,
+            side**2,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            mean=self._channels("image_mean", _HALVES),
+            std=self._channels("image_std", _HALVES),
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            has_windows=vision.has_windows,
+            slices=SliceSettings(
+                slices if self._of("slice_mode", bool, True) else 1, self._of("use_image_id", bool, True)
+            ),
+        )
+
+    def in_floats(self) -> PixelSettings:
+        """Read the settings of images within limits of patches, resized as float32 (Nemotron 3 Nano Omni)."""
+        self._check_steps()
+        vision, ratio = self.vision, self.values.get("downsample_ratio", 0.5)
+        if ratio != 1 / vision.merge_size:
+            raise self._error("downsample_ratio", f"{1 / vision.merge_size}, as config.json has it")
+        patch, length = self._as_encoder("patch_size", vision.patch_size), self._count("max_model_len", 16384)
+        least, most = self._count("min_num_patches", 1024), self.values.get("max_num_patches")
+        most = 0 if most == 0 else self._count("max_num_patches", 13312)
+        fitting = max((length - 4) * vision.patches_per_token, least)
+        fitting = max(min(fitting, most) if most else fitting, least)
+        # Released checkpoints have the first names.
+        mean, std = (
+            ("norm_mean" if "norm_mean" in self.values else "image_mean"),
+            ("norm_std" if "norm_std" in self.values else "image_std"),
+        )
+        return PixelSettings(
+            "image",
+            least * patch**2,
+            fitting * patch**2,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            mean=self._channels(mean, _CLIP_MEAN),
+            std=self._channels(std, _CLIP_STD),
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            in_floats=True,
+            most_pixels=most * patch**2,
+        )
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
         for step in steps:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,35 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
     if height != pixels.shape[0]:
         pixels = _resized_rows(pixels, height, resample)
     return np.ascontiguousarray(pixels)
+
+
+def resize_floats(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
+    """Resize [h, w, 3] uint8 to [height, width, 3] float32 like `resize`, but nothing is rounded to whole numbers.
+
+    Values may be outside 0 to 255, where a filter overshoots. torch rounds sums differently, so that a value may
+    differ from its by 0.001.
+    """
+    if resample == NEAREST or pixels.shape[:2] == (height, width):
+        return resize(pixels, height, width, resample).astype(np.float32)
+    values = pixels.astype(np.float32)
+    if width != pixels.shape[1]:
+        values = _weighted_rows(values.swapaxes(0, 1), width, resample).swapaxes(0, 1)
+    if height != pixels.shape[0]:
+        values = _weighted_rows(values, height, resample)
+    return np.ascontiguousarray(values)
+
+
+def _weighted_rows(values: np.ndarray, count: int, resample: int) -> np.ndarray:
+    """Resize [h, w, 3] float32 to [count, w, 3]."""
+    starts, weights = antialiased_weights(len(values), count, resample, np.float32)
+    rows, made = np.ascontiguousarray(values), np.zeros((count, *values.shape[1:]), dtype=np.float32)
+    for begin in range(0, count, ROWS):
+        sums = made[begin : begin + ROWS]
+        of_rows = weights[begin : begin + ROWS]
+        for tap in range(weights.shape[1]):
+            # Taps of weight 0 may be behind the last row.
+            sums += np.take(rows, starts[begin : begin + ROWS] + tap, axis=0, mode="clip") * of_rows[:, tap, None, None]
+    return made
 
 
 def _nearest(size: int, new_size: int) -> np.ndarray:
@@ -90,21 +120,23 @@ def _taps(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarr
     return starts, np.trunc(weights * (1 << bits) + np.copysign(0.5, weights)).astype(np.int32), bits
 
 
-def antialiased_weights(size: int, new_size: int, resample: int) -> tuple[np.ndarray, np.ndarray]:
+def antialiased_weights(
+    size: int, new_size: int, resample: int, dtype: type[np.floating[Any]] = np.float64
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute which of `size` old values make each new one, and their weights, which add up to 1.
 
-    Returns the first of them [new_size] int64 and the weights from it on [new_size, taps] float64. If there are fewer
-    new values than old ones, the filter is wider by that ratio (antialiasing).
+    Returns the first of them [new_size] int64 and the weights from it on [new_size, taps], computed in `dtype`. If
+    there are fewer new values than old ones, the filter is wider by that ratio (antialiasing).
     """
     half_width, filter_of = FILTERS[resample]
-    scale = size / new_size
-    stretch = max(scale, 1.0)
-    centers = scale * (np.arange(new_size) + 0.5)
+    scale = dtype(size) / dtype(new_size)
+    stretch = max(scale, dtype(1))
+    centers = scale * (np.arange(new_size).astype(dtype) + dtype(0.5))
     starts = np.maximum((centers - half_width * stretch + 0.5).astype(np.int64), 0)
     ends = np.minimum((centers + half_width * stretch + 0.5).astype(np.int64), size)
     taps = np.arange((ends - starts).max())
-    distances = (taps + starts[:, None] - centers[:, None] + 0.5) * (1 / stretch)
-    weights = np.where(taps < (ends - starts)[:, None], filter_of(distances), 0.0)
+    distances = ((taps + starts[:, None]).astype(dtype) - centers[:, None] + dtype(0.5)) * (dtype(1) / stretch)
+    weights = np.where(taps < (ends - starts)[:, None], filter_of(distances), dtype(0))
     weights /= np.cumsum(weights, axis=1)[:, -1:]  # added up one by one, as a sum in pairs would round differently
     return starts, weights
 
@@ -140,6 +172,10 @@ def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, i
         return settings.side, settings.side
     if settings.max_side:
         return _largest(height, width, settings)
+    if settings.in_floats:
+        return _whole_patches(height, width, settings)
+    if settings.slices is not None:
+        return _of_area(height, width, settings)
     least = settings.factor if settings.is_naflex else 0
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels, least)
 
@@ -162,6 +198,64 @@ def _largest(height: int, width: int, settings: PixelSettings) -> tuple[int, int
             f"encoder has positions for {settings.max_side} along a side; give it fewer max_pixels"
         )
     return rows * factor, columns * factor
+
+
+def _whole_patches(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
+    """Return sides of whole patches around the image, scaled into the limits, and then made whole tokens.
+
+    This is the rule of transformers' processor for Nemotron 3 Nano Omni.
+    """
+    patch, merge = settings.patch_size, settings.merge_size
+    least, most = (pixels // patch**2 for pixels in (settings.min_pixels, settings.max_pixels))
+    rows, columns = (round(side / patch + 0.5) for side in (height, width))
+    shrink = min(math.sqrt(most / (rows * columns)), 1.0)
+    rows, columns = math.floor(shrink * rows), math.floor(shrink * columns)
+    if most > least and 0 < rows * columns < least:
+        grow = math.sqrt(least / (rows * columns))
+        rows, columns = math.ceil(grow * rows), math.ceil(grow * columns)
+    if rest := rows % merge:
+        rows = rows + merge - rest if (rows + merge - rest) * columns <= most else max(merge, rows - rest)
+    if rest := columns % merge:
+        columns = columns + merge - rest if rows * (columns + merge - rest) <= most else max(merge, columns - rest)
+    return max(rows, merge) * patch, max(columns, merge) * patch
+
+
+def _of_area(height: float, width: float, settings: PixelSettings) -> tuple[int, int]:
+    """Return the sides of whole tokens nearest to those of an image of `max_pixels` with these proportions.
+
+    This is the rule of transformers' processor for MiniCPM-V 4.7.
+    """
+    ratio, factor = width / height, settings.factor
+    rows = int(math.isqrt(settings.max_pixels) / math.sqrt(ratio))
+    sides = rows, int(rows * ratio)
+    return max(round(sides[0] / factor) * factor, factor), max(round(sides[1] / factor) * factor, factor)
+
+
+def slice_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
+    """Return the rows and columns of slices that follow an image; (1, 1) if it is not cut.
+
+    Of as many slices as the image has times `max_pixels`, or one more or less, the grid with the nearest proportions is
+    taken; of equally near ones the one with more rows. This is the rule of transformers' processor for MiniCPM-V 4.7.
+    """
+    assert settings.slices is not None, "the model has slices"
+    most = settings.slices.max_slices
+    count = min(math.ceil(width * height / math.isqrt(settings.max_pixels) ** 2), most)
+    if count <= 1:
+        return 1, 1
+    counts = [each for each in (count - 1, count, count + 1) if 1 < each <= most]
+    grids = [(rows, each // rows) for each in counts for rows in range(1, each + 1) if each % rows == 0]
+    ratio, nearest, best = math.log(width / height), math.inf, (1, 1)
+    for rows, columns in grids:
+        distance = abs(ratio - math.log(columns / rows))
+        if distance < nearest or (distance == nearest and rows > best[0]):
+            nearest, best = distance, (rows, columns)
+    return best
+
+
+def slice_size(height: int, width: int, grid: tuple[int, int], settings: PixelSettings) -> tuple[int, int]:
+    """Return the height and width of each slice of an image that is cut into a grid of rows and columns."""
+    sides = [max(round(side / count) * count, count) / count for side, count in zip((height, width), grid, strict=True)]
+    return _of_area(sides[0], sides[1], settings)
 
 
 def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:

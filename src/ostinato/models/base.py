@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Rotary
@@ -155,6 +155,9 @@ class CausalLM(Module, ABC):
     This holds for safetensors.
     """
 
+    if_absent: Mapping[str, float] = {}
+    """Values of weights that a checkpoint may leave out, by suffixes of their names."""
+
     integers: tuple[str, ...] = ()
     """Name suffixes of weights that are permutations of ids. A checkpoint stores them as integers."""
 
@@ -226,6 +229,10 @@ class CausalLM(Module, ABC):
 
     def check_derived(self, name: str, values: Sequence[int]) -> None:
         """Raise ModelError if a tensor of integers that is not loaded has other values than follow from config.json."""
+
+    def value_if_absent(self, name: str) -> float | None:
+        """Return the value of the weight `name` in a checkpoint that leaves it out; None if none may."""
+        return next((value for suffix, value in self.if_absent.items() if name.endswith(suffix)), None)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""

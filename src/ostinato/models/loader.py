@@ -144,6 +144,10 @@ def load_weights(
                 model.check_derived(name, file.tensor(name).ravel().tolist())
     owners = _owners(model)
     tables = {row.names[0]: (module, attribute) for module, attribute, row in model.weights() if row.stays_on_disk}
+    for name, place in places.items():
+        if name not in sources:
+            assert not isinstance(place, QuantizedView | BlockView), "what a checkpoint may leave out is a vector"
+            arrays.write(place, np.full(tuple(place.shape), model.value_if_absent(name), np.float32))
     done = 0
     for file in files:
         if any(source.main[0] is file for name, source in sources.items() if name not in tables):

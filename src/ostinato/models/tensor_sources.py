@@ -132,7 +132,8 @@ def find_sources(
                 source.is_transposed = shape == [*expected[:-2], expected[-1], expected[-2]]
             if shape != expected and (part != VALUES or not source.is_transposed or place.endswith(model.transposed)):
                 misshapen.append(f"{source_name} is {shape}, expected {expected}")
-    missing, not_quantised = [name for name in places if name not in sources], []
+    missing = [name for name in places if name not in sources and model.value_if_absent(name) is None]
+    not_quantised = []
     for name, source in sources.items():
         if stored is None:
             continue

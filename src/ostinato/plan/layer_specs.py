@@ -209,6 +209,21 @@ ImagePlaces = Literal["tokens", "enclosed", "start"]
 
 
 @dataclass(frozen=True)
+class CanvasTokens:
+    """Ids of the tokens around images, and around the slices of a large one, whose rows end with a newline."""
+
+    image_start: int
+    image_end: int
+    slice_start: int
+    slice_end: int
+    newline: int
+
+    @property
+    def markers(self) -> frozenset[int]:
+        return frozenset((self.image_start, self.image_end, self.slice_start, self.slice_end, self.newline))
+
+
+@dataclass(frozen=True)
 class VisionSpec:
     """Vision encoder in the plan: a transformer over patches of images, whose outputs replace token embeddings.
 
@@ -266,6 +281,24 @@ class VisionSpec:
     is_encoder_free: bool = False
     """True if it has no blocks: a patch has a token's pixels, from 0 to 1, and columns and rows take turns among the
     position embeddings."""
+    crops_positions: bool = False
+    """True if position embeddings are resized to the square of an image's longer side, and then cut.
+
+    The cropped position embeddings of RADIO (arXiv 2412.07679). Images are resized as float32.
+    """
+    has_windows: bool = False
+    """True if a layer attends within windows of two by two patches, and makes each of them one patch.
+
+    The patches of a window are neighbours; those of a token are four windows.
+    """
+    has_nearest_positions: bool = False
+    """True if a patch has the nearest one of the position embeddings, when they are stretched over the image."""
+    canvas: CanvasTokens | None = None
+    """Tokens around images and slices, whose positions are on a canvas; None: positions follow those of Qwen3-VL."""
+    num_prefix: int = 0
+    """Learned vectors before each image's patches, which attend with them and give no token: classes and registers."""
+    enclosing: tuple[str, str] = ("<|image_start|>", "<|image_end|>")
+    """Texts around an image's tokens, if config.json does not name theirs."""
 
     @property
     def taps(self) -> int:
@@ -279,7 +312,9 @@ class VisionSpec:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of config.json that stand for images or around them."""
-        ids = (self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id)
+        ids = [self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id]
+        if self.canvas is not None:
+            ids += [self.canvas.slice_start, self.canvas.slice_end]
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
@@ -299,6 +334,19 @@ class VisionSpec:
     @property
     def patches_per_token(self) -> int:
         return self.merge_size**2
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Output tokens that an image's prefix would give, and its padding to whole ones; they are thrown away."""
+        return -(-self.num_prefix // self.patches_per_token)
+
+    def rows_of(self, tokens: int, images: int = 1) -> int:
+        """Return the rows of images with `tokens` output tokens in all: their patches, and their prefixes."""
+        return (tokens + images * self.prefix_tokens) * self.patches_per_token
+
+    def segments_of(self, images: int) -> int:
+        """Return the segments of attention in which images lie: one each, and one of padding before each prefix."""
+        return 2 * images if self.num_prefix else images
 
     @property
     def token_side(self) -> int:

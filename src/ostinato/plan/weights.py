@@ -70,6 +70,8 @@ class Weight:
     """
     stored_shape: tuple[int, ...] = ()
     """Shape in the checkpoint, if it differs."""
+    stored_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shape of each of `names` in the checkpoint, if they differ in more than their `sizes`."""
     stored_transposed: bool = False
     """True if the checkpoint has the first dimension last."""
 
@@ -81,7 +83,7 @@ class Weight:
     @property
     def can_be_blocks(self) -> bool:
         """True if it may be in blocks: all that can be quantised, and the embedding, whose rows are looked up."""
-        return (self.can_be_quantised or self.role == "embedding") and not self.stored_shape
+        return (self.can_be_quantised or self.role == "embedding") and not (self.stored_shape or self.stored_shapes)
 
     @property
     def num_elements(self) -> int:

@@ -210,8 +210,8 @@ class ModelRunner:
             self.encoder_graphs = make_encoder_graphs(
                 plan.encoder, spec.vision, self.model, check_replay=settings.check_replay
             )
-            most_patches = plan.encoder.most_tokens * spec.vision.patches_per_token
-            self.image_encoder = ImageEncoder(self.encoder_graphs, cells[0].media, most_patches)
+            rows, prefix = spec.vision.rows_of(plan.encoder.most_tokens), spec.vision.rows_of(0)
+            self.image_encoder = ImageEncoder(self.encoder_graphs, cells[0].media, rows, prefix)
         self._phases.end("memory")
         self.measured: JsonObject = {
             "weight_bytes": sum(weight.nbytes for weight in self._weights()),

@@ -259,11 +259,11 @@ def _export_item(span: MediaPlacement, parts: ByteParts) -> ImageSnapshot:
 
 def _import_item(snapshot: ImageSnapshot, parts: Sequence[memoryview]) -> MediaItem:
     kept = None if snapshot.kept is None else np.frombuffer(parts[snapshot.kept], np.int64)
-    pixels = np.frombuffer(parts[snapshot.pixels], np.float32 if snapshot.settings is None else np.uint8)
-    pixels = pixels.reshape(snapshot.shape)
+    settings = None if snapshot.settings is None else from_plain(PixelSettings, snapshot.settings)
+    is_float = settings is None or settings.in_floats
+    pixels = np.frombuffer(parts[snapshot.pixels], np.float32 if is_float else np.uint8).reshape(snapshot.shape)
     patches: np.ndarray | Patches = pixels
-    if snapshot.settings is not None:
-        settings = from_plain(PixelSettings, snapshot.settings)
+    if settings is not None:
         # The digest must match the image, which may become another request's hit.
         if digest_of(pixels, kept, settings) != snapshot.digest:
             raise DamagedExport("an image of the exported request does not match its digest")

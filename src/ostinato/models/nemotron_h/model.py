@@ -89,16 +89,6 @@ class Block(Module):
         return self.mixer(y, x)
 
 
-_BESIDE_TEXT = (
-    *("vision_model.", "vision_final_layernorm.", "multi_modal_projector.", "audio_tower.", "embed_audio."),
-    *("mlp1.", "sound_encoder.", "sound_projection."),
-)
-"""Prefixes of the tensors of a `nemotron_h_omni` checkpoint that are not its text model's.
-
-Released checkpoints have the last three.
-"""
-
-
 class Join(Module):
     """Join of a token and the hidden state before it into one vector."""
 
@@ -160,14 +150,7 @@ class NemotronH(Decoder):
         return Head(self.build, self.spec, layers)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Translate the backbone's second name; return None for tensors of a prediction head that is not used.
-
-        In `nemotron_h_omni` the text model has a prefix, and stands beside encoders that are not run.
-        """
-        if self.spec.architecture == "nemotron_h_omni":
-            if name.startswith(_BESIDE_TEXT):
-                return None
-            name = name.removeprefix("language_model.")
+        """Translate the backbone's second name; return None for tensors of a prediction head that is not used."""
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         if name.startswith("backbone."):

@@ -100,29 +100,30 @@ class Pack:
     budget: int | None
 
 
-def pack_items(sizes: Sequence[int], budgets: Sequence[int], max_items: int) -> list[Pack]:
+def pack_items(sizes: Sequence[int], budgets: Sequence[int], max_items: int, prefix: int = 0) -> list[Pack]:
     """Return packs of images of `sizes` output tokens each, for graphs of the ascending `budgets`.
 
     The method is greedy, smallest first: each image begins a pack in the smallest budget that holds it. Then the last
     two packs are merged repeatedly into one of at most `max_items` images, as long as that takes no more budget tokens
     than the two separately. An image above the largest budget runs eagerly and alone; so do all if there are no
-    budgets.
+    budgets. A graph has room for the `prefix` of one image, counted in tokens; that of further images takes room from
+    their tokens.
     """
     packs: list[Pack] = []
     for index in sorted(range(len(sizes)), key=lambda index: sizes[index]):
         packs.append(Pack((index,), sizes[index], smallest_holding(budgets, sizes[index])))
         while len(packs) > 1:
-            both = _together(packs[-2], packs[-1], budgets, max_items)
+            both = _together(packs[-2], packs[-1], budgets, max_items, prefix)
             if both is None:
                 break
             packs[-2:] = [both]
     return packs
 
 
-def _together(first: Pack, second: Pack, budgets: Sequence[int], max_items: int) -> Pack | None:
+def _together(first: Pack, second: Pack, budgets: Sequence[int], max_items: int, prefix: int) -> Pack | None:
     """Return one pack of the two, or None if that is not allowed or worse."""
     tokens, count = first.tokens + second.tokens, len(first.indices) + len(second.indices)
-    budget = smallest_holding(budgets, tokens)
+    budget = smallest_holding(budgets, tokens + prefix * (count - 1))
     if first.budget is None or second.budget is None or budget is None or count > max_items:
         return None
     if budget > first.budget + second.budget:

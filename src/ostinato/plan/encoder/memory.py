@@ -80,9 +80,9 @@ def encoder_graph_bytes(
     largest = max(budgets)
     buffers = encoder_buffer_bytes(vision, dtype, largest, items)
     if backend == "tape":
-        return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], largest * vision.patches_per_token)
+        return buffers + vision.calls.arena_bytes(DTYPE_BYTES[dtype], vision.rows_of(largest))
     if set(triton) >= vision.ops:
-        patches = largest * vision.patches_per_token
+        patches = vision.rows_of(largest)
         widest = max((weight.out_size for weight in vision.weights if weight.role == "linear"), default=0)
         product = triton_linear(tokens=patches, out_size=widest, element_bytes=DTYPE_BYTES[dtype]).shared
         return buffers + pool_bytes(vision.calls.arena_bytes(DTYPE_BYTES[dtype], patches) + product)
@@ -92,8 +92,8 @@ def encoder_graph_bytes(
 
 def encoder_buffer_bytes(vision: VisionSpec, dtype: str, tokens: int, items: int) -> int:
     """Return the bytes of the buffers for the inputs of `items` images of `tokens` output tokens in all."""
-    patches = tokens * vision.patches_per_token
-    return table_bytes(encoder_table(dtype), encoder_sizes(patches, items, vision.patch_elements, vision.taps))
+    sizes = encoder_sizes(vision.rows_of(tokens), vision.segments_of(items), vision.patch_elements, vision.taps)
+    return table_bytes(encoder_table(dtype, vision.has_windows), sizes)
 
 
 def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:
@@ -101,7 +101,8 @@ def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool
 
     `widens` counts a float32 copy of everything, as references may need.
     """
-    patches, width = tokens * vision.patches_per_token, DTYPE_BYTES[dtype]
+    patches, width = vision.rows_of(tokens), DTYPE_BYTES[dtype]
+    tokens = patches // vision.patches_per_token
     element = width + 4 if widens else width
     size, merged = vision.hidden_size, vision.patches_per_token * vision.hidden_size
     # Position embeddings of a patch are interpolated: weighted and added up in float32, one after the other, for which
@@ -128,7 +129,7 @@ def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool
 
 def _mask_bytes(vision: VisionSpec, tokens: int, sees_all: bool) -> int:
     """Return the bytes of a mask of all patches by all patches, as a bool and as a float32 to be added."""
-    return (1 + 4) * (tokens * vision.patches_per_token) ** 2 if sees_all else 0
+    return (1 + 4) * vision.rows_of(tokens) ** 2 if sees_all else 0
 
 
 def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: int) -> int:
@@ -136,7 +137,7 @@ def _scratch(vision: VisionSpec, tokens: int, native: Collection[str], threads: 
     products = (weight for weight in vision.weights if weight.role == "linear")
     layer = LayerSpec("vision", weights=tuple(replace(weight, can_be_quantised=True) for weight in products))
     size = vision.hidden_size
-    patches = tokens * vision.patches_per_token
+    patches = vision.rows_of(tokens)
     kept = native_scratch([layer], (size, size), {"linear"} & set(native), patches, 0, 0, threads)
     attends = "encoder_attention" in native
     return kept + (threads * native_encoder_attention(head_dim=size // vision.num_heads).own if attends else 0)
