@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
@@ -543,6 +543,8 @@ LINES = st.sampled_from(
 
 
 @given(st.lists(LINES | st.binary(max_size=9), max_size=30), st.integers(1, 9999))
+@example([b"A", b"GET / HTTP/1.1\r\n", b"\r\n"], 1)
+@example([b"GET /\r\n\r\n"], 1)
 def test_whatever_comes_the_connection_ends_sound(lines: list[bytes], piece: int) -> None:
     async def attack(connection: HttpConnection, wire: Wire, app: App) -> None:  # noqa: ARG001
         feed(connection, wire, b"".join(lines), piece)
@@ -551,4 +553,5 @@ def test_whatever_comes_the_connection_ends_sound(lines: list[bytes], piece: int
 
     wire, _ = attacked(attack)
     assert wire.got.count(b"HTTP/1.1 500") == 0
-    assert not wire.got or status(wire.got) in (100, 200, 400, 431)
+    # Bytes before a method make another one, and a line may end before its version.
+    assert not wire.got or status(wire.got) in (100, 200, 400, 431, 501, 505)
