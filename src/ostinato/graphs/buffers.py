@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from ostinato.errors import CaptureError
 from ostinato.ops.arrays import Arrays, first_address, is_array, memory_address, numpy_dtype
 from ostinato.ops.dispatch import Kernel
 from ostinato.ops.step_inputs import (
-    Array,
     EncoderInputs,
     StepInputs,
     Table,
@@ -23,6 +22,9 @@ from ostinato.ops.step_inputs import (
     step_table,
     table_bytes,
 )
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array
 
 
 class BufferedInputs(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
 from ostinato.layers.mlp import RoutedMLP
@@ -12,10 +13,12 @@ from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
-from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 
 STACKS = ("gate_up_proj", "down_proj")
 """Names of a layer's experts, which the checkpoint may store transposed."""
