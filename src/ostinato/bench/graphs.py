@@ -22,6 +22,7 @@ from ostinato.bench.report import (
 )
 from ostinato.bench.roofline import decode_bytes, floor_figures, measure_bandwidth
 from ostinato.bench.statistics import KernelShares, capture_figures, min_steps, overall_figures, spread, step_figures
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.ops.kernel_cost import StepShape
@@ -30,7 +31,6 @@ from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import StepPredictor
 
 if TYPE_CHECKING:
-    from ostinato.config import EngineConfig
     from ostinato.engine.core import EngineCore
 
 

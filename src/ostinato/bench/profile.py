@@ -19,6 +19,7 @@ from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, 
 from ostinato.bench.roofline import measure_bandwidth, measure_flops
 from ostinato.bench.statistics import Calls
 from ostinato.bench.step_phases import MODEL, decode_phases, phase_figures
+from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.files import is_directory, write_text
 from ostinato.json_io import JsonMapping, JsonObject
@@ -29,7 +30,6 @@ from ostinato.plan.plan import Plan
 from ostinato.plan.prediction import ENGINE, StepPredictor
 
 if TYPE_CHECKING:
-    from ostinato.config import EngineConfig
     from ostinato.engine.core import EngineCore
 
 KERNEL_OF = {"logits": "linear"}

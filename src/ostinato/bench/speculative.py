@@ -21,11 +21,11 @@ from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work
+from ostinato.plan.plan import Plan
 from ostinato.plan.speculation import available_methods
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
-    from ostinato.plan.plan import Plan
 
 
 CONTROLLER = (

@@ -27,11 +27,11 @@ from ostinato.cli.output import check_room, note, note_cut, print_pieces, print_
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonObject
 from ostinato.models.named_models import looks_like_model
+from ostinato.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import RequestOutput
-    from ostinato.sampling.params import SamplingParams
     from ostinato.scheduler.batch import TokenLogprobs
 
 

@@ -15,9 +15,9 @@ from ostinato.cli.output import figures_table, piped_progress
 from ostinato.cli.verify import EXIT_DIFFERENT, MAX_PLACES, STYLES
 from ostinato.errors import ConfigError
 from ostinato.files import exists
+from ostinato.json_io import JsonObject
 
 if TYPE_CHECKING:
-    from ostinato.json_io import JsonObject
     from ostinato.verify.record_reader import Record
     from ostinato.verify.replay import Replayed
 

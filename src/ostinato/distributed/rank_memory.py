@@ -41,11 +41,9 @@ class FollowerMemory(Protocol):
 
     def read(self, asked: ReadMemory) -> Sequence[bytes]:
         """Return the parts of the other ranks. RankError if one is gone or does not answer."""
-        ...
 
     def write(self, parts: Sequence[WriteMemory]) -> None:
         """Send each of the other ranks its part. RankError if one is gone."""
-        ...
 
 
 class RankedCacheMemory:

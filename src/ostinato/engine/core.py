@@ -61,15 +61,12 @@ class IdleWork(Protocol):
 
     def note_request(self, state: RequestState) -> None:
         """Note a request that was added."""
-        ...
 
     def advance(self) -> bool:
         """Do a part of the work, of some milliseconds; return False if there is none."""
-        ...
 
     def pause(self) -> None:
         """Note that a request has come."""
-        ...
 
     def stats(self) -> JsonObject: ...
 

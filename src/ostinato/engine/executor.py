@@ -18,7 +18,6 @@ class StepHandle(Protocol):
 
     def wait(self) -> StepResult:
         """Wait for the step, and return its result. Raises the error that ended it."""
-        ...
 
 
 class StepExecutor(Protocol):
@@ -29,11 +28,9 @@ class StepExecutor(Protocol):
 
     def submit(self, batch: Batch) -> StepHandle:
         """Start a step, which follows the one started last; its rows may need that one's tokens."""
-        ...
 
     def close(self) -> None:
         """Free the executor. No step will follow."""
-        ...
 
 
 class SyncExecutor:

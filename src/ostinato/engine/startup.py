@@ -17,6 +17,7 @@ from ostinato.kv_cache.request_cache import CacheMemory
 from ostinato.models.checkpoint import resolve_model_dir
 from ostinato.observe.counts import ProgressFn, StartupTimer
 from ostinato.plan.memory.split import sliding_window_spec
+from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.runner.model_runner import ModelRunner, choose_arrays
@@ -25,7 +26,6 @@ from ostinato.scheduler.scheduler import ChooseNumDrafts, Scheduler
 
 if TYPE_CHECKING:
     from ostinato.distributed.leader import LeaderRank
-    from ostinato.plan.model import ModelSpec
 
 
 _pid: int | None = None

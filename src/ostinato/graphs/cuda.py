@@ -40,17 +40,14 @@ class Driver(Protocol):
 
     def capture_stream(self) -> AbstractContextManager[None]:
         """Run the work inside on the stream of captures, ordered after all earlier work and before all later work."""
-        ...
 
     def new_segment(self) -> Segment: ...
 
     def memory_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
         """Return memory at an address as a view that does not own it: [num_bytes] uint8."""
-        ...
 
     def reserved_bytes(self) -> int:
         """Return the bytes of device memory that torch has reserved."""
-        ...
 
 
 class CudaGraph:

@@ -33,7 +33,6 @@ class Graph(Protocol):
         `inputs` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
         until the next replay.
         """
-        ...
 
 
 class CaptureBackend(Protocol):
@@ -44,7 +43,6 @@ class CaptureBackend(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of all graphs, without the persistent buffers."""
-        ...
 
     def capture(self, forward: StepForward, inputs: StepInputs, splits: Collection[str]) -> Graph:
         """Run `forward(inputs)`, whose tensors are in persistent buffers, and record it as a graph.
@@ -52,7 +50,6 @@ class CaptureBackend(Protocol):
         Parts of the model named in `splits` are left out and run anew in each replay. CaptureError if a replay could
         not repeat the step.
         """
-        ...
 
 
 BatchShape = tuple[int | None, int]

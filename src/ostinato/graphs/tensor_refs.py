@@ -78,7 +78,6 @@ class CallRecord(Protocol):
 
         The kernels that it calls report to `hook`. CaptureError if a replay could not repeat the step.
         """
-        ...
 
 
 def items_in(value: object, kind: type[T]) -> Iterator[T]:

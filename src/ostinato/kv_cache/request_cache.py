@@ -86,7 +86,6 @@ class CacheMemory(Protocol):
         self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
     ) -> memoryview:
         """Return a copy, or fill `into`: of a block the whole, or `num_tokens` tokens with zeros behind them."""
-        ...
 
     def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None: ...
 

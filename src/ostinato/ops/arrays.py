@@ -53,45 +53,35 @@ class Arrays(Protocol):
 
     def dtype(self, name: str) -> Any:
         """Return the dtype of this name that the arrays have."""
-        ...
 
     def empty(self, shape: Sequence[int], dtype: str, *, fills_slowly: bool = False) -> Array:
         """Return an unwritten array; see `huge_pages.empty` for `fills_slowly`."""
-        ...
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Array: ...
 
     def without_memory(self, shape: Sequence[int], dtype: str) -> Array:
         """Return a placeholder that has a shape and a dtype, and no memory of its own."""
-        ...
 
     def of(self, values: np.ndarray | Sequence[Any] | float, dtype: str | None = None) -> Array:
         """Return a new array of values on the host, in their dtype or in `dtype`."""
-        ...
 
     def write(self, array: Array, values: np.ndarray) -> None:
         """Write values of the same shape into an array, in its dtype."""
-        ...
 
     def sharing(self, values: np.ndarray) -> Array:
         """Return an array of the same memory, on a CPU."""
-        ...
 
     def mirrored_bytes(self, count: int) -> tuple[np.ndarray, Array]:
         """Return `count` zeros as uint8 on the host, and those of the device: the same memory on a CPU."""
-        ...
 
     def send(self, values: np.ndarray, to: Array) -> None:
         """Copy a part of mirrored bytes to the device, without waiting; the host's may be written again at once."""
-        ...
 
     def inference_mode(self) -> AbstractContextManager[object]:
         """Return the context in which models compute: torch keeps no gradients there."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until the device has finished all its work."""
-        ...
 
 
 class NumpyArrays:
@@ -387,15 +377,12 @@ class Collectives(Protocol):
 
     def all_reduce(self, x: Array) -> Array:
         """Add the other ranks' tensors to `x`, in place, and return it."""
-        ...
 
     def all_gather(self, x: Array) -> list[Array]:
         """Return every rank's `x`, in the order of ranks, on all of them."""
-        ...
 
     def gather(self, x: Array) -> list[Array] | None:
         """Return every rank's `x` on the first rank, and None on the others."""
-        ...
 
 
 class SingleRankCollectives:

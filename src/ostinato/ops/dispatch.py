@@ -36,11 +36,9 @@ class Recorder(Protocol):
 
     def kernel(self, name: str, kernel: Kernel, args: tuple[object, ...], kwargs: dict[str, object]) -> Array:
         """Call a kernel and record the call."""
-        ...
 
     def split(self, name: str, function: Kernel, tensors: tuple[Array, ...], others: tuple[object, ...]) -> Array:
         """Call a part of a layer; record it as one call if parts of that name are left out of the graph."""
-        ...
 
 
 class CallHook:

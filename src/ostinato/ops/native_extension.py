@@ -34,11 +34,9 @@ class Program(Protocol):
 
     def run(self, tokens: int, threads: int = 0) -> None:
         """Repeat the calls on the first `tokens` tokens, on `threads` threads, or with 0 on as many as torch's."""
-        ...
 
     def profile(self, tokens: int, threads: int = 0) -> list[tuple[str, float]]:
         """Repeat the calls; return the name of each and the seconds that it took."""
-        ...
 
 
 class NativeExtension(Protocol):
@@ -51,12 +49,9 @@ class NativeExtension(Protocol):
 
     def Program(self) -> Program:
         """Return a program without calls."""
-        ...
 
     def set_spin_turns(self, turns: int) -> None:
         """Have threads spin for `turns` before they sleep; if negative, as long as fits the machine."""
-        ...
 
     def explain_bus_error(self, message: str) -> None:
         """Have a SIGBUS write `message` to stderr before it ends the process."""
-        ...

@@ -27,11 +27,9 @@ class DraftOverride(Protocol):
 
     def token(self, state: SamplingState, position: int, own: int, /) -> int:
         """Return the token to use instead of the draft `own` at a position of a request."""
-        ...
 
     def drafts(self, row: BatchRow, own: tuple[int, ...], /) -> Sequence[int]:
         """Return the drafts to use instead of `own` for a batch row: at most its `num_drafts`."""
-        ...
 
 
 def override_drafts(runner: ModelRunner, steering: DraftOverride) -> None:

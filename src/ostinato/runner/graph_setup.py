@@ -92,7 +92,6 @@ class HasEncoder(Protocol):
 
     def encode(self, inputs: EncoderInputs) -> Array:
         """Return the encoded images, [patches / merge_size ** 2, rows, hidden]; those of padding may be anything."""
-        ...
 
 
 def make_encoder_graphs(

@@ -69,11 +69,9 @@ class LogitRanks(Protocol):
     @property
     def group(self) -> RankGroup | None:
         """Connection of the ranks; None for a single rank."""
-        ...
 
     def logits(self) -> AbstractContextManager[None]:
         """Return the context in which this rank computes its part of a chunk, and the other ranks theirs."""
-        ...
 
 
 class Logits:

@@ -105,7 +105,6 @@ class LogitChunks(Protocol):
 
     def next_chunk(self) -> Array:
         """Return the logits of the next positions, [positions, vocab] float32."""
-        ...
 
 
 class SampleKernel(Protocol):

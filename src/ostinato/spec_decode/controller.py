@@ -298,7 +298,6 @@ class CapturedGraphs(Protocol):
     @property
     def num_captured(self) -> int:
         """Number of graphs captured so far."""
-        ...
 
 
 class SpeculationMonitor:

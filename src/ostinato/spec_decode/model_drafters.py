@@ -28,11 +28,9 @@ class HeadStepRunner(Protocol):
 
     def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:
         """Run the first step, of `tokens`, `depth` positions after `rows`' -> hidden states as `RunDraftBatch`."""
-        ...
 
     def next(self, tokens: Sequence[int]) -> Array:
         """Run the next step of the same rows with these tokens; returns hidden states as `RunDraftBatch`."""
-        ...
 
 
 class Proposer(Protocol):
@@ -44,7 +42,6 @@ class Proposer(Protocol):
         Called before every step of the model, even one without drafts: a proposer with layers writes their part of the
         blocks and slots for the batch's tokens.
         """
-        ...
 
 
 def single_token_row(row: BatchRow, token: int, depth: int) -> BatchRow:

@@ -67,7 +67,6 @@ class ChatText(Protocol):
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonMapping] | None, answered: bool
     ) -> str | None:
         """Return the text without images; None if the template refuses. `answered`: with no header of an answer."""
-        ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 

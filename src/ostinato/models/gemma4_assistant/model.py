@@ -14,7 +14,7 @@ from ostinato.layers.module import ModelBuilder, Module, QuantizableMatrix
 from ostinato.models.base import Assistant, Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.gemma4_assistant.spec import Gemma4AssistantHyperparameters
-from ostinato.models.gemma4_text.model import gemma4_block
+from ostinato.models.gemma4_text.model import Gemma4Block, gemma4_block
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.ops.token_clusters import best_tokens, cluster_tokens, pick_logits, spread_logits
 from ostinato.plan.layer_specs import LayerSpec
@@ -22,8 +22,6 @@ from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ostinato.models.gemma4_text.model import Gemma4Block
 
 
 class Clusters(Module):
