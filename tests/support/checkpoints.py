@@ -31,7 +31,7 @@ one key, and rounding would grow tenfold with every use."""
 def randomize(model: PreTrainedModel, seed: int) -> None:
     """Weights that make every part matter: no norm left at 1, no bias at 0, states that remember."""
     generator = torch.Generator().manual_seed(seed)
-    stored_less_one = model.config.model_type.startswith(("qwen3_next", "qwen3_5"))
+    stored_less_one = model.config.model_type.startswith(("qwen3_next", "qwen3_5", "qwen4"))
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         kind = name.rpartition(".")[2]
         if not tensor.is_floating_point() or "inv_freq" in name or kind in ("embed_scale", "mup_vector"):

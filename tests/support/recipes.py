@@ -476,6 +476,49 @@ def qwen3_next() -> PretrainedConfig:
     )
 
 
+def qwen4_exp_text() -> PretrainedConfig:
+    """Two layers with n-grams, whose hashes differ; prompts contain the token that ends their texts."""
+    return transformers.AutoConfig.for_model(
+        "qwen4_exp_text",
+        **COMMON | {"eos_token_id": [5, EOS]},
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        attention_bias=True,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=3,
+        output_gate_type="sigmoid",
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+        norm_topk_prob=False,
+        hc_count=3,
+        hc_lowrank=20,
+        ple_layer_ids=[3, 1],
+        ple_embed_dim=60,
+        ple_conv_kernel_size=3,
+        ngram_size=4,
+        heads_per_ngram=2,
+        ngram_vocab_size_base=50,
+        make_ngram_vocab_size_divisible_by=16,
+        seed=77,
+        split_ngram_parts=5,
+        indexer_n_heads=11,  # so that hardly any block has the score 0, which equals any other of it
+        indexer_kv_heads=1,
+        indexer_head_dim=20,
+        indexer_budget=12,
+        indexer_compress_ratio=3,
+        rms_norm_eps=1e-4,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    )
+
+
 def qwen3() -> PretrainedConfig:
     return transformers.Qwen3Config(
         **COMMON,
@@ -1172,6 +1215,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_5_text,
         qwen3_moe,
         qwen3_next,
+        qwen4_exp_text,
         seed_oss,
         smollm3,
         youtu,

@@ -151,10 +151,12 @@ class Attention(Module):
         memory: LayerCache,
         residual: Array | None,
         head_gates: Array | None = None,
+        beside: tuple[Array, ...] = (),
     ) -> Array:
         """Compute the part of `forward` after the projections -> [tokens, hidden].
 
         The sigmoid of `head_gates` [tokens, heads], or of as many as channels, multiplies the outputs of the heads.
+        `beside` are further arguments of `_attend`, with one entry per token.
         """
         if self.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -176,7 +178,7 @@ class Attention(Module):
             if self.value_norm is not None:
                 v = self.ops.rms_norm(v, self.value_norm, self.value_norm_eps)
             q = self._store(q, k, v, angles, inputs, memory)
-        out = self.ops.hook.split("attention", self._attend, (q,), inputs, memory)
+        out = self.ops.hook.split("attention", self._attend, (q, *beside), inputs, memory)
         out = out.reshape(tokens, -1)
         if self.is_gated:
             out = self.output_gate(out, gate)

@@ -107,6 +107,7 @@ class GatedDeltaNet(DeltaMixer):
         eps: float,
         stored: StoredDeltaNet = "apart",
         beta_scale: float = 1.0,
+        gate_is_sigmoid: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -142,10 +143,11 @@ class GatedDeltaNet(DeltaMixer):
         per_head: dict[str, Any] = {"role": "per_head", "in_float32": True, "segments": of_heads}
         self.A_log = self.declare(build, "A_log", spec.num_heads, **per_head)
         self.dt_bias = self.declare(build, "dt_bias", spec.num_heads, **per_head)
-        self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, norm_before_gate=True, shares_weight=True)
+        how = {"norm_before_gate": True, "shares_weight": True, "gate_is_sigmoid": gate_is_sigmoid}
+        self.norm = GatedRMSNorm(build, spec.value_size, eps, spec.value_dim, **how)
         self.out_proj = Linear(build, spec.value_size, hidden_size, cuts_inputs=True, segments=of_values)
 
-    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array | None) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         conv_in, gate = split_columns(self.in_proj(x), (self.spec.conv_dim, self.spec.value_size))
         b, a = split_columns(self.in_proj_ba(x), (self.spec.num_heads, self.spec.num_heads))

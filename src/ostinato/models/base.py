@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Rotary
+from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, QuantizableMatrix
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm, sigmoid_gate
@@ -33,7 +34,7 @@ class Backbone(Module):
         names: dict[str, str] | None = None,
         embedding_multiplier: float = 1.0,
         norm_plus_one: bool = False,
-        final_norm: LayerNorm | PlainRMSNorm | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | HyperConnection | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__()
@@ -49,6 +50,8 @@ class Backbone(Module):
             for layer, block in zip(spec.layers, self.layers, strict=True)
         }
         """Index in `rotaries` of each block's rotary embedding."""
+        self.stream_size = spec.hidden_size
+        """Elements of a token between blocks."""
         self.inject_media = None if spec.vision is None else build.ops.inject_media
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:

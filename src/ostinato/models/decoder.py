@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
+from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, RMSNorm
@@ -153,7 +154,7 @@ class Decoder(CausalLM):
         logits_multiplier: float = 1.0,
         logits_cap: float | None = None,
         norm_plus_one: bool = False,
-        final_norm: LayerNorm | None = None,
+        final_norm: LayerNorm | HyperConnection | None = None,
         is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier, logits_cap)

@@ -139,9 +139,11 @@ def load_weights(
         raise ModelError(mismatch.message(directory))
     stored = model.spec.stored_quantization
     owners = _owners(model)
+    tables = {row.names[0]: (module, attribute) for module, attribute, row in model.weights() if row.stays_on_disk}
     done = 0
     for file in files:
-        huge_pages.read_ahead(file.path)
+        if any(source.main[0] is file for name, source in sources.items() if name not in tables):
+            huge_pages.read_ahead(file.path)
         as_they_are: list[tuple[np.ndarray, np.ndarray]] = []
         for name, source in sources.items():
             main, source_name = source.main
@@ -150,7 +152,10 @@ def load_weights(
             tensor, place, share = file.tensor(source_name), places[name], shares.get(name)
             changes = source.is_transposed or source.is_quantised or source.in_turns
             plain = None if changes or isinstance(place, QuantizedView | BlockView) else place
-            if share is not None and plain is not None:
+            if name in tables:
+                module, attribute = tables[name]
+                setattr(module, attribute, model.build.arrays.sharing(tensor))
+            elif share is not None and plain is not None:
                 arrays.write(plain, share.read(tensor))
             elif share is not None:
                 # A row's scale comes from the whole row.

@@ -37,6 +37,8 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
     drawn = np.tile(generator.standard_normal(PERIOD, np.float32), 2)
     less_one = {name for _, _, row in model.weights() if row.stored_minus_one for name in row.names}
     shares = tensor_shards(model)
+    tables = {row.names[0]: (module, attribute) for module, attribute, row in model.weights() if row.stays_on_disk}
+    scaled: dict[int, np.ndarray] = {}
 
     def uniform(view: Array, share: TensorShard | None, low: float, high: float) -> np.ndarray:
         """Generate values for the whole tensor, so that the random state stays the same on all ranks."""
@@ -46,7 +48,16 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
     for name, target in checkpoint_views(model):
         view = target_on_host(target)
         kind, share = name.rpartition(".")[2], shares.get(name)
-        if isinstance(view, QuantizedView | BlockView):
+        if name in tables:
+            rows, size = view.shape
+            if size not in scaled:
+                scaled[size] = (drawn * size**-0.5).astype(numpy_dtype(dtype_name(view.dtype)))
+            module, attribute = tables[name]
+            begin = int(generator.integers(PERIOD - size))
+            # Neighbouring rows overlap, so that a table takes no memory; those that are far apart are equal.
+            table = np.lib.stride_tricks.sliding_window_view(scaled[size][begin : begin + PERIOD], size)
+            setattr(module, attribute, model.build.arrays.sharing(_first_rows(table, rows)))
+        elif isinstance(view, QuantizedView | BlockView):
             _quantize(view, share, drawn, int(generator.integers(PERIOD)), quantizers)
         elif kind == "A_log":
             write(view, np.log(uniform(view, share, 1, 16)))
@@ -65,6 +76,11 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
                 _fill_part(view, share, drawn * share.shape[-1] ** -0.5, begin)
     # The rows are in a checkpoint's order here, as after its loader.
     deinterleave(model)
+
+
+def _first_rows(table: np.ndarray, rows: int) -> np.ndarray:
+    """Return the first `rows` rows of `table`, which are repeated as needed."""
+    return table[:rows] if rows <= len(table) else np.resize(table, (rows, table.shape[1]))
 
 
 def _quantize(

@@ -112,7 +112,7 @@ def _layer(sketch: Sketch, model: CausalLM, layer: LayerSpec, block: Module) -> 
     The calls are those of a step with a decode row and a prompt row, which takes more than either alone.
     """
     step = StepInputs(**_step_buffers(sketch, model, rows=2), num_decode_rows=1)
-    x = sketch.trace.input((2, model.spec.hidden_size), sketch.dtype)
+    x = sketch.trace.input((2, model.backbone.stream_size), sketch.dtype)
     angles = None if model.spec.rope is None else sketch.trace.input((2, 2, 1), sketch.float32)
     calls = replace(sketch.trace.run(lambda: block(x, angles, step, NO_MEMORY)), entries=2)
     borrowed = tuple(row for name, module in block.borrowed.items() for row in _rows(module, name))

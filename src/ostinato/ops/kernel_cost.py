@@ -89,6 +89,19 @@ def causal_conv1d_cost(step: StepShape, *, channels: int, width: int, element_by
     return KernelCost(elements * element_bytes, 2 * width * channels * step.tokens)
 
 
+def dilated_conv1d_cost(
+    step: StepShape, *, stream_channels: int, stream_width: int, dilation: int, element_bytes: int
+) -> KernelCost:
+    """Return the work of a convolution with gaps, whose state keeps all inputs between its taps."""
+    elements = step.states_moved * (stream_width - 1) * dilation * stream_channels + stream_width * stream_channels
+    return KernelCost(elements * element_bytes, 2 * stream_width * stream_channels * step.tokens)
+
+
+def ngram_ids_cost(step: StepShape, *, token_elements: int, ngram_heads: int, element_bytes: int) -> KernelCost:
+    """Return the work of hashing n-grams: the tokens that a state keeps, and a few operations for each head."""
+    return KernelCost(step.states_moved * token_elements * element_bytes, 4 * ngram_heads * step.tokens)
+
+
 def recurrence_cost(step: StepShape, *, state_elements: int, element_bytes: int, num_heads: int) -> KernelCost:
     """Return the work of adding each token to the state and reading it; a scan by chunks does no less.
 

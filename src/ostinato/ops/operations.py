@@ -8,7 +8,7 @@ results are here too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, overload
@@ -119,6 +119,18 @@ def linear_shape(
         return (*x.shape[:2], weight.shape[0] // x.shape[1]), x.dtype
     outputs = weight.shape[0] if blocks is None else sum(rows for _, rows in blocks)
     return (x.shape[0], outputs // 2 if activation in GATED else outputs), out_dtype or x.dtype
+
+
+def ngram_embedding_shape(ids: ArrayLike, parts: Sequence[ArrayLike], dtype: object) -> ShapeAndDtype:
+    return (ids.shape[0], ids.shape[1] * parts[0].shape[1]), dtype
+
+
+def ngram_gate_shape(keys: ArrayLike, queries: object, values: ArrayLike) -> ShapeAndDtype:
+    return keys.shape, values.dtype
+
+
+def ngram_ids_shape(token_ids: ArrayLike, multipliers: object, sizes: ArrayLike, *_: object) -> ShapeAndDtype:
+    return (token_ids.shape[0], sizes.shape[0]), "int64"
 
 
 def rms_norm_shape(x: ArrayLike, weight: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
@@ -334,6 +346,14 @@ class Operations:
         in_prompts="delta_scan",
         work=kernel_cost.delta_rule_cost,
     )
+    dilated_conv1d = Operation(
+        like_first,
+        "conv",
+        Implementation(reads_on_host=True),
+        native=None,
+        part="state",
+        work=kernel_cost.dilated_conv1d_cost,
+    )
     embedding = Operation(
         embedding_shape,
         "pointwise",
@@ -372,6 +392,14 @@ class Operations:
     )
     gated_rms_norm = Operation(
         gated_rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.gated_rms_norm_launches)
+    )
+    indexed_attention = Operation(
+        like_first,
+        "indexed_attention",
+        Implementation(reads_on_host=True, scratch=scratch.reference_indexed_attention),
+        native=None,
+        part="attention",
+        work=kernel_cost.attention_cost,
     )
     inject_media = Operation(
         lambda x, *_, **__: x,
@@ -421,6 +449,18 @@ class Operations:
         "pointwise",
         triton=Implementation(launches=pointwise.multiply_launches),
         callers=("every step", "encoder"),
+    )
+    ngram_embedding = Operation(
+        ngram_embedding_shape, "ngram", Implementation(reads_on_host=True), native=None, part="state"
+    )
+    ngram_gate = Operation(ngram_gate_shape, "ngram", native=None)
+    ngram_ids = Operation(
+        ngram_ids_shape,
+        "ngram",
+        Implementation(reads_on_host=True),
+        native=None,
+        part="state",
+        work=kernel_cost.ngram_ids_cost,
     )
     rms_norm = Operation(
         rms_norm_shape,

@@ -30,6 +30,7 @@ from ostinato.ops.sizes import (
     DTYPE_BYTES,
     EPILOGUE_ROWS,
     I16_TOKEN_PADDING,
+    INDEX_SLAB,
     INT8_PANEL_K,
     L2_TOKEN_BYTES,
     MAX_GROUP_TOKENS,
@@ -283,6 +284,32 @@ def reference_attention(
         masks, gathered = 4 * num_heads, gathered + max_model_len * kv_elements * FLOAT_BYTES
     masked = min(tokens, ATTENTION_SLAB, max_model_len) * max_model_len
     return Scratch(gathered + masked * (1 + masks * FLOAT_BYTES))
+
+
+def reference_indexed_attention(
+    *,
+    tokens: int,
+    kv_elements: int,
+    kv_bytes: int,
+    max_model_len: int,
+    num_heads: int,
+    index_heads: int,
+    index_dim: int,
+    index_ratio: int,
+) -> Scratch:
+    """Return the memory of one row: what `reference_attention` gathers, and the selection of a slab of tokens.
+
+    The indexer's pooled keys exist four times in float32. A slab has the scores of all heads twice, their order in 64
+    bits, and the masks.
+    """
+    plain = reference_attention(
+        tokens=tokens, kv_elements=kv_elements, kv_bytes=kv_bytes, max_model_len=max_model_len, num_heads=num_heads
+    )
+    blocks = -(-max_model_len // index_ratio)
+    pooled = (max_model_len + 4 * blocks) * index_dim * FLOAT_BYTES
+    of_block = (2 * index_heads + 3) * FLOAT_BYTES + 8 + 3
+    slab = min(tokens, INDEX_SLAB, max_model_len) * (blocks * of_block + max_model_len * (4 + FLOAT_BYTES))
+    return Scratch(plain.shared + pooled + slab)
 
 
 def reference_gather_act_order(*, tokens: int, elements: int) -> Scratch:

@@ -144,6 +144,12 @@ SAMPLE_BLOCK = 256
 ATTENTION_SLAB = 256
 """Tokens of a prompt chunk that attend at a time in the reference, which bounds the rows of a causal mask."""
 
+TOKEN_DIGITS = 3
+"""Numbers in base 256 in which a slot keeps a token id: every dtype of a model has them exactly."""
+
+INDEX_SLAB = 32
+"""Tokens of a prompt chunk that select blocks at a time in the reference, which bounds their scores of all blocks."""
+
 DEQUANT_SLAB = 2**22
 """Elements of 8-bit weights that a reference dequantizes at a time."""
 

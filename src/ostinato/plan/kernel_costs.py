@@ -106,8 +106,9 @@ def kernel_parts(
             yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
         if layer.attention is not None:
             of_token = bytes_per_token(layer.attention, kept)
-            for sizes in layer_sizes("attention", layer):
-                yield KernelCostPart("attention", kept, _work("attention", step, **sizes, kv_bytes_per_token=of_token))
+            name = layer.attention.operation
+            for sizes in layer_sizes(name, layer):
+                yield KernelCostPart(name, kept, _work(name, step, **sizes, kv_bytes_per_token=of_token))
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)

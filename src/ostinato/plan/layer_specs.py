@@ -18,6 +18,19 @@ from ostinato.plan.weights import Weight, num_elements
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """Indexer of an attention, which selects blocks of `ratio` tokens for each token, `budget` tokens in all.
+
+    It has heads of queries, and one key per token, which is cached beside the token's keys and values.
+    """
+
+    num_heads: int
+    head_dim: int
+    budget: int
+    ratio: int
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Attention of one layer; its keys and values are stored in blocks."""
 
@@ -49,13 +62,21 @@ class AttentionSpec:
     keys_of: int | None = None
     """Number of an earlier layer whose keys and values it reads; None: it stores its own."""
 
+    indexer: IndexerSpec | None = None
+    """Indexer that selects the blocks of keys that a token attends to; None: it attends to all of them."""
+
+    @property
+    def operation(self) -> str:
+        return "attention" if self.indexer is None else "indexed_attention"
+
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that this layer reads of one token in the cache.
+        """Elements that this layer keeps of one token in the cache, most of which it reads in each step.
 
-        They are its keys, and its values unless these are part of the keys.
+        They are its keys, its values unless these are part of the keys, and the key of an indexer.
         """
-        return (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
+        of_heads = (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
+        return of_heads + (0 if self.indexer is None else self.indexer.head_dim)
 
 
 @dataclass(frozen=True)
@@ -169,8 +190,11 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
             yield {"in_size": linear.in_size, "out_size": linear.out_size, "elements": linear.num_elements}
     elif op in ("moe", "route") and layer.experts is not None:
         yield {**vars(layer.experts), "inner_size": layer.experts.inner_size}
-    elif op in ("attention", "rotary", "rotate") and layer.attention is not None:
-        yield {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
+    elif layer.attention is not None and op in (layer.attention.operation, "rotary", "rotate"):
+        sizes = {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
+        if (indexer := layer.attention.indexer) is not None:
+            sizes |= {"index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
+        yield sizes
     elif op in operations_of(layer.mixer):
         assert layer.mixer is not None, "its operations are those of a mixer"
         yield dict(layer.mixer.sizes)

@@ -7,13 +7,13 @@ messages know a mixer by `Mixer` alone: arrays, bytes, operations, sizes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, Literal, Protocol
 
 from ostinato.ops.kernel_cost import chunked_scan_flops, delta_flops, selective_flops
 from ostinato.ops.operations import prefill_op
-from ostinato.ops.sizes import DTYPE_BYTES, INT8_STATE_BLOCK
+from ostinato.ops.sizes import DTYPE_BYTES, INT8_STATE_BLOCK, TOKEN_DIGITS
 
 StateDtype = Literal["model", "state"]
 """The model's dtype, or that of the setting `ssm_state_dtype`, which is float32 by default."""
@@ -37,7 +37,8 @@ class StateSpec:
     """A layer's part of a slot.
 
     Names: `conv` [width - 1, channels], the last inputs of a convolution; `ssm`, the state of a recurrence; `delta`
-    [heads, key_dim, value_dim], that of a delta net; `hidden` [1, hidden], a model's last hidden state.
+    [heads, key_dim, value_dim], that of a delta net; `hidden` [1, hidden], a model's last hidden state. N-gram
+    embeddings have `tokens` [n - 1, digits], the last token ids, and `ngram_conv`, the last inputs of their convolution.
     """
 
     arrays: tuple[StateArray, ...] = ()
@@ -345,6 +346,79 @@ class GatedDeltaSpec:
         if self.num_heads % self.num_key_heads:
             return f"{self.num_heads} heads of a delta net, which {self.num_key_heads} key heads cannot serve"
         return None
+
+
+@dataclass(frozen=True)
+class NgramSpec:
+    """N-gram embedding before a layer's mixer: hashed n-grams, n from 2 on, each with heads of a table.
+
+    It is added to every one of `streams` residual streams of `hidden_size`, with a convolution of its own.
+    """
+
+    multipliers: tuple[int, ...]
+    """Multipliers of a token and of those before it in the hash, as many as the largest n."""
+    sizes: tuple[int, ...]
+    """Rows of each head's part of the table, those of n = 2 first."""
+    table_rows: int
+    """Rows of the whole table, padded."""
+    parts: int
+    """Number of tensors in which a checkpoint has the table."""
+    embed_dim: int
+    """Elements of all heads together."""
+    end_id: int
+    """Token that ends a text, and stands for those before its beginning."""
+    streams: int
+    hidden_size: int
+    width: int
+    """Taps of the convolution, which are `len(multipliers)` tokens apart."""
+
+    @property
+    def channels(self) -> int:
+        return self.streams * self.hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // len(self.sizes)
+
+    @property
+    def dilation(self) -> int:
+        return len(self.multipliers)
+
+
+@dataclass(frozen=True)
+class NgramDeltaSpec(GatedDeltaSpec):
+    """Gated delta net of a layer that begins with an n-gram embedding, whose tokens and inputs are in slots too."""
+
+    ngrams: NgramSpec = field(kw_only=True)
+
+    kind: ClassVar[str] = "delta net with n-grams"
+    operations: ClassVar[Mapping[str, str | None]] = {
+        "ngram_ids": "tokens",
+        "dilated_conv1d": "ngram_conv",
+        **GatedDeltaSpec.operations,
+    }
+
+    @property
+    def state(self) -> StateSpec:
+        kept = len(self.ngrams.multipliers) - 1
+        tokens = StateArray("tokens", (kept, TOKEN_DIGITS), "model")
+        gap = (self.ngrams.width - 1) * self.ngrams.dilation
+        return StateSpec((*super().state.arrays, tokens, StateArray("ngram_conv", (gap, self.ngrams.channels), "model")))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            **super().sizes,
+            "token_elements": self.state["tokens"].num_elements,
+            "ngram_heads": len(self.ngrams.sizes),
+            "stream_channels": self.ngrams.channels,
+            "stream_width": self.ngrams.width,
+            "dilation": self.ngrams.dilation,
+        }
+
+    @property
+    def conv_parameters(self) -> int:
+        return super().conv_parameters + self.ngrams.channels * self.ngrams.width
 
 
 @dataclass(frozen=True)

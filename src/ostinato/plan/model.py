@@ -13,7 +13,7 @@ from ostinato.plan.layer_specs import AttentionSpec, LayerSpec, VisionSpec
 from ostinato.plan.mixers import NO_STATE, Mixer, StateArray, StateSpec
 from ostinato.plan.quantization import AnyQuantization, BlockQuantization, StoredWeights
 from ostinato.plan.rope import LayerRope, RopeSpec, resolve_ropes
-from ostinato.plan.weights import Weight, num_elements
+from ostinato.plan.weights import Weight, elements_on_disk, num_elements
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes in which models run."""
@@ -246,7 +246,12 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Number of the model's parameters, its encoder's included and its drafter's not, each counted once."""
         vision = 0 if self.vision is None else self.vision.parameters
-        return num_elements(self.weights) + _in_layers(self.layers) + vision
+        return num_elements(self.weights) + _in_layers(self.layers) + elements_on_disk(self.table) + vision
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the tables, which are no part of `weight_bytes`."""
+        return elements_on_disk(self.table) * DTYPE_BYTES[self.dtype]
 
     def weight_bytes(self, dtype: str) -> int:
         """Return the bytes of the weights when the model runs in `dtype`.
@@ -322,8 +327,9 @@ def _in_layers(layers: tuple[LayerSpec, ...]) -> int:
 
 
 def _plain_bytes(weights: Iterable[Weight], dtype: str) -> int:
-    """Return the bytes without quantisation."""
-    return sum(weight.num_elements * DTYPE_BYTES["float32" if weight.in_float32 else dtype] for weight in weights)
+    """Return the bytes in memory without quantisation."""
+    in_memory = (weight for weight in weights if not weight.stays_on_disk)
+    return sum(weight.num_elements * DTYPE_BYTES["float32" if weight.in_float32 else dtype] for weight in in_memory)
 
 
 def saved_bytes(weights: Iterable[Weight], quantization: AnyQuantization | None, dtype: str) -> int:

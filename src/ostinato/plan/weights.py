@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-Role = Literal["linear", "router", "experts", "embedding", "norm", "bias", "convolution", "per_head"]
+Role = Literal["linear", "router", "experts", "embedding", "table", "norm", "bias", "convolution", "per_head"]
 
 EACH = "*"
 """Placeholder for an expert's number in a tensor's name, where a file has the tensors of all experts as one."""
@@ -74,6 +74,11 @@ class Weight:
     """True if the checkpoint has the first dimension last."""
 
     @property
+    def stays_on_disk(self) -> bool:
+        """True for a table: its rows are looked up where the file is mapped, in the file's dtype."""
+        return self.role == "table"
+
+    @property
     def can_be_blocks(self) -> bool:
         """True if it may be in blocks: all that can be quantised, and the embedding, whose rows are looked up."""
         return (self.can_be_quantised or self.role == "embedding") and not self.stored_shape
@@ -123,5 +128,11 @@ class Weight:
 
 
 def num_elements(weights: Iterable[Weight], in_float32: bool | None = None) -> int:
-    """Return the number of elements of all weights, or of those with (without) `in_float32`."""
-    return sum(weight.num_elements for weight in weights if in_float32 in (None, weight.in_float32))
+    """Return the number of elements of all weights in memory, or of those with (without) `in_float32`."""
+    in_memory = (weight for weight in weights if not weight.stays_on_disk)
+    return sum(weight.num_elements for weight in in_memory if in_float32 in (None, weight.in_float32))
+
+
+def elements_on_disk(weights: Iterable[Weight]) -> int:
+    """Return the number of elements of all tables."""
+    return sum(weight.num_elements for weight in weights if weight.stays_on_disk)

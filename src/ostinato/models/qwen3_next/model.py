@@ -33,7 +33,7 @@ class SparseMLP(Module):
         self.shared_expert = GatedMLP(build, spec.size, hyper.shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
-    def forward(self, x: Array, residual: Array) -> Array:
+    def forward(self, x: Array, residual: Array | None) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = self.shared_expert(x, residual, self.shared_expert_gate(x))
         choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)

@@ -1,7 +1,7 @@
-"""References of `causal_conv1d` and `token_shift`, which keep the last inputs of each row in slots.
+"""References of `causal_conv1d` and those like it, which keep the last inputs of each row in slots.
 
-`causal_conv1d` is the short depthwise convolution of a state layer. `token_shift` returns each token's predecessor in
-its row.
+`causal_conv1d` is the short depthwise convolution of a state layer, `dilated_conv1d` one with gaps between its taps.
+`token_shift` returns each token's predecessor in its row.
 """
 
 from __future__ import annotations
@@ -61,6 +61,28 @@ def causal_conv1d(
                 conv_states[slot] = _last_inputs(before, x[start : start + offset])
         conv_states[writes[row]] = _last_inputs(before, x[start:end])
     return out
+
+
+def dilated_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    dilation: int,
+    conv_states: torch.Tensor,
+    row_starts: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    num_decode_rows: int,
+    checkpoints: Sequence[tuple[int, int, int]] = (),
+) -> torch.Tensor:
+    """Compute `causal_conv1d` with taps that are `dilation` tokens apart.
+
+    `weight` [width, channels]; `conv_states` [slots, (width - 1) * dilation, channels].
+    """
+    # Between the taps are others of 0, so that inputs that no tap reads must be finite, as those of a row are.
+    taps = weight.new_zeros(((weight.shape[0] - 1) * dilation + 1, weight.shape[1]))
+    taps[::dilation] = weight
+    rows = (row_starts, read_slots, write_slots, num_decode_rows, checkpoints)
+    return causal_conv1d(x, taps, None, conv_states, *rows)
 
 
 def _initial(conv_states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,71 @@
+"""Reference of `indexed_attention`: attention to the blocks of keys that an indexer selects (Qwen4)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ostinato.ops.reference.attention import _attend, _masked, _read
+from ostinato.ops.reference.pointwise import rms_norm
+from ostinato.ops.reference.rotary import rotary_angles, rotate
+from ostinato.ops.sizes import INDEX_SLAB
+
+
+def indexed_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    index_q: torch.Tensor,
+    index_cache: torch.Tensor,
+    index_norm: torch.Tensor,
+    eps: float,
+    frequencies: torch.Tensor,
+    scaling: float,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    budget: int,
+    ratio: int,
+) -> torch.Tensor:
+    """Attend from each token to the blocks of `ratio` positions that it selects, and to its last, incomplete block.
+
+    A block's key is the mean of its positions' `index_cache` [blocks, block_size, 1, index_dim], normed by 1 +
+    `index_norm`, and rotated to the block's first position by `frequencies` and `scaling` (`rotary_angles`). Its score
+    for a token is the sum over heads of relu(query . key), for `index_q` [tokens, index_heads, index_dim], which are
+    normed and rotated. A token selects the `budget / ratio` complete blocks of the highest score, of equal ones the
+    first. All else is as in `attention`. -> like `q`.
+    """
+    out = torch.zeros_like(q)
+    block_size, most = k_cache.shape[1], budget // ratio
+    starts, positions = row_starts.tolist(), start_positions.tolist()
+    for row, kv_len in enumerate(kv_lens.tolist()):
+        first = positions[row]
+        if kv_len <= first or starts[row] == starts[row + 1]:
+            continue
+        here = slice(starts[row], starts[row] + kv_len - first)
+        blocks = block_tables[row, : -(-kv_len // block_size)]
+        keys, values = (_read(cache, None, blocks, slice(kv_len)) for cache in (k_cache, v_cache))
+        complete = kv_len // ratio
+        if complete <= most:  # Every token selects all of its blocks.
+            out[here] = _attend(q[here], keys, values, scale, None, None, None, None)
+            continue
+        [raw] = _read(index_cache, None, blocks, slice(complete * ratio))
+        pooled = raw.view(complete, ratio, -1).float().mean(dim=1).to(raw.dtype)
+        at = torch.arange(complete, device=q.device)
+        angles = rotary_angles(at * ratio, frequencies, scaling)
+        index_keys = rotate(rms_norm(pooled, index_norm, eps, 1.0)[:, None], angles)[:, 0].float()
+        position = torch.arange(kv_len, device=q.device)
+        for begin in range(here.start, here.stop, INDEX_SLAB):
+            end = min(begin + INDEX_SLAB, here.stop)
+            own = position[first + begin - here.start : first + end - here.start, None]
+            is_complete = at < (own + 1) // ratio
+            scores = torch.relu(index_q[begin:end].float() @ index_keys.T).sum(dim=1) / math.sqrt(index_keys.shape[1])
+            order = scores.masked_fill_(~is_complete, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+            is_selected = torch.zeros_like(is_complete).scatter_(1, order[:, :most], True) & is_complete
+            mask = position >= (own + 1) // ratio * ratio
+            mask[:, : complete * ratio] |= is_selected.repeat_interleave(ratio, dim=1, output_size=complete * ratio)
+            out[begin:end] = _masked(q[begin:end], keys, values, mask & (position <= own), scale)
+    return out
