@@ -105,6 +105,7 @@ def test_results_of_a_step_are_what_the_rows_say(name: str, dtype: torch.dtype) 
         LayerCache(
             k_cache=None if layer.k_cache is None else layer.k_cache.to(dtype),
             v_cache=None if layer.v_cache is None else layer.v_cache.to(dtype),
+            index_cache=None if layer.index_cache is None else layer.index_cache.to(dtype),
             states={
                 name: states.to(torch.float32 if name == "delta" else dtype) for name, states in layer.states.items()
             },

@@ -65,7 +65,11 @@ def recipe(name: str) -> PretrainedConfig:
 
 
 def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    has_encoder = config.model_type in ("minicpmv4_7", "nemotron_h_omni")  # which are no models of text alone
+    has_encoder = config.model_type in (
+        "minicpmv4_7",
+        "nemotron_h_omni",
+        "qwen4_exp",
+    )  # which are no models of text alone
     auto = transformers.AutoModelForImageTextToText if has_encoder else transformers.AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.float32)
     randomize(model, seed)

@@ -476,6 +476,21 @@ def qwen3_next() -> PretrainedConfig:
     )
 
 
+def qwen4_exp() -> PretrainedConfig:
+    """The text part of a checkpoint that has an encoder of images too."""
+    kinds = ["linear_attention", "full_attention"]
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4}
+    return transformers.AutoConfig.for_model(
+        "qwen4_exp",
+        text_config=qwen4_exp_text().to_dict() | {"ple_layer_ids": [1], "num_hidden_layers": 2, "layer_types": kinds},
+        vision_config=vision | {"out_hidden_size": 64, "num_position_embeddings": 16},
+        image_token_id=6,
+        video_token_id=7,
+        vision_start_token_id=8,
+        vision_end_token_id=9,
+    )
+
+
 def qwen4_exp_text() -> PretrainedConfig:
     """Two layers with n-grams, whose hashes differ; prompts contain the token that ends their texts."""
     return transformers.AutoConfig.for_model(
@@ -1215,6 +1230,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         qwen3_5_text,
         qwen3_moe,
         qwen3_next,
+        qwen4_exp,
         qwen4_exp_text,
         seed_oss,
         smollm3,
@@ -1223,6 +1239,13 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         zamba2,
     )
 }
+
+
+IN_REFERENCES = {"qwen4_exp", "qwen4_exp_text"}
+"""Architectures with operations that have no native kernel, so that `deterministic` refuses them."""
+
+UNSHARED = {"qwen4_exp", "qwen4_exp_text"}
+"""Architectures that ranks cannot share."""
 
 
 def nemotron_h_head() -> PretrainedConfig:

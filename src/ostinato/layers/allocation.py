@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 
 from ostinato.layers.module import Module, Multiplier, QuantizableMatrix
-from ostinato.ops.arrays import NUMPY, Arrays, converted, dtype_name, library, on_host
+from ostinato.ops.arrays import Arrays, converted, dtype_name, library, on_host
 from ostinato.ops.quant import quantize
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, num_bytes, slice_rows
 from ostinato.ops.quant.quantize import WeightQuantizers
@@ -134,7 +134,7 @@ class WeightAllocator:
         """Allocate an unwritten weight; loading fills it, or replaces it by the mapped file's pages."""
         dtype = "float32" if row.in_float32 else self.dtype_name
         if row.stays_on_disk:
-            return NUMPY.without_memory(row.shape, dtype)
+            return self.arrays.without_memory(row.shape, dtype)
         if self.defers_matrices and (row.can_be_quantised or row.can_be_blocks):
             return self.arrays.without_memory(row.shape, dtype)
         return self.arrays.empty(row.shape, dtype)

@@ -126,7 +126,10 @@ class Module:
                 yield join_path(path, attribute), tensor
 
     def parameters(self) -> Iterator[Array]:
-        return (tensor for _, tensor in self.named_parameters())
+        """Yield all weights in memory."""
+        for module in self.modules():
+            on_disk = {attribute for attribute, row in module.rows.items() if row.stays_on_disk}
+            yield from (tensor for attribute, tensor in module.local_tensors() if attribute not in on_disk)
 
     def weights(self, prefix: str = "", without: Iterable[Module] = ()) -> Iterator[tuple[Module, str, Weight]]:
         """Yield (module, attribute, row) of all weights, except those of the modules `without`.

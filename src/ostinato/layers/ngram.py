@@ -25,7 +25,7 @@ class TablePart(Module):
 
 
 class NgramTable(ModuleList[TablePart]):
-    """Table of embeddings, in `parts` tensors of equally many rows, of which the last may have fewer."""
+    """Table of embeddings, in `parts` tensors of equally many rows; the last may have fewer."""
 
     def __init__(self, build: ModelBuilder, spec: NgramSpec) -> None:
         self.rows_of_part = -(-spec.table_rows // spec.parts)
@@ -44,9 +44,8 @@ class NgramEmbedding(Module):
         super().__init__()
         self.ops, self.spec, self.dtype = build.ops, spec, build.dtype
         self.ngram_embedding = NgramTable(build, spec)
-        starts = [sum(spec.sizes[:head]) for head in range(len(spec.sizes))]
         self.multipliers, self.sizes, self.starts = (
-            build.constant(values, "int64") for values in (spec.multipliers, spec.sizes, starts)
+            build.constant(values, "int64") for values in (spec.multipliers, spec.sizes, spec.starts)
         )
 
     def forward(self, token_ids: Array, inputs: StepInputs, memory: LayerCache) -> Array:

@@ -224,6 +224,9 @@ class CausalLM(Module, ABC):
         caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
         return self.build.ops.add(self.cap_gate(caps, logits), self.shift[:, :size])
 
+    def check_derived(self, name: str, values: Sequence[int]) -> None:
+        """Raise ModelError if a tensor of integers that is not loaded has other values than follow from config.json."""
+
     def checkpoint_name(self, name: str) -> str | None:
         """Return this model's name of the checkpoint's tensor `name`; None for a known tensor that is not loaded."""
         if self.spec.tied_embeddings and name.startswith("lm_head."):

@@ -37,22 +37,27 @@ def require(config: JsonMapping, name: str) -> object:
     return value
 
 
-def integer(config: JsonMapping, name: str, default: int | None = None) -> int:
-    """Return a whole number from 0 to the limit for such values.
+def integer(config: JsonMapping, name: str, default: int | None = None, most: int | None = None) -> int:
+    """Return a whole number from 0 to `most`, or to the limit for such values.
 
     Without a default the key is required; null counts as absent.
     """
     value = _value(config, name, default)
-    most = MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
-    if "experts" in name:
-        most = MAX_EXPERTS
-    elif name in ("num_hidden_layers", "num_layers_per_stack", "depth"):
-        most = MAX_LAYERS
+    most = _limit(name) if most is None else most
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:
         raise ModelError(f"config.json has a {name} above {most:,}, which no model has")
     return value
+
+
+def _limit(name: str) -> int:
+    """Return the largest value that is read under a name."""
+    if "experts" in name:
+        return MAX_EXPERTS
+    if name in ("num_hidden_layers", "num_layers_per_stack", "depth"):
+        return MAX_LAYERS
+    return MAX_LENGTH if any(part in name for part in _LENGTHS) else MAX_SIZE
 
 
 def number(config: JsonMapping, name: str, default: float | None = None) -> float:

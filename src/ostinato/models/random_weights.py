@@ -49,14 +49,12 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
         view = target_on_host(target)
         kind, share = name.rpartition(".")[2], shares.get(name)
         if name in tables:
+            module, attribute = tables[name]
             rows, size = view.shape
             if size not in scaled:
-                scaled[size] = (drawn * size**-0.5).astype(numpy_dtype(dtype_name(view.dtype)))
-            module, attribute = tables[name]
-            begin = int(generator.integers(PERIOD - size))
-            # Neighbouring rows overlap, so that a table takes no memory; those that are far apart are equal.
-            table = np.lib.stride_tricks.sliding_window_view(scaled[size][begin : begin + PERIOD], size)
-            setattr(module, attribute, model.build.arrays.sharing(_first_rows(table, rows)))
+                scaled[size] = (drawn * size**-0.5).astype(numpy_dtype(dtype_name(model.build.dtype)))
+            table = _table(scaled[size][int(generator.integers(PERIOD - size)) :], rows, size)
+            setattr(module, attribute, model.build.arrays.sharing(table))
         elif isinstance(view, QuantizedView | BlockView):
             _quantize(view, share, drawn, int(generator.integers(PERIOD)), quantizers)
         elif kind == "A_log":
@@ -78,9 +76,10 @@ def randomize_weights(model: CausalLM, seed: int, quantizers: WeightQuantizers =
     deinterleave(model)
 
 
-def _first_rows(table: np.ndarray, rows: int) -> np.ndarray:
-    """Return the first `rows` rows of `table`, which are repeated as needed."""
-    return table[:rows] if rows <= len(table) else np.resize(table, (rows, table.shape[1]))
+def _table(values: np.ndarray, rows: int, size: int) -> np.ndarray:
+    """Return a table of rows that overlap in `values`, so that it takes no memory; beyond `PERIOD` all are equal."""
+    step = values.itemsize if rows <= PERIOD else 0
+    return np.lib.stride_tricks.as_strided(values, (rows, size), (step, values.itemsize))
 
 
 def _quantize(

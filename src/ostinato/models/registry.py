@@ -60,6 +60,7 @@ MODELS = {
     "qwen3_next": "qwen3_next.model:Qwen3Next",
     "qwen3_vl": "qwen3_vl.model:Qwen3VL",
     "qwen3_vl_moe": "qwen3_vl_moe.model:Qwen3VLMoe",
+    "qwen4_exp": "qwen4_exp_text.model:Qwen4",
     "qwen4_exp_text": "qwen4_exp_text.model:Qwen4",
     "seed_oss": "llama.model:Llama",
     "smollm3": "llama.model:Llama",

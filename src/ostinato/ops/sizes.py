@@ -145,7 +145,7 @@ ATTENTION_SLAB = 256
 """Tokens of a prompt chunk that attend at a time in the reference, which bounds the rows of a causal mask."""
 
 TOKEN_DIGITS = 3
-"""Numbers in base 256 in which a slot keeps a token id: every dtype of a model has them exactly."""
+"""Digits of a token id in a slot, in base 256: every dtype of a model has such numbers exactly."""
 
 INDEX_SLAB = 32
 """Tokens of a prompt chunk that select blocks at a time in the reference, which bounds their scores of all blocks."""

@@ -71,7 +71,7 @@ class AttentionSpec:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that this layer keeps of one token in the cache, most of which it reads in each step.
+        """Elements of one token in the cache, which this layer reads.
 
         They are its keys, its values unless these are part of the keys, and the key of an indexer.
         """

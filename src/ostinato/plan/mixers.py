@@ -38,7 +38,7 @@ class StateSpec:
 
     Names: `conv` [width - 1, channels], the last inputs of a convolution; `ssm`, the state of a recurrence; `delta`
     [heads, key_dim, value_dim], that of a delta net; `hidden` [1, hidden], a model's last hidden state. N-gram
-    embeddings have `tokens` [n - 1, digits], the last token ids, and `ngram_conv`, the last inputs of their convolution.
+    embeddings have `tokens` [n - 1, digits], the last token ids, and `ngram_conv`, their convolution's last inputs.
     """
 
     arrays: tuple[StateArray, ...] = ()
@@ -373,6 +373,11 @@ class NgramSpec:
     """Taps of the convolution, which are `len(multipliers)` tokens apart."""
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """First row of each head's part of the table."""
+        return tuple(sum(self.sizes[:head]) for head in range(len(self.sizes)))
+
+    @property
     def channels(self) -> int:
         return self.streams * self.hidden_size
 
@@ -403,7 +408,9 @@ class NgramDeltaSpec(GatedDeltaSpec):
         kept = len(self.ngrams.multipliers) - 1
         tokens = StateArray("tokens", (kept, TOKEN_DIGITS), "model")
         gap = (self.ngrams.width - 1) * self.ngrams.dilation
-        return StateSpec((*super().state.arrays, tokens, StateArray("ngram_conv", (gap, self.ngrams.channels), "model")))
+        return StateSpec(
+            (*super().state.arrays, tokens, StateArray("ngram_conv", (gap, self.ngrams.channels), "model"))
+        )
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -13,6 +13,7 @@ from ostinato.errors import ConfigError, Remedy
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.model import ModelSpec
+from ostinato.units import format_bytes
 
 
 def choose_overlap(config: EngineConfig, device: DeviceSpec) -> tuple[Literal["on", "off"], list[Decision]]:
@@ -60,10 +61,16 @@ def choose_chunks(config: EngineConfig, model: ModelSpec) -> tuple[EngineConfig,
 
 
 def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]:
-    """Yield the decisions on a part that is not run, and on a given tokenizer or template."""
+    """Yield the decisions on a part that is not run, on tables on disk, and on a given tokenizer or template."""
     if model.left_out is not None:
         parts = "its text part" if model.vision is None else "its text and images"
         yield Decision("model", config.model, parts, model.left_out)
+    if model.disk_bytes:
+        reason = (
+            "embeddings of n-grams: a step reads some of their rows where the file is mapped, so they count as no "
+            "memory; the system keeps in memory what there is room for"
+        )
+        yield Decision("tables", None, f"{format_bytes(model.disk_bytes)} on disk", reason)
     if config.tokenizer is not None:
         reason = "as given, in place of the checkpoint's, and its chat template too"
         if model.given_tokens is not None:

@@ -25,12 +25,12 @@ class SparseMLP(Module):
     The shared expert is multiplied by the sigmoid of its gate.
     """
 
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, hyper: Qwen3NextHyperparameters) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, shared_size: int, normalizes: bool) -> None:
         super().__init__()
-        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not hyper.normalizes
+        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not normalizes
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
         self.experts = Experts(build, spec, "swiglu", stacked_as=STACKS, may_be_stacked=True)
-        self.shared_expert = GatedMLP(build, spec.size, hyper.shared_size)
+        self.shared_expert = GatedMLP(build, spec.size, shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
     def forward(self, x: Array, residual: Array | None) -> Array:
@@ -51,5 +51,7 @@ def sparse_block(
     build: ModelBuilder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
 ) -> Block:
     """Build a layer, with experts if it has any. `first_key` is the attention's."""
-    mlp = None if layer.experts is None else SparseMLP(build, layer.experts, hyper)
+    experts, mlp = layer.experts, None
+    if experts is not None:
+        mlp = SparseMLP(build, experts, hyper.shared_size, hyper.normalizes)
     return qwen35_block(build, size, layer, hyper, mlp, hyper.stored, first_key)

@@ -1,10 +1,11 @@
-"""Qwen4, its text model (model_type `qwen4_exp_text`): streams of residuals around delta nets, attention and experts."""
+"""Qwen4, its text model (model_type `qwen4_exp_text`): delta nets, attention and experts on streams of residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ostinato.errors import ModelError
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.hyper_connection import HyperConnection, repeat_streams
 from ostinato.layers.indexed_attention import IndexedAttention
@@ -45,7 +46,7 @@ class StreamBlock(Module):
         if isinstance(mixer, GatedDeltaSpec):
             self.mixer = GatedDeltaNet(build, size, mixer, eps=eps, gate_is_sigmoid=hyper.gate_is_sigmoid)
         assert layer.experts is not None, "every layer has experts"
-        self.mlp = SparseMLP(build, layer.experts, hyper)
+        self.mlp = SparseMLP(build, layer.experts, hyper.shared_size, hyper.normalizes)
 
     def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Apply the block, [tokens, streams * hidden] -> [tokens, streams * hidden]."""
@@ -92,10 +93,18 @@ class Qwen4(Decoder):
 
         So it does for what n-gram embeddings derive from config.json.
         """
-        if name.startswith(("mtp.", "model.visual.")) or name.endswith(DERIVED):
+        if name.startswith(("mtp.", "model.visual.")) or name.rpartition(".")[2] in DERIVED:
             return None
         return super().checkpoint_name(name.replace("model.language_model.", "model.", 1))
 
+    def check_derived(self, name: str, values: Sequence[int]) -> None:
+        path, _, kind = name.rpartition(".")
+        for number, layer in enumerate(self.spec.layers):
+            if path.endswith(f".layers.{number}.ple.ple_embedding") and isinstance(layer.mixer, NgramDeltaSpec):
+                expected = getattr(layer.mixer.ngrams, DERIVED[kind])
+                if tuple(values) != expected:
+                    raise ModelError(f"{name} has other values than follow from config.json: {expected}")
 
-DERIVED = (".layer_multipliers", ".ngram_heads_vocab_sizes", ".ngram_heads_offsets")
-"""Last parts of names of tensors whose values follow from config.json."""
+
+DERIVED = {"layer_multipliers": "multipliers", "ngram_heads_vocab_sizes": "sizes", "ngram_heads_offsets": "starts"}
+"""Last parts of names of tensors whose values follow from config.json -> attributes of `NgramSpec` with them."""

@@ -27,8 +27,12 @@ from ostinato.plan.model import ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention", "indexed_attention": "attention"}
 """Kinds of layers by the values of `layer_types`."""
-MAX_PARTS = 4096
-"""Largest number of tensors of a table."""
+MAX_PARTS = 16_384
+"""Largest number of tensors of all tables."""
+MAX_ROWS, MAX_SEED = 2**31, 2**63
+"""Largest number of rows of a head, and seed of the hashes."""
+MAX_HEADS = 4096
+"""Largest number of their heads: each has a prime, which is searched."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,9 @@ def _ngram_layers(config: JsonMapping, kinds: tuple[str, ...]) -> list[int]:
     """Return the layers with an n-gram embedding, which config.json counts from 1."""
     ids = config.get("ple_layer_ids") or []
     if not isinstance(ids, list) or not all(type(number) is int and 1 <= number <= len(kinds) for number in ids):
-        raise ModelError(f"config.json has ple_layer_ids = {ids!r}, which should be numbers of layers, 1 to {len(kinds)}")
+        raise ModelError(
+            f"config.json has ple_layer_ids = {ids!r}, which should be numbers of layers, 1 to {len(kinds)}"
+        )
     layers = sorted({number - 1 for number in ids})
     if any(kinds[layer] != "delta_net" for layer in layers):
         raise ModelError(f"config.json has ple_layer_ids = {ids!r}; supported: layers with linear attention")
@@ -150,29 +156,31 @@ def _ngrams(config: JsonMapping, count: int, hidden: int, streams: int) -> Itera
     width, embed_dim = integer(config, "ple_conv_kernel_size", 4), integer(config, "ple_embed_dim", hidden)
     vocab, parts = integer(config, "vocab_size"), integer(config, "split_ngram_parts", 512)
     base, unit = (
-        integer(config, "ngram_vocab_size_base", 20_000_000),
+        integer(config, "ngram_vocab_size_base", 20_000_000, MAX_ROWS),
         integer(config, "make_ngram_vocab_size_divisible_by", 128),
     )
     own = (n - 1) * heads
     if n < 2 or heads < 1 or width < 2 or base < 1 or unit < 1 or embed_dim < 1 or embed_dim % own:
         raise ModelError(
-            f"config.json has n-grams up to ngram_size = {n} with {heads} heads each, of ple_embed_dim = {embed_dim} in "
-            f"tables of {base} rows padded to {unit}, and ple_conv_kernel_size = {width}; heads should divide the "
+            f"config.json has n-grams up to ngram_size = {n} with {heads} heads each, of ple_embed_dim = {embed_dim} "
+            f"in tables of {base} rows padded to {unit}, and ple_conv_kernel_size = {width}; heads should divide the "
             "dimension, and n and the kernel be 2 or more"
         )
-    if not 1 <= parts <= MAX_PARTS:
-        raise ModelError(f"config.json has split_ngram_parts = {parts}; supported: 1 to {MAX_PARTS}")
-    if vocab > 256**TOKEN_DIGITS:
-        raise ModelError(f"config.json has vocab_size = {vocab}; with n-grams, up to {256**TOKEN_DIGITS} is supported")
+    if not 1 <= parts * count <= MAX_PARTS or own * count > MAX_HEADS:
+        raise ModelError(
+            f"config.json has {count} layers with n-grams in split_ngram_parts = {parts} and {own} heads each; "
+            f"supported: 1 to {MAX_PARTS:,} parts and up to {MAX_HEADS:,} heads of all layers"
+        )
+    assert vocab <= 256**TOKEN_DIGITS, "no vocabulary is so large that a slot could not keep its ids"
     end = config.get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     if type(end) is not int or not 0 <= end < vocab:
         raise ModelError(f"config.json has eos_token_id = {end!r}; n-grams need a token that ends a text")
     primes = _primes(base)
-    for number in range(count):
+    for place in range(count):
         sizes = tuple(next(primes) for _ in range(own))
         yield NgramSpec(
-            multipliers=_multipliers(integer(config, "seed", 1234), number, n, vocab),
+            multipliers=_multipliers(integer(config, "seed", 1234, MAX_SEED), place, n, vocab),
             sizes=sizes,
             table_rows=-(-sum(sizes) // unit) * unit,
             parts=parts,
@@ -188,7 +196,7 @@ def _primes(first: int) -> Iterator[int]:
     """Yield the primes from `first` on."""
     number = max(first, 2)
     while True:
-        if number == 2 or number % 2 and all(number % divisor for divisor in range(3, isqrt(number) + 1, 2)):
+        if number == 2 or (number % 2 and all(number % divisor for divisor in range(3, isqrt(number) + 1, 2))):
             yield number
         number += 1
 

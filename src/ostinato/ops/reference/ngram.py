@@ -12,6 +12,7 @@ import torch
 
 from ostinato.ops.sizes import TOKEN_DIGITS
 
+
 def ngram_ids(
     token_ids: torch.Tensor,
     multipliers: torch.Tensor,
@@ -112,4 +113,5 @@ def ngram_gate(keys: torch.Tensor, queries: torch.Tensor, values: torch.Tensor) 
     size = values.shape[1]
     scores = (keys.float() * queries.float()).unflatten(1, (-1, size)).sum(dim=-1, keepdim=True) / math.sqrt(size)
     gates = (scores.abs().clamp_min(1e-6).sqrt() * scores.sign()).sigmoid()
-    return (gates * values.float()[:, None]).flatten(1).to(values.dtype)
+    gated: torch.Tensor = gates * values.float()[:, None]
+    return gated.flatten(1).to(values.dtype)

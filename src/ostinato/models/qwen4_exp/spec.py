@@ -1,0 +1,21 @@
+"""Qwen4 (model_type `qwen4_exp`): the text model of a checkpoint with an encoder of images, which is not run."""
+
+from __future__ import annotations
+
+from ostinato.errors import ModelError
+from ostinato.json_io import JsonObject
+from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.qwen3_vl.spec import part
+from ostinato.models.qwen4_exp_text.spec import model_spec as text_spec
+from ostinato.plan.model import ModelSpec
+
+LEFT_OUT = "the encoder of images is not run; requests are text"
+
+
+def model_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of the text part of a `qwen4_exp` config.json. ModelError as for `qwen4_exp_text`."""
+    kind = part(config, "text_config").get("model_type", "qwen4_exp_text")
+    if kind != "qwen4_exp_text":
+        raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'qwen4_exp_text'")
+    tied = config.get("tie_word_embeddings", False)
+    return spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "qwen4_exp", LEFT_OUT, {})

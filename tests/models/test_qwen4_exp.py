@@ -1,0 +1,145 @@
+"""Qwen4's text model: its facts from config.json, its tables on disk, and what is refused. Parity tests hold its
+values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.config import EngineConfig
+from ostinato.errors import ConfigError, ModelError
+from ostinato.layers.allocation import WeightAllocator
+from ostinato.layers.ngram import NgramEmbedding
+from ostinato.models.loader import build_model, load_weights
+from ostinato.models.qwen4_exp_text.spec import model_spec
+from ostinato.models.random_weights import PERIOD, randomize_weights
+from ostinato.models.weight_table import with_weight_table
+from ostinato.ops.arrays import TorchArrays, dtype_name
+from ostinato.ops.dispatch import select_ops
+from ostinato.plan.mixers import NgramDeltaSpec
+from ostinato.plan.model import ModelSpec
+from ostinato.plan.plan import make_plan
+from ostinato.plan.tensor_parallel import shard
+from tests.models.test_loader import copy_of
+from tests.support.checkpoints import checkpoint, oracle
+from tests.support.plan_cases import cpu
+from tests.support.recipes import qwen4_exp_text
+
+NAME = "qwen4_exp_text"
+TABLES = "model.layers.0.ple.ple_embedding"
+
+
+def spec_of(**changes: object) -> ModelSpec:
+    return model_spec(qwen4_exp_text().to_dict() | {"dtype": "float32"} | changes)
+
+
+def tables_of(directory: Path, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The parts of the first layer's table, in a model of this dtype with the checkpoint's weights."""
+    spec = with_weight_table(spec_of())
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), dtype_name(dtype)), spec)
+    load_weights(model, directory)
+    embedding = model.backbone.layers[0].ple.ple_embedding
+    assert isinstance(embedding, NgramEmbedding)
+    return [part.weight for part in embedding.ngram_embedding]
+
+
+def test_hashes_and_tables_are_those_of_transformers() -> None:
+    spec = spec_of()
+    for number in (0, 2):
+        theirs, mixer = oracle(NAME).model.layers[number].ple.ple_embedding, spec.layers[number].mixer
+        assert isinstance(mixer, NgramDeltaSpec)
+        assert mixer.ngrams.multipliers == tuple(theirs.layer_multipliers.tolist())
+        assert mixer.ngrams.sizes == tuple(theirs.ngram_heads_vocab_sizes.tolist())
+        assert mixer.ngrams.starts == tuple(theirs.ngram_heads_offsets.tolist())
+        assert mixer.ngrams.table_rows == theirs.ngram_embedding.num_embeddings
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tables_stay_in_the_mapped_file_in_its_dtype(tmp_path: Path, stored: torch.dtype, dtype: torch.dtype) -> None:
+    def convert(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if ".shard_" in name:
+                tensors[name] = tensors[name].to(stored)
+
+    directory = copy_of(NAME, tmp_path, convert)
+    tables = tables_of(directory, dtype)
+    expected = oracle(NAME).model.layers[0].ple.ple_embedding.ngram_embedding.weight.to(stored)
+    assert torch.equal(torch.cat(tables), expected)
+    file = (directory / "model.safetensors").resolve()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))]
+    ranges = [tuple(int(each, 16) for each in line.split()[0].split("-")) for line in mapped]
+    assert all(any(begin <= table.data_ptr() < end for begin, end in ranges) for table in tables)
+
+
+def test_a_checkpoint_with_other_hashes_is_refused(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{TABLES}.layer_multipliers"] += 2
+
+    with pytest.raises(ModelError, match="layer_multipliers has other values than follow from"):
+        tables_of(copy_of(NAME, tmp_path, change), torch.float32)
+
+
+def test_random_tables_of_any_size_take_no_memory_of_their_own() -> None:
+    spec = with_weight_table(spec_of(ngram_vocab_size_base=200_000, split_ngram_parts=3))
+    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
+    randomize_weights(model, 0)
+    parts = [part.weight for part in model.backbone.layers[0].ple.ple_embedding.ngram_embedding]
+    assert sum(len(part) for part in parts) > 1_200_000
+    assert all(part.untyped_storage().nbytes() <= 2 * 2 * PERIOD for part in parts)
+    assert all(part[: len(part) : 1000].isfinite().all() for part in parts)
+
+
+def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
+    """At 6 heads of 20 million rows of 10 elements, they are more than the memory of the machine."""
+    spec = with_weight_table(spec_of(ngram_vocab_size_base=20_000_000))
+    assert spec.disk_bytes == 4 * 10 * sum(
+        layer.mixer.ngrams.table_rows for layer in spec.layers if isinstance(layer.mixer, NgramDeltaSpec)
+    )
+    device = cpu(2**30)
+    assert spec.disk_bytes > device.memory_bytes
+    plan = make_plan(EngineConfig(model="m", device="cpu", max_model_len=256, cache_memory="8MiB"), spec, device)
+    [decision] = [each for each in plan.decisions if each.topic == "tables"]
+    assert decision.effective == "8.94 GiB on disk"
+    assert plan.memory.weights == spec.weight_bytes("float32") < 2**24
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hc_count": 1}, "hc_count = 1"),
+        ({"output_gate_type": "gelu"}, "output_gate_type = 'gelu'; supported: silu, sigmoid"),
+        ({"indexer_kv_heads": 2}, "2 heads of keys"),
+        ({"indexer_budget": 13}, "selects 13 tokens in blocks of 3"),
+        ({"indexer_head_dim": 10}, "rotates 12 elements of heads, more than indexer_head_dim = 10"),
+        (
+            {f"indexer_{each}": None for each in ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")},
+            "indexer",
+        ),
+        ({"ple_layer_ids": [2]}, r"ple_layer_ids = \[2\]; supported: layers with linear attention"),
+        ({"ple_layer_ids": [9]}, "should be numbers of layers, 1 to 4"),
+        ({"ple_embed_dim": 61}, "ple_embed_dim = 61"),
+        ({"eos_token_id": None}, "eos_token_id = None"),
+        ({"split_ngram_parts": 0}, "split_ngram_parts = 0"),
+        ({"split_ngram_parts": 2**14}, "up to 4,096 heads|1 to 16,384 parts"),
+        ({"heads_per_ngram": 1000, "ple_embed_dim": 3000}, "3000 heads each"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec_of(**changes)
+
+
+def test_settings_that_need_what_is_not_there_are_refused_by_name() -> None:
+    spec = with_weight_table(spec_of())
+    with pytest.raises(ConfigError, match="names no sharded_dims"):
+        shard(spec, 2)
+    for settings, message in (
+        ({"kv_cache_dtype": "int8"}, "these are not kept in 8 bits"),
+        ({"deterministic": True}, "deterministic needs native kernels, and there are none for"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_plan(EngineConfig(model=str(checkpoint(NAME)), device="cpu", **settings), spec, cpu(2**32))
