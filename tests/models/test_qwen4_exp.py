@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.layers.ngram import NgramEmbedding
+from ostinato.models.checkpoint import model_spec as loaded_spec
+from ostinato.models.checkpoint import read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen4_exp_text.spec import model_spec
 from ostinato.models.random_weights import PERIOD, randomize_weights
@@ -23,8 +26,11 @@ from ostinato.plan.mixers import NgramDeltaSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.plan.tensor_parallel import shard
+from ostinato.runner.inputs import make_step_inputs
+from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_loader import copy_of
-from tests.support.checkpoints import checkpoint, oracle
+from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
+from tests.support.checkpoints import checkpoint, oracle, random_prompt, randomize
 from tests.support.plan_cases import cpu
 from tests.support.recipes import qwen4_exp_text
 
@@ -55,6 +61,58 @@ def test_hashes_and_tables_are_those_of_transformers() -> None:
         assert mixer.ngrams.sizes == tuple(theirs.ngram_heads_vocab_sizes.tolist())
         assert mixer.ngrams.starts == tuple(theirs.ngram_heads_offsets.tolist())
         assert mixer.ngrams.table_rows == theirs.ngram_embedding.num_embeddings
+
+
+ODD = {
+    "two streams, no n-grams": {"hc_count": 2, "ple_layer_ids": []},
+    "five streams of rank 1, bigrams": {"hc_count": 5, "hc_lowrank": 1, "ngram_size": 2, "heads_per_ngram": 3},
+    "one head, one part, two taps": {"heads_per_ngram": 1, "split_ngram_parts": 1, "ple_conv_kernel_size": 2},
+    "more parts than rows": {
+        "ngram_vocab_size_base": 3,
+        "make_ngram_vocab_size_divisible_by": 1,
+        "split_ngram_parts": 50,
+    },
+    "blocks of one token": {"indexer_compress_ratio": 1, "indexer_budget": 7},
+    "one block": {"indexer_compress_ratio": 5, "indexer_budget": 5},
+    "no budget is reached": {"indexer_budget": 300},
+    "whole heads rotate": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        "indexer_head_dim": 26,
+    },
+    "as many key heads, silu, no biases": {
+        "num_key_value_heads": 4,
+        "output_gate_type": None,
+        "attention_bias": False,
+        "norm_topk_prob": True,
+    },
+    "tied, the usual interval": {"tie_word_embeddings": True, "layer_types": None, "eos_token_id": 2},
+    "attention alone": {"layer_types": ["indexed_attention"] * 4, "ple_layer_ids": None},
+}
+LENGTH = 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ODD.values(), ids=ODD)
+@torch.inference_mode()
+def test_odd_configs_compute_what_transformers_does(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = qwen4_exp_text()
+    config = type(config)(**config.to_dict() | changes)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomize(theirs, seed=3)
+    theirs.save_pretrained(tmp_path)
+    prompt = [2, *random_prompt(LENGTH - 1, seed=3)]
+    expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+    spec = loaded_spec(read_config(tmp_path))
+    model = build_model(WeightAllocator(select_ops({}), CPU, "float32"), spec)
+    load_weights(model, tmp_path)
+    memory, parts, start = poisoned_memory(spec), [], 0
+    for end in (1, 3, 44, 45, LENGTH):
+        table = tuple(range(1, -(-end // BLOCK_SIZE) + 1))
+        row = BatchRow("r", tuple(prompt[start:end]), start, table, read_slot=2 if start else 0, write_slots=(2,))
+        batch = Batch((row,), num_decode_rows=int(start > 0 and end - start == 1))
+        parts.append(model.compute_logits(model(make_step_inputs(batch, BLOCK_SIZE, CPU), memory)))
+        start = end
+    assert (torch.cat(parts) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

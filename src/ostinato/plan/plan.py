@@ -273,7 +273,8 @@ def _summary(fitted: FitResult) -> ModelSummary:
 
 
 def _states(model: ModelSpec, dtypes: Mapping[StateDtype, str]) -> tuple[StateSummary, ...]:
-    kinds = dict.fromkeys((layer.kind, layer.mixer) for layer in model.layers)
+    layers = [(layer.kind, layer.mixer) for layer in model.layers]
+    kinds = dict.fromkeys((kind, mixer.state) for kind, mixer in layers if mixer is not None)
     return tuple(
         StateSummary(
             kind,
@@ -282,9 +283,8 @@ def _states(model: ModelSpec, dtypes: Mapping[StateDtype, str]) -> tuple[StateSu
             dtypes[array.dtype],
             array.num_elements * DTYPE_BYTES[dtypes[array.dtype]],
         )
-        for kind, mixer in kinds
-        if mixer is not None
-        for array in mixer.state.arrays
+        for kind, state in kinds
+        for array in state.arrays
     )
 
 

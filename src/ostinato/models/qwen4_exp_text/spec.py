@@ -80,7 +80,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
             layers.append(LayerSpec("attention", attention, experts=experts))
         elif i in embeddings:
             mixer = NgramDeltaSpec(**vars(plain), ngrams=embeddings[i])
-            layers.append(LayerSpec("delta_net", mixer=mixer, experts=experts))
+            layers.append(LayerSpec("ngram_delta_net", mixer=mixer, experts=experts))
         else:
             layers.append(LayerSpec("delta_net", mixer=plain, experts=experts))
     return ModelSpec(
