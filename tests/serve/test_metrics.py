@@ -59,8 +59,9 @@ def test_nothing_is_counted_before_the_first_request():
 
 def test_a_request_moves_every_count_by_what_it_is(served):
     before = scrape(served)
-    usage = complete(served, max_tokens=6, ignore_eos=True).json()["usage"]
-    complete(served, max_tokens=6, ignore_eos=True)
+    asked = {"max_tokens": 6, "ignore_eos": True, "cache_salt": "this test, whichever came before"}
+    usage = complete(served, **asked).json()["usage"]
+    complete(served, **asked)
     after = scrape(served)
     gain = {key: value - before.get(key, 0.0) for key, value in after.items()}
     assert usage["completion_tokens"] == 6
