@@ -37,6 +37,13 @@ def test_a_token_is_sixteen_patches_or_four() -> None:
     assert not any("vit_merger" in name for weight in half.weights for name in weight.names)
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_whole_configs_flag_ties_the_embeddings(is_tied: bool) -> None:
+    whole = config(tie_word_embeddings=is_tied)
+    whole["text_config"]["tie_word_embeddings"] = not is_tied
+    assert model_spec(whole).tied_embeddings == is_tied
+
+
 def test_the_merger_of_windows_is_left_out_of_a_checkpoint_that_does_not_use_it() -> None:
     model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), vl_spec("minicpmv4_7_4x"))
     assert model.checkpoint_name("model.vision_tower.vit_merger.pre_norm.weight") is None

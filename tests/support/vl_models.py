@@ -301,12 +301,13 @@ def minicpmv4_7() -> PretrainedConfig:
 
 
 def minicpmv4_7_4x() -> PretrainedConfig:
-    """No window is merged, so that a token is four patches; another activation, and a tied embedding."""
+    """No window is merged, so that a token is four patches; another activation, and two layers of text."""
     config = minicpmv4_7().to_dict()
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     vision = config["vision_config"] | {"hidden_act": "gelu", "image_size": 33}
-    sizes = {"downsample_mode": "4x", "tie_word_embeddings": True, **CANVAS}
+    sizes = {"downsample_mode": "4x", "tie_word_embeddings": False, **CANVAS}
     return transformers.AutoConfig.for_model(
-        "minicpmv4_7", text_config=config["text_config"], vision_config=vision, **sizes
+        "minicpmv4_7", text_config=config["text_config"] | layers, vision_config=vision, **sizes
     )
 
 
