@@ -133,7 +133,8 @@ def test_a_piecewise_step_reads_nothing_on_the_host_outside_of_the_parts_that_it
 def test_encoding_images_reads_nothing_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spec = planned(name)
     assert spec.vision is not None
-    buffers = EncoderBuffers(64, 3, spec.vision.patch_elements, TorchArrays("meta"), "bfloat16", spec.vision.taps)
+    how = (spec.vision.patch_elements, TorchArrays("meta"), "bfloat16", spec.vision.taps, spec.vision.has_windows)
+    buffers = EncoderBuffers(64, 3, *how)
     with torch.inference_mode(), collected_launches(monkeypatch) as launches:
         model = meta_model(spec, plan.kernels)
         assert isinstance(model, HasEncoder)

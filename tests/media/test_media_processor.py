@@ -22,22 +22,27 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from ostinato.engine.migration.wire_format import ByteParts, export_media, import_media
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.media_item import MediaItem
-from ostinato.media.preprocess import process_crops, process_image, process_tiles, process_video
-from ostinato.media.processor_config import CropSettings, load_media_settings
-from ostinato.media.resize import crop_grid, image_size, tile_grid
+from ostinato.media.media_item import MediaItem, rope_positions
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.media.preprocess import process_crops, process_image, process_slices, process_tiles, process_video
+from ostinato.media.processor_config import CropSettings, SliceSettings, load_media_settings
+from ostinato.media.resize import crop_grid, image_size, slice_grid, slice_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
 from tests.support.media_cases import (
     FITTED,
     FLOATS,
     HALVES,
+    SLICED,
     drawn,
     fitted_settings,
     float_settings,
     pixel_settings,
+    sliced_settings,
     tiled_settings,
     vision_spec,
 )
@@ -228,6 +233,22 @@ def test_an_image_of_any_size_has_the_grid_of_transformers(height, width, least,
         assert image_size(height, width, float_settings(least, least + more)) == (16 * grid[0], 16 * grid[1])
 
 
+@pytest.mark.parametrize("own", [float_settings(), sliced_settings()], ids=["floats", "slices"])
+def test_an_image_moves_to_another_engine_as_it_is(own):
+    """Its pixels arrive in their type, and its digest is checked."""
+    image = drawn(500, 300)
+    items = (process_image(image, own),) if own.slices is None else process_slices(image, own).items
+    ends = [10 * (i + 1) for i in range(len(items))]
+    spans = tuple(
+        MediaPlacement(end - 9, end, replace(item, num_tokens=9)) for end, item in zip(ends, items, strict=True)
+    )
+    media, parts = MediaPrompt([0] * 99, spans, rope_positions(99, [], 2)), ByteParts()
+    moved = import_media(export_media(media, parts), media.token_ids, parts.parts)
+    for mine, theirs in zip(items, moved.spans, strict=True):
+        assert (theirs.item.digest, theirs.item.grid) == (mine.digest, mine.grid)
+        np.testing.assert_array_equal(theirs.item.patches, mine.patches)
+
+
 def test_settings_of_images_in_floats_are_read(tmp_path):
     vision = vision_spec(**FLOATS)
     own = load_media_settings(tmp_path, vision).image
@@ -245,6 +266,86 @@ def test_settings_of_images_in_floats_are_read(tmp_path):
         ({"downsample_ratio": 0.25}, "downsample_ratio = 0.25, which should be 0.5, as config.json has it"),
         ({"max_num_patches": -1}, "max_num_patches = -1, which should be a whole number of at least 1"),
         ({"patch_size": 14}, "patch_size = 14, which should be 16"),
+    ):
+        file.write_text(json.dumps(changes))
+        with pytest.raises(ModelError, match=words):
+            load_media_settings(tmp_path, vision)
+
+
+@pytest.mark.parametrize("mode", ["4x", "16x"])
+@pytest.mark.parametrize(
+    ("height", "width"), [(100, 90), (1, 1), (224, 224), (225, 224), (500, 300), (300, 1000), (900, 900), (3, 400)]
+)
+def test_an_image_and_its_slices_have_the_pixels_of_transformers(height, width, mode):
+    """MiniCPM-V 4.7's processor with torchvision, by torch alone; its grids and sizes are those of its own with Pillow.
+
+    Its patches lie row by row; of ours those of a window, two by two, are next to each other.
+    """
+    image, own = drawn(height, width), sliced_settings(4 if mode == "16x" else 2)
+    made = process_slices(image, own)
+    theirs = MiniCPMV4_6ImageProcessorPil(scale_resolution=224, patch_size=14, downsample_mode=mode)
+    out = theirs(images=[image], return_tensors="pt")
+    grid = tuple(out["grids"][0])
+    assert made.grid == (grid if max(grid) else (1, 1))
+    assert [item.grid for item in made.items] == [tuple(size) for size in out["target_sizes"].tolist()]
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    whole, *slices = (tuple(14 * side for side in item.grid) for item in made.items)
+
+    def resized(rows, columns):
+        return F.interpolate(pixels, (rows, columns), mode="bicubic", antialias=True, align_corners=False)[0]
+
+    pieces = [resized(*whole)]
+    if slices:
+        [(rows, columns)] = set(slices)
+        large = resized(grid[0] * rows, grid[1] * columns).unfold(1, rows, rows).unfold(2, columns, columns)
+        pieces += list(large.permute(1, 2, 0, 3, 4).flatten(0, 1))
+    mean, std = (torch.tensor(values)[:, None, None] * (1 / own.scale) for values in (own.mean, own.std))
+    for item, piece in zip(made.items, pieces, strict=True):
+        cut = ((piece.float() - mean) / std).unfold(1, 14, 14).unfold(2, 14, 14)
+        expected = cut.permute(1, 2, 0, 3, 4).flatten(0, 1).flatten(1).numpy()
+        rows, columns = patch_positions(item.grid, own.merge_size, own.has_windows).T
+        np.testing.assert_array_equal(item.patches, expected[rows * item.grid[1] + columns])
+
+
+@given(height=SIDES, width=SIDES, side=st.sampled_from([56, 112, 224]), most=st.integers(1, 12))
+@settings(deadline=None)
+def test_an_image_of_any_size_has_the_slices_of_transformers(height, width, side, most):
+    if max(height, width) / min(height, width) > 200:
+        return
+    own = sliced_settings(4, min_pixels=side**2, max_pixels=side**2, slices=SliceSettings(most, True))
+    theirs = MiniCPMV4_6ImageProcessorPil()
+    grid = theirs.get_sliced_grid((height, width), most, side)
+    assert slice_grid(height, width, own) == tuple(grid or (1, 1))
+    expected = theirs.find_best_resize((height, width), side, 14, "16x", allow_upscale=grid is None)
+    assert image_size(height, width, own) == expected
+    if grid is not None:
+        refined = theirs.get_refine_size((height, width), grid, side, 14, "16x", allow_upscale=True)
+        rows, columns = slice_size(height, width, tuple(grid), own)
+        assert (rows * grid[0], columns * grid[1]) == refined
+
+
+def test_a_whole_image_is_another_item_with_slices_than_without():
+    """Its positions are others, over the slices that follow it."""
+    image = drawn(500, 300)
+    with_slices = process_slices(image, sliced_settings())
+    alone = process_slices(image, sliced_settings(slices=SliceSettings(1, True)))
+    assert (len(with_slices.items), len(alone.items)) == (3, 1)
+    np.testing.assert_array_equal(with_slices.items[0].patches, alone.items[0].patches)
+    assert with_slices.items[0].digest != alone.items[0].digest
+
+
+def test_settings_of_slices_are_read(tmp_path):
+    vision = vision_spec(**SLICED)
+    own = load_media_settings(tmp_path, vision).image
+    assert own == sliced_settings(min_pixels=448**2, max_pixels=448**2)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"scale_resolution": 224, "slice_mode": False, "use_image_id": False}))
+    assert load_media_settings(tmp_path, vision).image == sliced_settings(slices=SliceSettings(1, False))
+    for changes, words in (
+        ({"downsample_mode": "4x"}, "downsample_mode = '4x', which should be '16x', as config.json has it"),
+        ({"scale_resolution": 40}, "scale_resolution = 40, which should be at least 56, the pixels of a token"),
+        ({"max_slice_nums": 99}, "max_slice_nums = 99, which should be at most 64"),
+        ({"patch_size": 16}, "patch_size = 16, which should be 14"),
     ):
         file.write_text(json.dumps(changes))
         with pytest.raises(ModelError, match=words):

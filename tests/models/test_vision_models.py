@@ -151,7 +151,9 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
     ).logits[0]
     rope = torch.arange(len(token_ids)).expand(3, 1, -1)
     if name not in IN_A_LINE:
-        rope, _ = oracle.model.get_rope_index(ids, types, image_grid_thw=images["image_grid_thw"])
+        rope, _ = oracle.model.get_rope_index(
+            ids, types, **{key: images[key] for key in ("image_grid_thw", "target_sizes") if key in images}
+        )
         assert not torch.equal(rope[0], rope[2])  # else time, height and width could be taken for one another
     model = vl_model(name, ops_of(name, kind))
     encoded = oracle_encode(name, items)

@@ -65,9 +65,7 @@ def recipe(name: str) -> PretrainedConfig:
 
 
 def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    has_encoder = config.model_type in ("minicpmv4_7",)  # which is no model of text alone
-    auto = transformers.AutoModelForImageTextToText if has_encoder else transformers.AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(model, seed)
     return model.eval()
 

@@ -9,8 +9,8 @@ import tokenizers
 from PIL import Image
 
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings
-from ostinato.plan.layer_specs import VisionSpec
+from ostinato.media.processor_config import MediaSettings, PixelSettings, SliceSettings, TileSettings
+from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 HALVES = (0.5, 0.5, 0.5)
@@ -124,6 +124,24 @@ def float_settings(least: int = 1024, most: int = 13312) -> PixelSettings:
     clip = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
     limits = {"min_pixels": 256 * least, "max_pixels": 256 * most, "most_pixels": 256 * most}
     return pixel_settings(**limits, **clip, temporal_patch_size=1, in_floats=True)
+
+
+SLICED = {
+    "patch_size": 14,
+    "merge_size": 4,
+    "temporal_patch_size": 1,
+    "video_token_id": None,
+    "has_windows": True,
+    "canvas": CanvasTokens(1, 2, 3, 4, 5),
+}
+"""What an encoder like MiniCPM-V 4.7's has beside `vision_spec`."""
+
+
+def sliced_settings(merge_size: int = 4, **changes: Any) -> PixelSettings:
+    """As published MiniCPM-V 4.7's, but for images of 224 pixels."""
+    own: dict[str, Any] = {"min_pixels": 224**2, "max_pixels": 224**2, "slices": SliceSettings(9, True)}
+    own |= {"patch_size": 14, "temporal_patch_size": 1, "merge_size": merge_size, "has_windows": merge_size == 4}
+    return pixel_settings(**(own | changes))
 
 
 def media_settings() -> MediaSettings:

@@ -110,18 +110,6 @@ def nemotron_h() -> PretrainedConfig:
     )
 
 
-def minicpmv4_7() -> PretrainedConfig:
-    """The text part of a checkpoint that has an encoder of images too."""
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return transformers.AutoConfig.for_model(
-        "minicpmv4_7",
-        text_config=qwen3_5_text().to_dict() | {"mtp_num_hidden_layers": 0},
-        vision_config=vision | {"patch_size": 4, "image_size": 28},
-        insert_layer_id=0,
-        image_token_id=5,
-    )
-
-
 def nemotron_h_dense() -> PretrainedConfig:
     """No experts, no latent space, no biases, a flag for tied embeddings, which the architecture does not follow; the
     layer kinds in their older spelling."""
@@ -1142,7 +1130,6 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         mamba,
         mamba2,
         mellum,
-        minicpmv4_7,
         ministral3,
         mistral,
         mixtral,

@@ -12,8 +12,8 @@ import torch
 from ostinato import EngineConfig, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.engine.outputs import RequestOutput
-from ostinato.media.media_item import MediaItem, rope_positions
-from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.media.media_item import MediaItem
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt, positions_of
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.support.checkpoints import random_prompt
 from tests.support.kept import kept
@@ -119,7 +119,7 @@ def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | No
             token_ids += [IMAGE if is_image else VIDEO] * item.num_tokens + [END]
             # The time of the next temporal patch.
             token_ids += [7, 8 + number] if kind == "video" else []
-    return MediaPrompt(token_ids, tuple(placed), rope_positions(len(token_ids), placed, vision.merge_size))
+    return MediaPrompt(token_ids, tuple(placed), positions_of(token_ids, placed, vision))
 
 
 @torch.inference_mode()

@@ -253,8 +253,8 @@ def nemotron_h_omni() -> PretrainedConfig:
 
 
 def nemotron_h_omni_gated() -> PretrainedConfig:
-    """A norm behind the encoder, since a prediction head belongs to the text part; gated MLPs of the encoder, its queries
-    without biases, and a prefix of whole tokens."""
+    """A norm behind the encoder, since a prediction head belongs to the text part; gated MLPs, queries without biases,
+    and a prefix of whole tokens."""
     config = nemotron_h_omni().to_dict()
     text = recipes.nemotron_h().to_dict() | {"num_nextn_predict_layers": 1}
     vision = config["vision_config"] | {"use_swiglu_ffn": True, "qkv_bias": False, "num_registers": 2}
@@ -262,11 +262,43 @@ def nemotron_h_omni_gated() -> PretrainedConfig:
     return transformers.AutoConfig.for_model("nemotron_h_omni", text_config=text, vision_config=vision, **sizes)
 
 
+SLICES = {"slice_start_id": VOCAB_SIZE - 5, "slice_end_id": VOCAB_SIZE - 6, "newline_id": VOCAB_SIZE - 7}
+CANVAS = {"image_token_id": IMAGE, "image_start_id": START, "image_end_id": END, **SLICES}
+
+
+def minicpmv4_7() -> PretrainedConfig:
+    """Windows that are merged behind the second layer of three; tokens of images on a canvas; delta nets."""
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 70,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "patch_size": 4,
+        "image_size": 28,
+        "layer_norm_eps": 1e-3,
+    }
+    text = {**DELTA_NETS, "model_type": "qwen3_5_text", "intermediate_size": 96, "attention_bias": True}
+    return transformers.AutoConfig.for_model(
+        "minicpmv4_7", text_config=text, vision_config=vision, insert_layer_id=1, tie_word_embeddings=False, **CANVAS
+    )
+
+
+def minicpmv4_7_4x() -> PretrainedConfig:
+    """No window is merged, so that a token is four patches; another activation, and two layers of text."""
+    config = minicpmv4_7().to_dict()
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    vision = config["vision_config"] | {"hidden_act": "gelu", "image_size": 33}
+    sizes = {"downsample_mode": "4x", "tie_word_embeddings": False, **CANVAS}
+    return transformers.AutoConfig.for_model(
+        "minicpmv4_7", text_config=config["text_config"] | layers, vision_config=vision, **sizes
+    )
+
+
 VL_RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
     each.__name__: each
     for each in (
         *(qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, lfm3_vl, lfm2_vl, gemma3, gemma4, gemma4_causal),
-        *(nemotron_h_omni, nemotron_h_omni_gated),
+        *(nemotron_h_omni, nemotron_h_omni_gated, minicpmv4_7, minicpmv4_7_4x),
     )
 }
 IN_A_LINE = (
@@ -332,9 +364,11 @@ def ops_of(name: str, kind: str) -> Ops:
 
 
 def random_items(name: str, grids: Sequence[tuple[int, int]], seed: int) -> list[MediaItem]:
-    """Images of these sizes in patches, or of the model's only size."""
+    """Images of these sizes in patches, twice as high and wide if tokens are, or of the model's only size."""
     vision = vl_spec(name).vision
     assert vision is not None
+    if vision.merge_size == 4:
+        grids = [(2 * height, 2 * width) for height, width in grids]
     if vision.image_side:
         grids = [(vision.image_side // vision.patch_size,) * 2] * len(grids)
     generator = np.random.default_rng(seed)
@@ -374,9 +408,15 @@ def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str
             for (row, column), patch in zip(patch_positions(item.grid, vision.merge_size), values, strict=True):
                 tiles[:, row, column] = patch.view(vision.in_channels, vision.patch_size, vision.patch_size)
         return {"pixel_values": whole}
+    if vision.canvas is not None:
+        # The pixels of a patch's rows, patch after patch.
+        sizes, side = torch.tensor([item.grid for item in items]), vision.patch_size
+        rows = torch.cat([_row_by_row(item, vision) for item in items])
+        pixels = rows.view(len(rows), vision.in_channels, side, side).permute(1, 2, 0, 3)
+        return {"pixel_values": pixels.reshape(1, vision.in_channels, side, -1), "target_sizes": sizes}
     if vision.crops_positions:
         grids = torch.tensor([item.grid for item in items])
-        return {"pixel_values": torch.cat(list(map(_row_by_row, items))), "image_grid_hw": grids}
+        return {"pixel_values": torch.cat([_row_by_row(item, vision) for item in items]), "image_grid_hw": grids}
     if not vision.is_naflex and not vision.positions_by_axis:
         grids = torch.tensor([(1, *item.grid) for item in items])
         return {"pixel_values": torch.cat(patches), "image_grid_thw": grids}
@@ -400,10 +440,10 @@ def inputs_of_images(vision: VisionSpec, items: Sequence[MediaItem]) -> dict[str
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
-def _row_by_row(item: MediaItem) -> torch.Tensor:
+def _row_by_row(item: MediaItem, vision: VisionSpec) -> torch.Tensor:
     """An image's patches, [patches, elements], which are those of one token after the other."""
     patches = torch.from_numpy(np.asarray(item.patches))
-    rows, columns = torch.from_numpy(patch_positions(item.grid, 2)).unbind(1)
+    rows, columns = torch.from_numpy(patch_positions(item.grid, vision.merge_size, vision.has_windows)).unbind(1)
     ordered = torch.empty_like(patches)
     ordered[rows * item.grid[1] + columns] = patches
     return ordered
@@ -457,8 +497,10 @@ def encoder_inputs(items: Sequence[MediaItem], vision: VisionSpec) -> EncoderInp
     """Images in buffers as large as they are."""
     rows = vision.rows_of(sum(item.grid[0] * item.grid[1] // vision.patches_per_token for item in items), len(items))
     segments = vision.segments_of(len(items))
-    buffers = EncoderBuffers(rows, segments, vision.patch_elements, CPU, "float32", vision.taps)
-    return write_encoder_inputs(buffers, items, vision)
+    buffers = EncoderBuffers(rows, segments, vision.patch_elements, CPU, "float32", vision.taps, vision.has_windows)
+    inputs = write_encoder_inputs(buffers, items, vision)
+    buffers.pad(rows, segments, rows)
+    return inputs
 
 
 def of_images(encoded: torch.Tensor, items: Sequence[MediaItem], vision: VisionSpec) -> torch.Tensor:

@@ -25,8 +25,8 @@ from ostinato.bench.statistics import STATISTICS, WAYS, ArrivalTimes, arrival_fi
 from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError, Remedy
 from ostinato.json_io import JsonMapping, JsonObject, to_json_data
-from ostinato.media.media_item import MediaItem, rope_positions
-from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.media.media_item import MediaItem
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt, positions_of
 from ostinato.media.processor_config import PixelSettings, load_media_settings
 from ostinato.media.resize import image_size
 from ostinato.plan.layer_specs import VisionSpec
@@ -233,7 +233,7 @@ def prompt_of(item: MediaItem, vision: VisionSpec | None, vocab_size: int, seed:
     behind = text[TEXT:] if end is None else [end, *text[TEXT:]]
     placed = MediaPlacement(len(before), len(before) + item.num_tokens, item)
     token_ids = [*before, *[vision.image_token_id] * item.num_tokens, *behind]
-    return MediaPrompt(token_ids, (placed,), rope_positions(len(token_ids), [placed], vision.merge_size))
+    return MediaPrompt(token_ids, (placed,), positions_of(token_ids, [placed], vision))
 
 
 def encoder_tables(data: JsonMapping) -> list[Table]:

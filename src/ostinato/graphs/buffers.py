@@ -13,6 +13,7 @@ from ostinato.errors import CaptureError
 from ostinato.ops.arrays import Arrays, first_address, is_array, memory_address, numpy_dtype
 from ostinato.ops.dispatch import Kernel
 from ostinato.ops.step_inputs import (
+    WINDOW,
     EncoderInputs,
     StepInputs,
     Table,
@@ -211,28 +212,41 @@ class EncoderBuffers(Buffers):
     """Inputs of one pack of up to `max_images` images with up to `max_patches` patches."""
 
     def __init__(
-        self, max_patches: int, max_images: int, patch_elements: int, arrays: Arrays, dtype: str, taps: int = 4
+        self,
+        max_patches: int,
+        max_images: int,
+        patch_elements: int,
+        arrays: Arrays,
+        dtype: str,
+        taps: int = 4,
+        has_windows: bool = False,
     ) -> None:
         sizes = encoder_sizes(max_patches, max_images, patch_elements, taps)
-        super().__init__(encoder_table(dtype), sizes, arrays)
+        super().__init__(encoder_table(dtype, has_windows), sizes, arrays)
+        self.has_windows = has_windows
 
     def view(self, patches: int) -> EncoderInputs:
         """Return the first `patches` patches, with the segments of all images that there is room for."""
-        return EncoderInputs(**self._views({"patch": patches, "image": len(self.arrays["starts"]) - 1}))
+        lengths = {"patch": patches, "image": len(self.arrays["starts"]) - 1, "window": patches // WINDOW}
+        return EncoderInputs(**self._views(lengths))
 
     def pad(self, patches: int, images: int, to_patches: int) -> None:
         """Pad the written pack of `images` images with `patches` patches to `to_patches` patches.
 
-        Padding patches have valid positions. Padding images have no patches.
+        Padding patches have valid positions. Padding images and windows have no patches.
         """
         starts = self.arrays["starts"]
         assert patches <= to_patches, "a pack has more patches than it is padded to"
         assert images < len(starts), "a pack has more images than there is room for"
         self._pad("patch", patches, to_patches, 0)
         self._pad("image", images, len(starts) - 1, patches)
+        if self.has_windows:
+            windows = self.arrays["window_starts"]
+            windows[:] = np.minimum(np.arange(0, WINDOW * len(windows), WINDOW), patches)
+            self.arrays["merged_starts"][:] = starts // WINDOW
         if not self._maker.is_on_host:
             for name, field in self.table.items():
-                count = to_patches if field.per == "patch" else len(starts)
+                count = {"patch": to_patches, "window": to_patches // WINDOW + 1}.get(field.per, len(starts))
                 self._maker.write(self.tensors[name][:count], self.arrays[name][:count])
 
 

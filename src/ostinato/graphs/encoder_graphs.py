@@ -220,7 +220,8 @@ class EncoderGraphs:
         vision = self._vision
         segments = vision.segments_of(images)
         rows = tokens * vision.patches_per_token
-        return EncoderBuffers(rows, segments, vision.patch_elements, self._arrays, self._dtype, vision.taps)
+        how = (vision.patch_elements, self._arrays, self._dtype, vision.taps, vision.has_windows)
+        return EncoderBuffers(rows, segments, *how)
 
     def _eager_reason(self, budget: int | None) -> str | None:
         if not self._budgets:

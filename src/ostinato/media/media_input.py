@@ -16,9 +16,9 @@ from ostinato.media.load import MediaSources, load_image
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import AnyMedia, Encode, MediaPrompt, Placeholders, media_prompt, placeholders
 from ostinato.media.message_media import MediaPart, Message, split_media, texts
-from ostinato.media.preprocess import TiledImage, Video, process_crops, process_tiles, process_video
+from ostinato.media.preprocess import TiledImage, Video, process_crops, process_slices, process_tiles, process_video
 from ostinato.media.processor_config import MediaSettings, PixelSettings, TileSettings, load_media_settings
-from ostinato.media.resize import image_size, tile_grid, video_size
+from ostinato.media.resize import image_size, slice_grid, slice_size, tile_grid, video_size
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 
@@ -97,6 +97,11 @@ class MediaInput:
         image = load_image(part.sources[0], self.sources)
         settings = part.limits(settings)
         self._check_tokens(settings, partial(image_size, image.height, image.width), 1)
+        if settings.slices is not None:
+            grid = slice_grid(image.height, image.width, settings)
+            if grid != (1, 1):
+                self._check_tokens(settings, partial(slice_size, image.height, image.width, grid), 1)
+            return process_slices(image, settings)
         if not self.vision.cuts_tiles:
             return process_crops(image, settings)
         if settings.tiles is not None and tile_grid(image.height, image.width, settings) != (1, 1):
@@ -171,10 +176,11 @@ def load_media_input(
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
+    settings = load_media_settings(directory, vision)
     return MediaInput(
         vision,
-        load_media_settings(directory, vision),
-        placeholders(tokenizer.token_text, encode, vision),
+        settings,
+        placeholders(tokenizer.token_text, encode, vision, settings.image),
         encode,
         MediaSources(files=True, remote=remote),
         max_item_tokens=plan.encoder.max_item_tokens,

@@ -56,7 +56,15 @@ def _patches(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
         patches[:, channel] = values[tiles[channel]]
     if settings.is_naflex:
         patches = np.moveaxis(patches, 1, -1)
+    if settings.has_windows:
+        patches = by_windows(patches)
     return patches.reshape(len(patches), -1)
+
+
+def by_windows(patches: np.ndarray) -> np.ndarray:
+    """Return patches of tokens of four by four, which are row by row, with those of two by two next to each other."""
+    tokens = patches.reshape(-1, 2, 2, 2, 2, *patches.shape[1:])  # window row, row in it, window column, column in it
+    return np.ascontiguousarray(tokens.swapaxes(2, 3)).reshape(patches.shape)
 
 
 def _normalised(settings: PixelSettings) -> np.ndarray:
@@ -65,7 +73,7 @@ def _normalised(settings: PixelSettings) -> np.ndarray:
     mean, std = np.array(settings.mean, dtype=np.float32), np.array(settings.std, dtype=np.float32)
     if settings.max_side:
         scaled = values.astype(np.float32) * np.float32(settings.scale)
-    elif settings.kind == "video" or settings.is_naflex or settings.side:
+    elif settings.kind == "video" or settings.is_naflex or settings.side or settings.slices:
         mean, std = _of_unscaled(settings)
         scaled = values.astype(np.float32)
     else:

@@ -6,18 +6,22 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ostinato.errors import ModelError, RequestError
 from ostinato.kv_cache.prefix_index import MediaSpan
+from ostinato.media.canvas import canvas_positions
 from ostinato.media.media_item import MediaItem, RopePositions, rope_positions
 from ostinato.media.preprocess import TiledImage, Video
+from ostinato.media.processor_config import PixelSettings
 from ostinato.plan.layer_specs import VisionSpec
 
 Encode = Callable[[str], list[int]]
 """Function from text, with special tokens written out, to token ids."""
 AnyMedia = MediaItem | TiledImage | Video
+IMAGE_NUMBER = "<image_id>{}</image_id>"
+"""Text before an image, with its number (MiniCPM-V 4.7)."""
 THUMBNAIL = "<|img_thumbnail|>"
 """Text before an image's thumbnail (LFM2-VL)."""
 TokenText = Callable[[int], str | None]
@@ -69,6 +73,10 @@ class Placeholders:
     """Text of the token of images."""
     of_image: str
     """Text in place of an image's placeholder, with one placeholder of its tokens."""
+    around_slices: tuple[str, str] = ("", "")
+    """Texts around a slice of a large image, in models that have slices."""
+    number_of_image: str = ""
+    """Text before an image, with `{}` for its number in the conversation; empty if it is not written."""
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
@@ -80,7 +88,9 @@ class Placeholders:
                 )
 
 
-def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> Placeholders:
+def placeholders(
+    token_text: TokenText, encode: Encode, vision: VisionSpec, settings: PixelSettings | None = None
+) -> Placeholders:
     """Return a model's placeholders. ModelError if its tokenizer does not have their tokens."""
     texts: dict[int, str] = {}
     for token_id in vision.token_ids:
@@ -98,7 +108,12 @@ def placeholders(token_text: TokenText, encode: Encode, vision: VisionSpec) -> P
     enclosed = f"{before}{image}{after}"
     of_image = {"tokens": image, "enclosed": enclosed, "start": f"\n\n{enclosed}\n\n"}[vision.places]
     placeholder = before if vision.places == "start" else image
-    return Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image)
+    own = Placeholders(placeholder, None if video is None else texts[video], before, after, image, of_image)
+    if vision.canvas is None:
+        return own
+    around = texts[vision.canvas.slice_start], texts[vision.canvas.slice_end]
+    is_numbered = settings is not None and settings.slices is not None and settings.slices.numbers_images
+    return replace(own, around_slices=around, number_of_image=IMAGE_NUMBER if is_numbered else "")
 
 
 def media_prompt(
@@ -122,8 +137,15 @@ def media_prompt(
         else:
             token_ids.append(token_id)
     assert next(waiting, None) is None, "each placeholder is one token"
-    rope = rope_positions(len(token_ids), placed, vision.merge_size)
+    rope = positions_of(token_ids, placed, vision)
     return MediaPrompt(token_ids, tuple(span for span in placed if span.end > span.start), rope)
+
+
+def positions_of(token_ids: Sequence[int], placed: Sequence[MediaPlacement], vision: VisionSpec) -> RopePositions:
+    """Compute the positions of a prompt's tokens by the rule of the model."""
+    if vision.canvas is not None:
+        return canvas_positions(token_ids, placed, vision.merge_size, vision.canvas)
+    return rope_positions(len(token_ids), placed, vision.merge_size)
 
 
 def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[str, list[MediaItem]]:
@@ -139,12 +161,16 @@ def _expanded(text: str, media: Sequence[AnyMedia], own: Placeholders) -> tuple[
     of_image, of_video = iter(images), iter(videos)
     items: list[MediaItem] = []
 
+    numbers = itertools.count()
+
     def replaced(match: re.Match[str]) -> str:
         if match.group() == own.image:
-            image = next(of_image)
+            image, number = next(of_image), next(numbers)
             items.extend((image,) if isinstance(image, MediaItem) else image.items)
             if isinstance(image, MediaItem):
                 return own.of_image
+            if image.is_sliced:
+                return own.number_of_image.format(number) + own.of_image + _slice_texts(image, own)
             return _text_with_crops(image, own) if image.has_crops else "".join(_tile_texts(image, own))
         video = next(of_video)
         items.extend(video.items)
@@ -163,6 +189,13 @@ def _text_with_crops(image: TiledImage, own: Placeholders) -> str:
     """Return the text around the placeholders of an image and its crops, which is that of Gemma 3's processor."""
     crops = " ".join([own.of_image] * (len(image.items) - 1))
     return f"Here is the original image {own.of_image} and here are some crops to help you see better {crops}"
+
+
+def _slice_texts(image: TiledImage, own: Placeholders) -> str:
+    """Return the text with the placeholders of an image's slices, row by row (MiniCPM-V 4.7)."""
+    rows, columns = image.grid
+    row = own.token.join(own.around_slices) * columns
+    return "\n".join([row] * rows) if rows * columns > 1 else ""
 
 
 def _tile_texts(image: TiledImage, own: Placeholders) -> Iterator[str]:

@@ -55,7 +55,8 @@ class MediaPart:
         limited = replace(settings, min_pixels=low, max_pixels=high)
         # A limit of an image's pixels is one of all its tiles or crops.
         is_whole = self.detail == "low" or self.max_pixels is not None
-        return replace(limited, tiles=None, crops=None) if is_whole else limited
+        slices = None if limited.slices is None else replace(limited.slices, max_slices=1)
+        return replace(limited, tiles=None, crops=None, slices=slices) if is_whole else limited
 
 
 def split_media(

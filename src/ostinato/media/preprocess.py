@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -21,7 +21,16 @@ from PIL import Image
 from ostinato.errors import RequestError
 from ostinato.media.media_item import MediaItem, Patches
 from ostinato.media.processor_config import PixelSettings
-from ostinato.media.resize import crop_grid, image_size, resize, resize_floats, tile_grid, video_size
+from ostinato.media.resize import (
+    crop_grid,
+    image_size,
+    resize,
+    resize_floats,
+    slice_grid,
+    slice_size,
+    tile_grid,
+    video_size,
+)
 
 
 def kept_tokens(pixels: np.ndarray, rate: float) -> list[np.ndarray]:
@@ -55,13 +64,14 @@ class Video:
 class TiledImage:
     """A large image in the encoder's form: tiles row by row, and if it has a thumbnail, the whole image behind them.
 
-    Or a long image, followed by its crops.
+    Or a long image, followed by its crops; or a large one, made small and followed by its slices.
     """
 
     items: tuple[MediaItem, ...]
     grid: tuple[int, int]
     """Rows and columns of tiles or crops."""
     has_crops: bool = False
+    is_sliced: bool = False
 
 
 def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
@@ -77,6 +87,24 @@ def process_tiles(image: Image.Image, settings: PixelSettings) -> TiledImage:
     if not tiles or (settings.tiles is not None and settings.tiles.has_thumbnail):
         tiles.append(resize(pixels, *whole, settings.resample))
     return TiledImage(tuple(_item(tile[None], None, settings) for tile in tiles), grid)
+
+
+def process_slices(image: Image.Image, settings: PixelSettings) -> TiledImage:
+    """Convert an image of mode RGB to one item, and its slices if it is large. RequestError as for `process_image`."""
+    whole, pixels = image_size(image.height, image.width, settings), np.asarray(image)
+    grid = rows, columns = slice_grid(image.height, image.width, settings)
+    pieces: list[np.ndarray] = []
+    of_whole, slices = settings, settings.slices
+    assert slices is not None, "the model has slices"
+    if rows * columns > 1:
+        height, width = slice_size(image.height, image.width, grid, settings)
+        large = resize(pixels, rows * height, columns * width, settings.resample)
+        cut = large.reshape(rows, height, columns, width, -1).swapaxes(1, 2)
+        pieces += list(cut.reshape(-1, height, width, cut.shape[-1]))
+        canvas = rows * height // settings.factor, columns * width // settings.factor
+        of_whole = replace(settings, slices=replace(slices, canvas=canvas))
+    small = _item(resize(pixels, *whole, settings.resample)[None], None, of_whole)
+    return TiledImage((small, *(_item(piece[None], None, settings) for piece in pieces)), grid, is_sliced=True)
 
 
 def process_crops(image: Image.Image, settings: PixelSettings) -> MediaItem | TiledImage:
@@ -180,6 +208,8 @@ def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettin
     Equal digests mean equal patches of an equal grid, and the same kept tokens.
     """
     made = (settings.kind, settings.scale, settings.mean, settings.std, *(["naflex"] if settings.is_naflex else []))
+    if settings.slices is not None:
+        made = (*made, settings.has_windows, settings.slices.canvas)
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
     left = None if kept is None else kept.tolist()
     content = hashlib.blake2b(repr((made, cut, frames.shape, left)).encode(), digest_size=32)

@@ -52,6 +52,25 @@ class CropSettings:
 
 
 @dataclass(frozen=True)
+class SliceSettings:
+    """Slices of a large image, which follow the whole image, made small (MiniCPM-V 4.7).
+
+    Both have about the area `PixelSettings.max_pixels`. Defaults of settings that a checkpoint's files leave out are
+    those of transformers' `MiniCPMV4_6ImageProcessor`.
+    """
+
+    max_slices: int
+    """Most slices; 1 if images are not cut."""
+    numbers_images: bool
+    """True if an image's number is written before it."""
+    canvas: tuple[int, int] = (0, 0)
+    """Rows and columns of tokens of all slices of a cut image, over which the whole image has its positions.
+
+    So images that differ in nothing else are different items for a cache.
+    """
+
+
+@dataclass(frozen=True)
 class PixelSettings:
     """Settings that turn images, or the frames of videos, into patches.
 
@@ -92,6 +111,10 @@ class PixelSettings:
     """
     in_floats: bool = False
     """True if an image's grid is rounded up to whole patches, and its pixels are resized as float32 without limits."""
+    has_windows: bool = False
+    """True if the patches of two by two are next to each other within a token's."""
+    slices: SliceSettings | None = None
+    """Slices of large images; None if the model has none, and no canvas."""
     most_pixels: int = 0
     """Most pixels of an image whatever the number of images in a conversation, which may raise `max_pixels`; 0: any."""
 
@@ -121,7 +144,8 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    if vision.cuts_tiles or vision.image_side or vision.positions_by_axis or vision.crops_positions:
+    has_own_rule = vision.cuts_tiles or vision.positions_by_axis or vision.crops_positions or vision.canvas is not None
+    if has_own_rule or vision.image_side:
         return _image_settings(directory, vision)
     nested_path = directory / "processor_config.json"
     image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
@@ -153,6 +177,8 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     reader = _Reader(values, path, vision)
     if vision.image_side:
         image = reader.square()
+    elif vision.canvas is not None:
+        image = reader.sliced()
     elif vision.positions_by_axis:
         image = reader.fitted()
     else:
@@ -289,6 +315,36 @@ class _Reader:
             merge_size=vision.merge_size,
             is_naflex=True,
             max_side=vision.num_positions // 2 * patch,
+        )
+
+    def sliced(self) -> PixelSettings:
+        """Read the settings of images of one area, and of the slices of larger ones (MiniCPM-V 4.7)."""
+        # transformers resizes whatever `do_resize` is.
+        self._check_steps([step for step in _STEPS if step != "do_resize"])
+        vision, side = self.vision, self._count("scale_resolution", 448)
+        patch = self._as_encoder("patch_size", vision.patch_size)
+        if self.values.get("downsample_mode", "16x") != (mode := f"{vision.patches_per_token}x"):
+            raise self._error("downsample_mode", f"{mode!r}, as config.json has it")
+        if side < patch * vision.merge_size:
+            raise self._error("scale_resolution", f"at least {patch * vision.merge_size}, the pixels of a token")
+        slices = self._count("max_slice_nums", 9)
+        if slices > _MAX_TILES:
+            raise self._error("max_slice_nums", f"at most {_MAX_TILES}")
+        return PixelSettings(
+            "image",
+            side**2,
+            side**2,
+            resample=self._resample("video", 3),
+            scale=self._scale(),
+            mean=self._channels("image_mean", _HALVES),
+            std=self._channels("image_std", _HALVES),
+            patch_size=patch,
+            temporal_patch_size=1,
+            merge_size=vision.merge_size,
+            has_windows=vision.has_windows,
+            slices=SliceSettings(
+                slices if self._of("slice_mode", bool, True) else 1, self._of("use_image_id", bool, True)
+            ),
         )
 
     def in_floats(self) -> PixelSettings:

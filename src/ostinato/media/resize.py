@@ -183,6 +183,8 @@ def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, i
         return _largest(height, width, settings)
     if settings.in_floats:
         return _whole_patches(height, width, settings)
+    if settings.slices is not None:
+        return _of_area(height, width, settings)
     least = settings.factor if settings.is_naflex else 0
     return _fitted(height, width, settings.factor, 1, 1, settings.min_pixels, settings.max_pixels, least)
 
@@ -225,6 +227,44 @@ def _whole_patches(height: int, width: int, settings: PixelSettings) -> tuple[in
     if rest := columns % merge:
         columns = columns + merge - rest if rows * (columns + merge - rest) <= most else max(merge, columns - rest)
     return max(rows, merge) * patch, max(columns, merge) * patch
+
+
+def _of_area(height: float, width: float, settings: PixelSettings) -> tuple[int, int]:
+    """Return the sides of whole tokens nearest to those of an image of `max_pixels` with these proportions.
+
+    This is the rule of transformers' processor for MiniCPM-V 4.7.
+    """
+    ratio, factor = width / height, settings.factor
+    rows = int(math.isqrt(settings.max_pixels) / math.sqrt(ratio))
+    sides = rows, int(rows * ratio)
+    return max(round(sides[0] / factor) * factor, factor), max(round(sides[1] / factor) * factor, factor)
+
+
+def slice_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
+    """Return the rows and columns of slices that follow an image; (1, 1) if it is not cut.
+
+    Of as many slices as the image has times `max_pixels`, or one more or less, the grid with the nearest proportions is
+    taken; of equally near ones the one with more rows. This is the rule of transformers' processor for MiniCPM-V 4.7.
+    """
+    assert settings.slices is not None, "the model has slices"
+    most = settings.slices.max_slices
+    count = min(math.ceil(width * height / math.isqrt(settings.max_pixels) ** 2), most)
+    if count <= 1:
+        return 1, 1
+    counts = [each for each in (count - 1, count, count + 1) if 1 < each <= most]
+    grids = [(rows, each // rows) for each in counts for rows in range(1, each + 1) if each % rows == 0]
+    ratio, nearest, best = math.log(width / height), math.inf, (1, 1)
+    for rows, columns in grids:
+        distance = abs(ratio - math.log(columns / rows))
+        if distance < nearest or (distance == nearest and rows > best[0]):
+            nearest, best = distance, (rows, columns)
+    return best
+
+
+def slice_size(height: int, width: int, grid: tuple[int, int], settings: PixelSettings) -> tuple[int, int]:
+    """Return the height and width of each slice of an image that is cut into a grid of rows and columns."""
+    sides = [max(round(side / count) * count, count) / count for side, count in zip((height, width), grid, strict=True)]
+    return _of_area(sides[0], sides[1], settings)
 
 
 def tile_grid(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:

@@ -308,6 +308,9 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
     if vision.cuts_tiles:
         least = settings.get("min_image_tokens", vision.smallest_item)
         settings = {"min_pixels": least * vision.token_side**2 if type(least) is int else least}
+    if vision.canvas is not None:
+        side = settings.get("scale_resolution", 448)
+        settings = {"min_pixels": side**2 if type(side) is int else side}
     if vision.crops_positions:
         patches = settings.get("min_num_patches", 1024)
         settings = {"min_pixels": patches * vision.patch_size**2 if type(patches) is int else patches}

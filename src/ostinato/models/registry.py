@@ -41,7 +41,7 @@ MODELS = {
     "mamba": "mamba.model:Mamba",
     "mamba2": "mamba2.model:Mamba2",
     "mellum": "llama.model:Llama",
-    "minicpmv4_7": "qwen3_5_text.model:Qwen35",
+    "minicpmv4_7": "minicpmv4_7.model:MiniCPMV",
     "ministral3": "llama.model:Llama",
     "mistral": "llama.model:Llama",
     "mixtral": "llama.model:Llama",

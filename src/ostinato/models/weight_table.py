@@ -125,7 +125,7 @@ def encoder_calls(sketch: Sketch, encoder: Module, spec: VisionSpec) -> CallTrac
     """Return the encoder's calls for one output token."""
     patches = spec.patches_per_token
     sizes = encoder_sizes(patches, 1, spec.patch_elements, spec.taps)
-    inputs = EncoderInputs(**_inputs(sketch, encoder_table(sketch.dtype), sizes))
+    inputs = EncoderInputs(**_inputs(sketch, encoder_table(sketch.dtype, spec.has_windows), sizes))
     return replace(sketch.trace.run(lambda: encoder(inputs)), entries=patches)
 
 

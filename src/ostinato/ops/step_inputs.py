@@ -43,7 +43,7 @@ class InputSpec:
     of_prefix_lms: bool = False
     """True if prefix LMs have it too."""
     for_windows: bool = False
-    """True if only models that have window blocks have it."""
+    """True if only models that have window blocks have it, or encoders that have windows."""
     is_padded: bool = True
     """False if padding may keep its old values: no other entry depends on it."""
 
@@ -215,6 +215,10 @@ class EncoderInputs:
     """Weights of the `taps`, of the same shape."""
     starts: Array = field(metadata=_of("image", "int32", ends=True))
     """First patch of each segment, and the end of the last one, [segments + 1]."""
+    merged_starts: Array | None = field(default=None, metadata=_of("image", "int32", ends=True, for_windows=True))
+    """Starts like `starts` of the segments' merged windows, in windows."""
+    window_starts: Array | None = field(default=None, metadata=_of("window", "int32", ends=True, for_windows=True))
+    """First patch of each window, and the end of the last one, [windows + 1]; those of padding have none."""
     patches: Array = field(metadata=_of("patch", "model", "patch_elements", is_padded=False))
     """Pixels of the patches, [patches, patch_elements], in the model's dtype."""
 
@@ -224,11 +228,16 @@ class EncoderInputs:
         return self.patches.shape[0]
 
 
-def encoder_table(dtype: str) -> Table:
+WINDOW = 4
+"""Patches of an encoder's window: two rows of two."""
+
+
+def encoder_table(dtype: str, has_windows: bool = False) -> Table:
     """Return the inputs of an encoder whose model has this dtype."""
     return {
         name: replace(each, dtype=dtype) if each.dtype == "model" else each
         for name, each in _table(EncoderInputs).items()
+        if has_windows or not each.for_windows
     }
 
 
@@ -253,7 +262,8 @@ def step_sizes(rows: int, tokens: int, blocks: int, slots: int, window_blocks: i
 
 def encoder_sizes(patches: int, images: int, patch_elements: int, taps: int = 4) -> dict[str, int]:
     """Return the sizes of buffers for packs of `patches` patches and `images` images."""
-    return {"patch": patches, "image": images, "patch_elements": patch_elements, "taps": taps}
+    sizes = {"patch": patches, "image": images, "patch_elements": patch_elements, "taps": taps}
+    return {**sizes, "window": patches // WINDOW}
 
 
 @dataclass(frozen=True)

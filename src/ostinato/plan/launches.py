@@ -16,6 +16,7 @@ from ostinato.ops.launch_tables.launch import Launch
 from ostinato.ops.operations import OPERATIONS, PIECES, call_with_known, ops_called_by, prefill_op
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.ops.sizes import DTYPE_BYTES
+from ostinato.ops.step_inputs import WINDOW
 from ostinato.plan.graphs.arena import CallTrace
 from ostinato.plan.graphs.capture_plan import CapturePlan, CaptureTime
 from ostinato.plan.kernels import KernelChoice
@@ -90,7 +91,8 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
         sizes = {"num_heads": 2 * vision.num_heads, "head_dim": head_dim, "rotated": head_dim, "count": vision.taps}
         yield {**sizes, "size": vision.hidden_size}
         if op == "layer_norm":
-            yield {"size": vision.hidden_size * vision.patches_per_token}
+            merged = WINDOW if vision.has_windows else vision.patches_per_token
+            yield {"size": vision.hidden_size * merged}
         return
     layers = [(model, layer) for layer in dict.fromkeys(model.layers)]
     if drafter is not None:

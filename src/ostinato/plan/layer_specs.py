@@ -185,6 +185,21 @@ ImagePlaces = Literal["tokens", "enclosed", "start"]
 
 
 @dataclass(frozen=True)
+class CanvasTokens:
+    """Ids of the tokens around images, and around the slices of a large one, whose rows end with a newline."""
+
+    image_start: int
+    image_end: int
+    slice_start: int
+    slice_end: int
+    newline: int
+
+    @property
+    def markers(self) -> frozenset[int]:
+        return frozenset((self.image_start, self.image_end, self.slice_start, self.slice_end, self.newline))
+
+
+@dataclass(frozen=True)
 class VisionSpec:
     """Vision encoder in the plan: a transformer over patches of images, whose outputs replace token embeddings.
 
@@ -244,6 +259,15 @@ class VisionSpec:
 
     The cropped position embeddings of RADIO (arXiv 2412.07679). Images are resized as float32.
     """
+    has_windows: bool = False
+    """True if a layer attends within windows of two by two patches, and makes each of them one patch.
+
+    The patches of a window are neighbours; those of a token are four windows.
+    """
+    has_nearest_positions: bool = False
+    """True if a patch has the nearest one of the position embeddings, when they are stretched over the image."""
+    canvas: CanvasTokens | None = None
+    """Tokens around images and slices, whose positions are on a canvas; None: positions follow those of Qwen3-VL."""
     num_prefix: int = 0
     """Learned vectors before each image's patches, which attend with them and give no token: classes and registers."""
     enclosing: tuple[str, str] = ("<|image_start|>", "<|image_end|>")
@@ -261,7 +285,9 @@ class VisionSpec:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of config.json that stand for images or around them."""
-        ids = (self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id)
+        ids = [self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id]
+        if self.canvas is not None:
+            ids += [self.canvas.slice_start, self.canvas.slice_end]
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property

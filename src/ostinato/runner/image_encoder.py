@@ -10,7 +10,7 @@ import numpy as np
 
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.graphs.encoder_graphs import EncoderGraphs
-from ostinato.media.media_item import MediaItem
+from ostinato.media.media_item import MediaItem, by_windows
 from ostinato.media.resize import BILINEAR, antialiased_weights
 from ostinato.ops.step_inputs import EncoderInputs
 from ostinato.plan.layer_specs import VisionSpec
@@ -73,7 +73,7 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
             begin += prefix_rows
         end = begin + len(item.patches)
         starts.append(end)
-        positions = patch_positions(item.grid, vision.merge_size)
+        positions = patch_positions(item.grid, vision.merge_size, vision.has_windows)
         arrays["patches"][begin:end] = item.patches
         arrays["positions"][begin:end] = positions
         if size:
@@ -81,6 +81,8 @@ def write_encoder_inputs(buffers: EncoderBuffers, items: Sequence[MediaItem], vi
             taps += begin * size
         elif vision.positions_by_axis:
             taps, weights = axis_taps(positions, vision.num_positions // 2)
+        elif vision.has_nearest_positions:
+            taps, weights = nearest_taps(positions, item.grid, side)
         elif vision.crops_positions:
             taps, weights = square_taps(positions, max(item.grid), side)
         elif vision.is_naflex:
@@ -104,16 +106,29 @@ def _write_prefix(buffers: EncoderBuffers, begin: int, first: int, end: int, num
     buffers.arrays["tap_weights"][first:end, 0] = 1
 
 
-def patch_positions(grid: tuple[int, int], merge: int) -> np.ndarray:
+def patch_positions(grid: tuple[int, int], merge: int, has_windows: bool = False) -> np.ndarray:
     """Return row and column of a grid's patches in merge order, [patches, 2] int64.
 
-    The patches of one token, a square of `merge` by `merge`, follow each other row by row; the squares come row by row
-    too.
+    The patches of one token, a square of `merge` by `merge`, follow each other row by row, or window by window; the
+    squares come row by row too.
     """
     height, width = grid
     rows, columns = np.indices((height, width), dtype=np.int64)
     squares = (height // merge, merge, width // merge, merge)
-    return np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
+    positions = np.stack([axis.reshape(squares).swapaxes(1, 2).ravel() for axis in (rows, columns)], axis=1)
+    return by_windows(positions) if has_windows else positions
+
+
+def nearest_taps(positions: np.ndarray, grid: tuple[int, int], side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the taps [patches, 4] int64 of one learned embedding per patch, and their weights, float32.
+
+    The part of the image before a patch's first row and column decides. transformers computes it in float32, which may
+    choose the embedding before if it lies between two, as for 27 patches and 27 embeddings along a side.
+    """
+    rows, columns = (positions * side // np.array(grid)).T
+    taps, weights = np.zeros((len(positions), 4), dtype=np.int64), np.zeros((len(positions), 4), dtype=np.float32)
+    taps[:, 0], weights[:, 0] = rows * side + columns, 1
+    return taps, weights
 
 
 def axis_taps(positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

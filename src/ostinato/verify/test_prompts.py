@@ -13,8 +13,8 @@ from ostinato.demo.problems import held_out
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer_and_template
 from ostinato.errors import RequestError
-from ostinato.media.media_item import MediaItem, rope_positions
-from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
+from ostinato.media.media_item import MediaItem
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt, positions_of
 from ostinato.models.checkpoint import checkpoint_of
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
@@ -184,7 +184,7 @@ def _with_images(parts: Sequence[tuple[int, ...]], seeds: Sequence[int], vision:
         placed.append(MediaPlacement(len(tokens), len(tokens) + item.num_tokens, item))
         tokens += [vision.image_token_id] * item.num_tokens
         tokens += part if vision.end_token_id is None else (vision.end_token_id, *part)
-    media = MediaPrompt(tokens, tuple(placed), rope_positions(len(tokens), placed, merge))
+    media = MediaPrompt(tokens, tuple(placed), positions_of(tokens, placed, vision))
     return Prompt("with images", tuple(tokens), media=media)
 
 

@@ -21,11 +21,13 @@ NORM_EPS = 1e-6
 
 
 class MeanOfPatches(Module):
-    """Mean of the patches of a token, times `multiplier`."""
+    """Mean of the patches of a token, or of `count` patches, times `multiplier`."""
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, multiplier: float = 1.0) -> None:
+    def __init__(
+        self, build: ModelBuilder, vision: VisionSpec, multiplier: float = 1.0, count: int | None = None
+    ) -> None:
         super().__init__()
-        self.ops, self.count, size = build.ops, vision.patches_per_token, vision.hidden_size
+        self.ops, self.count, size = build.ops, count or vision.patches_per_token, vision.hidden_size
         self.share = build.constant([multiplier / self.count] * size, build.dtype).reshape(1, size)
 
     def forward(self, x: Array) -> Array:

@@ -1,24 +1,106 @@
-"""MiniCPM-V 4.7 (model_type `minicpmv4_7`): the text model, which is Qwen3.5's, of a checkpoint with an encoder.
+"""MiniCPM-V 4.7: Qwen3.5's text model, and SigLIP 2 with windows of patches that are merged within the encoder.
 
-The encoder of images is not run.
+Large images are cut into slices, and tokens of images have positions on a canvas. Videos are not taken.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonObject
+from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.models.config_json import activation, integer, number, text, with_sections
 from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.qwen3_5.spec import SECTIONS
+from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
+from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
 from ostinato.plan.model import ModelSpec
 
-LEFT_OUT = "the encoder of images is not run; requests are text"
+FULL_MERGE, NO_WINDOWS = "16x", "4x"
+"""Values of `downsample_mode`: patches per token."""
+
+
+@dataclass(frozen=True)
+class MiniCPMVHyperparameters:
+    """Hyperparameters of models/minicpmv4_7/model.py, besides the VisionSpec. All but `text` are the encoder's."""
+
+    text: Qwen35Hyperparameters
+    encoder_norm_eps: float
+    encoder_activation: str
+    merges_behind: int
+    """Layer behind which windows are merged."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
-    """Return the spec of the text part of a `minicpmv4_7` config.json. ModelError as for `qwen3_5_text`."""
-    kind = part(config, "text_config").get("model_type", "qwen3_5_text")
+    """Return the spec of a `minicpmv4_7` config.json. ModelError as for `qwen3_5_text`, and for other encoders."""
+    of_text = part(config, "text_config")
+    kind = of_text.get("model_type", "qwen3_5_text")
     if kind != "qwen3_5_text":
         raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'qwen3_5_text'")
     tied = config.get("tie_word_embeddings", False)
-    return spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "minicpmv4_7", LEFT_OUT, {})
+    plain = spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "minicpmv4_7", None, {})
+    assert plain.rope is not None, "its attention is rotated"
+    assert plain.sharded_dims is not None, "ranks can share the text part"
+    vision = {} if config.get("vision_config") is None else part(config, "vision_config")
+    spec = _vision(config, vision, plain.hidden_size)
+    behind = integer(config, "insert_layer_id", 6)
+    if spec.has_windows and behind >= spec.num_layers:
+        raise ModelError(
+            f"config.json has insert_layer_id = {behind} in an encoder of {spec.num_layers} layers; it should be below"
+        )
+    return replace(
+        plain,
+        rope=with_sections(plain.rope, of_text.get("rope_scaling") or of_text.get("rope_parameters") or {}, SECTIONS),
+        sharded_dims=tuple(f"text.{name}" for name in plain.sharded_dims),
+        vision=spec,
+        hyperparameters=MiniCPMVHyperparameters(
+            text=plain.hyperparameters,
+            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
+            encoder_activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+            merges_behind=behind,
+        ),
+    )
+
+
+def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
+    mode = text(config, "downsample_mode", FULL_MERGE)
+    if mode not in (FULL_MERGE, NO_WINDOWS):
+        raise ModelError(f"config.json has downsample_mode = {mode!r}; supported: {FULL_MERGE}, {NO_WINDOWS}")
+    for source, name in ((config, "merge_kernel_size"), (vision, "window_kernel_size")):
+        if list(source.get(name) or (2, 2)) != [2, 2]:
+            raise ModelError(f"config.json has {name} = {source[name]!r}; supported: [2, 2]")
+    if (times := integer(config, "merger_times", 1)) != 1:
+        raise ModelError(f"config.json has merger_times = {times}; supported: 1")
+    size, heads = integer(vision, "hidden_size", 768), integer(vision, "num_attention_heads", 12)
+    patch = integer(vision, "patch_size", 16)
+    side = integer(vision, "image_size", 224) // max(patch, 1)
+    if min(size, heads, patch, side) < 1 or size % heads:
+        raise ModelError(
+            f"config.json has {heads} heads in an encoder of hidden_size {size}, and patches of {patch} pixels in "
+            "images of image_size; heads should divide it, and patches be no larger than images"
+        )
+    tokens = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
+    canvas = CanvasTokens(*(integer(config, name) for name in tokens))
+    return VisionSpec(
+        hidden_size=size,
+        num_layers=integer(vision, "num_hidden_layers", 12),
+        num_heads=heads,
+        intermediate_size=integer(vision, "intermediate_size", 3072),
+        patch_size=patch,
+        temporal_patch_size=1,
+        merge_size=4 if mode == FULL_MERGE else 2,
+        in_channels=integer(vision, "num_channels", 3),
+        out_hidden_size=text_size,
+        num_positions=side**2,
+        deepstack_layers=(),
+        image_token_id=integer(config, "image_token_id"),
+        video_token_id=None,
+        start_token_id=canvas.image_start,
+        end_token_id=canvas.image_end,
+        places="enclosed",
+        has_windows=mode == FULL_MERGE,
+        has_nearest_positions=True,
+        canvas=canvas,
+    )

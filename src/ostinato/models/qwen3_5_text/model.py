@@ -31,14 +31,7 @@ class Qwen35(Decoder):
         return qwen35_head(self.build, self.spec, layers, self.make_block, self.spec.hyperparameters.norm_eps)
 
     def checkpoint_name(self, name: str) -> str | None:
-        """Translate a name; return None for tensors of a prediction head that is not used.
-
-        In `minicpmv4_7` the text model has a prefix, and stands beside an encoder that is not run.
-        """
-        if self.spec.architecture == "minicpmv4_7":
-            if name.startswith(("model.vision_tower.", "model.merger.")):
-                return None
-            name = name.replace("model.language_model.", "model.", 1)
+        """Translate a name; return None for tensors of a prediction head that is not used."""
         if name.startswith("mtp."):
             return None if self.mtp is None else name
         return super().checkpoint_name(name)

@@ -12,7 +12,7 @@ from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
 
@@ -52,12 +52,15 @@ class VLModel(Module):
     """Encoder and text part, under the checkpoint's names."""
 
     def __init__(
-        self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], norm_plus_one: bool
+        self,
+        build: ModelBuilder,
+        spec: ModelSpec,
+        encoder: Module,
+        make_block: Callable[[LayerSpec], Module],
+        norm_plus_one: bool,
     ) -> None:
         super().__init__()
-        assert spec.vision is not None
-        hyper: Qwen3VLHyperparameters = spec.hyperparameters
-        self.visual = VisionEncoder(build, spec.vision, hyper.theta, hyper.activation)
+        self.visual = encoder
         self.language_model = TextBackbone(build, spec, make_block, norm_plus_one)
 
 
@@ -69,7 +72,13 @@ class Qwen3VL(CausalLM):
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        self.model = VLModel(build, spec, self.make_block, self.norm_plus_one)
+        assert spec.vision is not None
+        self.model = VLModel(build, spec, self.make_encoder(spec.vision), self.make_block, self.norm_plus_one)
+
+    def make_encoder(self, vision: VisionSpec) -> Module:
+        """Make the encoder of images."""
+        hyper: Qwen3VLHyperparameters = self.spec.hyperparameters
+        return VisionEncoder(self.build, vision, hyper.theta, hyper.activation)
 
     def make_block(self, layer: LayerSpec) -> Block:
         return qwen3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
@@ -79,7 +88,7 @@ class Qwen3VL(CausalLM):
         return self.model.language_model
 
     @property
-    def encoder(self) -> VisionEncoder:
+    def encoder(self) -> Module:
         return self.model.visual
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:

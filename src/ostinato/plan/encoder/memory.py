@@ -93,7 +93,7 @@ def encoder_graph_bytes(
 def encoder_buffer_bytes(vision: VisionSpec, dtype: str, tokens: int, items: int) -> int:
     """Return the bytes of the buffers for the inputs of `items` images of `tokens` output tokens in all."""
     sizes = encoder_sizes(vision.rows_of(tokens), vision.segments_of(items), vision.patch_elements, vision.taps)
-    return table_bytes(encoder_table(dtype), sizes)
+    return table_bytes(encoder_table(dtype, vision.has_windows), sizes)
 
 
 def encoder_peak_bytes(vision: VisionSpec, dtype: str, tokens: int, widens: bool) -> int:

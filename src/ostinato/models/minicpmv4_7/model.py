@@ -1,0 +1,95 @@
+"""MiniCPM-V 4.7 (model_type `minicpmv4_7`): Qwen3.5's text model behind SigLIP 2 with merged windows of patches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.norm import LayerNorm
+from ostinato.layers.vision import EncoderAttention, linear
+from ostinato.models.gemma3.model import MeanOfPatches
+from ostinato.models.lfm2_vl.model import VisionTower
+from ostinato.models.lfm3_vl.model import Encoder
+from ostinato.models.minicpmv4_7.spec import MiniCPMVHyperparameters
+from ostinato.models.qwen3_5.model import Qwen35VL
+from ostinato.ops.step_inputs import WINDOW
+from ostinato.plan.layer_specs import VisionSpec
+
+if TYPE_CHECKING:
+    from ostinato.ops.step_inputs import Array, EncoderInputs
+
+NORM_EPS = 1e-6
+"""Epsilon of the projector's norm."""
+
+
+class WindowMerger(Module):
+    """Attention within each window, then an MLP that makes one patch of a window's, added to their mean."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, norm_eps: float) -> None:
+        super().__init__()
+        size = vision.hidden_size
+        self.merged_size, inner_size = WINDOW * size, WINDOW * vision.intermediate_size
+        self.layer_norm1 = LayerNorm(build, size, norm_eps)
+        self.self_attn = EncoderAttention(build, size, vision.num_heads, ("q_proj", "k_proj", "v_proj"))
+        self.self_attn.names = {"proj": "out_proj"}
+        self.mean = MeanOfPatches(build, vision, count=WINDOW)
+        self.pre_norm = LayerNorm(build, self.merged_size, norm_eps)
+        self.linear_1 = linear(build, self.merged_size, inner_size)
+        self.linear_2 = linear(build, inner_size, size)
+
+    def forward(self, x: Array, window_starts: Array) -> Array:
+        """Merge windows, [patches, hidden] -> [windows, hidden]."""
+        x = self.self_attn(self.layer_norm1(x), None, window_starts, x)
+        inner = self.linear_1(self.pre_norm(x.reshape(-1, self.merged_size)), activation="gelu_pytorch_tanh")
+        return self.linear_2(inner, self.mean(x))
+
+
+class MergingTower(VisionTower):
+    """SigLIP 2, in which windows of patches are merged behind a layer."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: MiniCPMVHyperparameters) -> None:
+        super().__init__(build, vision, hyper.encoder_activation, hyper.encoder_norm_eps)
+        self.merges_behind = hyper.merges_behind
+        self.vit_merger = WindowMerger(build, vision, hyper.encoder_norm_eps) if vision.has_windows else None
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Encode images, [patches or windows, hidden]."""
+        x, starts = self.embeddings(inputs.patches, inputs), inputs.starts
+        for i, block in enumerate(self.encoder.layers):
+            x = block(x, None, starts)
+            if self.vit_merger is not None and i == self.merges_behind:
+                assert inputs.window_starts is not None, "the encoder has windows"
+                assert inputs.merged_starts is not None, "the encoder has windows"
+                x, starts = self.vit_merger(x, inputs.window_starts), inputs.merged_starts
+        return self.post_layernorm(x)
+
+
+class Projector(Module):
+    """Merger of four neighbours, side by side and normed, into one token of the text part."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+        super().__init__()
+        self.size = WINDOW * vision.hidden_size
+        self.pre_norm = LayerNorm(build, self.size, NORM_EPS)
+        self.linear_1 = linear(build, self.size, self.size)
+        self.linear_2 = linear(build, self.size, vision.out_hidden_size)
+
+    def forward(self, x: Array) -> Array:
+        """Merge patches or windows, [patches, hidden] -> [tokens, out]."""
+        return self.linear_2(self.linear_1(self.pre_norm(x.reshape(-1, self.size)), activation="gelu"))
+
+
+class MiniCPMV(Qwen35VL):
+    """Language model with its encoder."""
+
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        hyper: MiniCPMVHyperparameters = self.spec.hyperparameters
+        encoder = Encoder(MergingTower(self.build, vision, hyper), Projector(self.build, vision))
+        encoder.names = {"multi_modal_projector": "merger.mlp.0"}
+        return encoder
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Translate a name; None for those of the windows' merger if it is not used."""
+        assert self.spec.vision is not None
+        is_unused = name.startswith("model.vision_tower.vit_merger.") and not self.spec.vision.has_windows
+        return None if is_unused else super().checkpoint_name(name)
