@@ -286,6 +286,9 @@ def test_settings_of_images_in_floats_are_read(tmp_path):
     own = load_media_settings(tmp_path, vision).image
     assert (own.mean, own.std, own.max_pixels, own.most_pixels) == ((0.5,) * 3, (0.25,) * 3, 256 * 4 * 16380, 0)
     assert own.of_images(100).max_pixels == 256 * 1024 * 100
+    file.write_text(json.dumps({"norm_mean": [0.5] * 3, "image_mean": [0.25] * 3, "norm_std": None}))
+    own = load_media_settings(tmp_path, vision).image
+    assert (own.mean, own.std) == ((0.25,) * 3, float_settings().std)
     file.write_text(json.dumps({"max_model_len": 404, "min_num_patches": 900, "max_num_patches": 2000}))
     own = load_media_settings(tmp_path, vision).image
     assert [own.of_images(count).max_pixels // 256 for count in (1, 2, 3)] == [1600, 1800, 2000]

@@ -181,20 +181,22 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     if not isinstance(image_values, dict):
         image_values, path = read_json(image_path), image_path
     reader = _Reader(image_values, path, vision)
-    fitted = reader.fitted("image", 280) if vision.positions_by_axis else None
-    if vision.image_side:
-        make = reader.square
+    if vision.positions_by_axis:
+        image = reader.fitted("image", 280)
+    elif vision.image_side:
+        image = reader.square()
     elif vision.canvas is not None:
-        make = reader.sliced
+        image = reader.sliced()
     else:
-        make = reader.in_floats if vision.crops_positions else reader.tiled
-    image = fitted or make()
-    if fitted is None or vision.video_token_id is None:
+        image = reader.in_floats() if vision.crops_positions else reader.tiled()
+    if not vision.positions_by_axis or vision.video_token_id is None:
         return MediaSettings(image=image, video=replace(image, kind="video"))
-    video_values, video_source = nested.get("video_processor"), whole
+    video_values, path = nested.get("video_processor"), whole
     if not isinstance(video_values, dict):
-        video_values, video_source = read_json(video_path), video_path
-    return MediaSettings(image=fitted, video=_Reader(video_values, video_source, vision).fitted("video", 70))
+        # As in transformers, the file of images stands in for one that is absent.
+        path = video_path if read_json(video_path) else image_path
+        video_values = read_json(path)
+    return MediaSettings(image=image, video=_Reader(video_values, path, vision).fitted("video", 70))
 
 
 @dataclass(frozen=True)
@@ -392,11 +394,8 @@ class _Reader:
         most = 0 if most == 0 else self._count("max_num_patches", 13312)
         fitting = max((length - 4) * vision.patches_per_token, least)
         fitting = max(min(fitting, most) if most else fitting, least)
-        # Released checkpoints have the first names.
-        mean, std = (
-            ("norm_mean" if "norm_mean" in self.values else "image_mean"),
-            ("norm_std" if "norm_std" in self.values else "image_std"),
-        )
+        # Released checkpoints have the other names, which do not count beside these.
+        mean, std = (f"image_{name}" if f"image_{name}" in self.values else f"norm_{name}" for name in ("mean", "std"))
         return PixelSettings(
             "image",
             least * patch**2,
