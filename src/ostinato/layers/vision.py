@@ -136,14 +136,14 @@ class EncoderBlock(Module):
 
 
 class PatchMerger(Module):
-    """Merger of neighbouring patches, side by side, into one token of the text part.
+    """Merger of neighbouring patches, those of a token or `count`, side by side into one token of the text part.
 
     `norms_merged`: the norm is over all of them together, as in DeepStack's.
     """
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool, count: int | None = None) -> None:
         super().__init__()
-        self.size, self.norms_merged = vision.patches_per_token * vision.hidden_size, norms_merged
+        self.size, self.norms_merged = (count or vision.patches_per_token) * vision.hidden_size, norms_merged
         self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
         self.linear_fc1 = linear(build, self.size, self.size)
         self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)

@@ -209,11 +209,6 @@ class Gemma4VL(Gemma4):
     def encoder(self) -> Encoder | None:
         return self.images
 
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
-        assert self.images is not None, "only a model with an encoder is given images"
-        return self.images(inputs)
-
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""
         for part in ("vision_tower.", "embed_vision."):

@@ -226,7 +226,3 @@ class Lfm3VL(CausalLM):
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         return self.model.language_model(inputs, memory)
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
-        return self.model.encoder(inputs)

@@ -159,11 +159,6 @@ class NemotronHOmni(NemotronH):
     def encoder(self) -> OmniEncoder | None:
         return self.images
 
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [rows / merge ** 2, 1, hidden]; results of prefixes and padding may be anything."""
-        assert self.images is not None, "only a model with an encoder is given images"
-        return self.images(inputs)
-
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""
         if name.startswith(BESIDE):
