@@ -561,7 +561,11 @@ def test_limits_by_their_old_names_win(tmp_path):
         ({"size": {"shortest_edge": 10}}, "should be with longest_edge"),
         ({"max_pixels": "many"}, "a whole number"),
         ({"image_mean": [0.5]}, "should be 3 numbers"),
+        ({"image_mean": [0.5, 0.5, float("nan")]}, "should be 3 numbers"),
+        ({"image_std": [0.5, 0, 0.5]}, "should be 3 numbers above 0"),
+        ({"image_std": [0.5, 10**400, 0.5]}, "should be 3 numbers above 0"),
         ({"rescale_factor": 0}, "a number above 0"),
+        ({"rescale_factor": float("inf")}, "a number above 0"),
     ],
 )
 def test_settings_that_cannot_be_followed_name_the_file(tmp_path, values, message):

@@ -14,6 +14,7 @@ from ostinato.plan.layer_specs import VisionSpec
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES, _ZEROS, _ONES = (0.5,) * 3, (0.0,) * 3, (1.0,) * 3
 _MAX_TILES = 64
+_LARGEST = 1e30  # of numbers that pixels are computed with, in float32
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -424,7 +425,7 @@ class _Reader:
 
     def _scale(self) -> float:
         scale = self.values.get("rescale_factor", 1 / 255)
-        if not isinstance(scale, int | float) or not scale > 0:
+        if not isinstance(scale, int | float) or not 1 / _LARGEST < scale < _LARGEST:
             raise self._error("rescale_factor", "a number above 0")
         return float(scale)
 
@@ -453,8 +454,10 @@ class _Reader:
 
     def _channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
         values = self._of(name, list, list(default))
-        if len(values) != self.vision.in_channels or not all(isinstance(v, int | float) for v in values):
-            raise self._error(name, f"{self.vision.in_channels} numbers")
+        count, is_scale = self.vision.in_channels, name.endswith("std")
+        numbers = [v for v in values if isinstance(v, int | float) and abs(v) < _LARGEST and (v > 0 or not is_scale)]
+        if len(values) != count or len(numbers) != count:
+            raise self._error(name, f"{count} numbers" + " above 0" * is_scale)
         return tuple(float(value) for value in values)
 
     def _error(self, name: str, expected: str) -> ModelError:
