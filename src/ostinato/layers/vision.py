@@ -110,6 +110,31 @@ class EncoderMLP(Module):
         return scaled(self.linear_fc2, self.linear_fc1(x, activation=self.activation), residual, scale)
 
 
+class GatedMLP(Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual. `names` are the checkpoint's of the three."""
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        size: int,
+        inner_size: int,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        parts = [(name, inner_size) for name in names[:2]]
+        self.gate_up = PackedLinear(build, size, parts, bias=bias, is_gated=True, can_be_quantised=False)
+        self.down_proj = linear(build, inner_size, size, bias=bias)
+        self.names = {"down_proj": names[2]}
+
+    def forward(self, x: Array, residual: Array, scale: Array | None = None) -> Array:
+        """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden].
+
+        `scale` [hidden] float32 multiplies what is added to it.
+        """
+        return scaled(self.down_proj, self.gate_up(x, activation="swiglu"), residual, scale)
+
+
 class EncoderBlock(Module):
     """Attention, then the MLP, each on a norm of the residual stream and added to it.
 
