@@ -45,10 +45,12 @@ def config(name: str = "nemotron_h_dense", **settings: Any) -> EngineConfig:
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float32", "nemotron_h_dense"), ("bfloat16", "jamba"), ("float32", "qwen3_5_moe_text")]
+)
 @pytest.mark.slow
-def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str) -> None:
-    made = config(dtype=dtype)
+def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str, name: str) -> None:
+    made = config(name, dtype=dtype)
     plan = plan_of(made)
     rates = measure_rates(plan)
     assert (rates.dtype, rates.threads) == (dtype, 1)

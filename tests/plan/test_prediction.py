@@ -127,6 +127,15 @@ def test_the_largest_part_is_named_with_what_it_waits_for() -> None:
     assert many.model_seconds == pytest.approx(many.seconds - many.parts[LOGITS])
 
 
+@pytest.mark.parametrize(("name", "kernel"), [("qwen3_5_text", "delta_update with float32"), ("jamba", "selective_")])
+def test_a_plan_says_which_kernel_was_not_measured(name: str, kernel: str) -> None:
+    """Rates of an earlier version lack the kernels that it did not have."""
+    prediction = plan_for(name).prediction
+    assert prediction.steps == ()
+    assert prediction.reason.startswith(f"not predicted: the speed of {kernel}")
+    assert "--measure" in prediction.reason
+
+
 def test_experts_are_read_as_if_tokens_chose_them_at_random() -> None:
     experts = ExpertsSpec(num_experts=8, top_k=2, size=4, intermediate_size=4)
     assert expected_experts(experts, 1) == 2

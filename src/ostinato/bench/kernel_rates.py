@@ -69,6 +69,7 @@ class KernelProbe:
         for storage in STATE_DTYPES:
             yield from self._recurrences(storage)
             yield from self._selective(storage)
+        yield from self._delta_rule()
         yield from self._convolutions()
         for storage in (self.dtype, torch.int8):
             yield from self._attention(storage)
@@ -151,6 +152,29 @@ class KernelProbe:
         prompt: Call = ((*inputs(PROMPT), CHUNK, states, _int32(0, PROMPT), begin, begin, one), {})
         step = StepShape(1, PROMPT, 0, decodes=False)
         yield self._rate("ssd_scan", storage, step, [prompt] * 2, self._work("ssd_scan", step, **numbers))
+
+    def _delta_rule(self) -> Iterator[KernelRate]:
+        """Yield the rates of the recurrence of delta nets, with float32 states and one decay for each head."""
+        elements, storage = STATE_HEADS * STATE_SIZE**2, torch.float32
+        slots = self._turns(elements * storage.itemsize, least=max(ROWS))
+        states = self._some(slots + 1, STATE_HEADS, STATE_SIZE, STATE_SIZE, dtype=storage)
+        decay = [self._some(STATE_HEADS, dtype=storage) for _ in range(2)]
+        numbers = {"state_elements": elements, "element_bytes": storage.itemsize, "num_heads": STATE_HEADS}
+
+        def inputs(tokens: int) -> tuple[Any, ...]:
+            q, k = (self._some(tokens, STATE_HEADS // 2, STATE_SIZE) for _ in range(2))
+            a, b = (self._some(tokens, STATE_HEADS) for _ in range(2))
+            return q, k, self._some(tokens, STATE_HEADS, STATE_SIZE), a, b, *decay, 0.0, 1.0, False
+
+        for rows in ROWS:
+            given = inputs(rows)
+            calls: list[Call] = [((*given, states, at, at.unsqueeze(1)), {}) for at in _groups(slots, rows)]
+            step = StepShape(rows, 1, 1, decodes=True)
+            yield self._rate("delta_update", storage, step, calls, self._work("delta_update", step, **numbers))
+        begin, one = _int32(0), _int32(1)
+        prompt: Call = ((*inputs(PROMPT), states, _int32(0, PROMPT), begin, begin, one), {})
+        step = StepShape(1, PROMPT, 0, decodes=False)
+        yield self._rate("delta_scan", storage, step, [prompt] * 2, self._work("delta_scan", step, **numbers))
 
     def _selective(self, storage: torch.dtype) -> Iterator[KernelRate]:
         """Yield the rates of the recurrence of Mamba-1."""

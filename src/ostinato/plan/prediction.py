@@ -142,15 +142,26 @@ class StepPredictor:
     def _seconds(self, part: KernelCostPart, step: StepShape) -> float:
         if self.rates is None:
             return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
+        points, tokens = self._measured(part, step), float(step.tokens)
         if part.operation == "moe":
             # The m of each expert's matmul is the mean number of tokens routed to it.
-            elements = part.work.num_bytes / DTYPE_BYTES[part.storage]
-            return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
-        if part.operation == "linear":
-            tokens = step.tokens if step.decodes or part.name != LOGITS else step.rows
-            return seconds_at(self._points("linear", part.storage), part.work, tokens)
-        way: StepKind = "decode" if step.decodes else "prompt"
-        return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
+            tokens = part.work.flops / (2 * part.work.num_bytes / DTYPE_BYTES[part.storage])
+        elif part.operation == "linear" and part.name == LOGITS and not step.decodes:
+            tokens = step.rows
+        return seconds_at(points, part.work, tokens)
+
+    def unmeasured(self, steps: Sequence[StepShape]) -> str | None:
+        """Return the first kernel of the steps that lacks a measured rate, with what it reads; None if none does."""
+        for step in steps if self.rates is not None else ():
+            for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step, self.kv_cache_dtype):
+                if not self._measured(part, step):
+                    return f"{part.operation} with {part.storage}"
+        return None
+
+    def _measured(self, part: KernelCostPart, step: StepShape) -> list[KernelRate]:
+        if part.operation in ("linear", "moe"):
+            return self._points("linear", part.storage)
+        return self._points(part.operation, part.storage, "decode" if step.decodes else "prompt")
 
     def _points(self, operation: str, storage: str, way: StepKind | None = None) -> list[KernelRate]:
         """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
@@ -221,6 +232,8 @@ def plan_prediction(
     shown = sorted({*(rows for rows in ROWS[device.kind] if rows < limits.max_num_seqs), limits.max_num_seqs})
     steps = [StepShape(rows, 1, context, decodes=True) for rows in shown]
     steps.append(StepShape(1, min(context, limits.max_num_batched_tokens), 0, decodes=False))
+    if kernel := machine.unmeasured(steps):
+        return Prediction(f"not predicted: the speed of {kernel} was not measured; {HOW_TO_MEASURE}")
     predicted = tuple(machine.predict(step) for step in steps)
     if device.kind == "cuda":
         launches = {way: step_launches(model, kernels, decodes=way) for way in (True, False)}
