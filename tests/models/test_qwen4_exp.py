@@ -141,6 +141,27 @@ def test_a_checkpoint_with_other_hashes_is_refused(tmp_path: Path) -> None:
         tables_of(copy_of(NAME, tmp_path, change), torch.float32)
 
 
+def test_integers_of_a_prediction_head_are_neither_read_nor_compared(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("qweight", "layer_multipliers"):
+            tensors[f"mtp.{TABLES.removeprefix('model.')}.{name}"] = torch.ones(3, dtype=torch.int32)
+
+    assert tables_of(copy_of(NAME, tmp_path, add), torch.float32)
+
+
+def test_quantised_tables_are_refused(tmp_path: Path) -> None:
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        name = f"{TABLES}.ngram_embedding.shard_0.weight"
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(-(-len(tensors[name]) // 32), 1)
+
+    directory, method = copy_of(NAME, tmp_path, quantise), {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    spec = loaded_spec(read_config(directory) | {"quantization_config": method})
+    model = build_model(WeightAllocator(select_ops({}), CPU, "float32"), spec)
+    with pytest.raises(ModelError, match=r"(?s)left over .*shard_0.weight_scale_inv.*shard_0.weight is F8_E4M3, exp"):
+        load_weights(model, directory)
+
+
 def test_random_tables_of_any_size_take_no_memory_of_their_own() -> None:
     spec = with_weight_table(spec_of(ngram_vocab_size_base=200_000, split_ngram_parts=3))
     model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
@@ -169,6 +190,7 @@ def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
     ("changes", "message"),
     [
         ({"hc_count": 1}, "hc_count = 1"),
+        ({"hc_count": 65}, "hc_count above 64"),
         ({"output_gate_type": "gelu"}, "output_gate_type = 'gelu'; supported: silu, sigmoid"),
         ({"indexer_kv_heads": 2}, "2 heads of keys"),
         ({"indexer_budget": 13}, "selects 13 tokens in blocks of 3"),

@@ -33,6 +33,8 @@ MAX_ROWS, MAX_SEED = 2**31, 2**63
 """Largest number of rows of a head, and seed of the hashes."""
 MAX_HEADS = 4096
 """Largest number of their heads: each has a prime, which is searched."""
+MAX_STREAMS = 64
+"""Largest number of residual streams: each has operations of its own in every layer."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     attention = replace(attention_spec({"num_key_value_heads": 2, **config}, 256), indexer=_indexer(config))
     rope = parse_rope(config, attention.head_dim, default_partial=1.0)
     shared, experts = shared_fields(config), _experts(config)
-    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4)
+    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4, MAX_STREAMS)
     if streams < 2:
         raise ModelError(f"config.json has hc_count = {streams}, which should be 2 or more")
     kinds = _kinds(config)
