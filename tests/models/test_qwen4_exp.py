@@ -32,7 +32,7 @@ from tests.models.test_loader import copy_of
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, oracle, random_prompt, randomize
 from tests.support.plan_cases import cpu
-from tests.support.recipes import qwen4_exp_text
+from tests.support.recipes import qwen4_exp, qwen4_exp_text
 
 NAME = "qwen4_exp_text"
 TABLES = "model.layers.0.ple.ple_embedding"
@@ -211,6 +211,17 @@ def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(**changes)
+
+
+@pytest.mark.parametrize("name", ["mtp_num_hidden_layers", "num_nextn_predict_layers"])
+def test_a_plan_says_that_a_prediction_head_is_not_run(name: str) -> None:
+    assert spec_of().left_out is None
+    assert spec_of(**{name: 1}).left_out == "the prediction head is not run"
+    config = qwen4_exp().to_dict()
+    config["text_config"] |= {name: 1}
+    assert loaded_spec(config).left_out == (
+        "the encoder of images is not run; requests are text; the prediction head is not run"
+    )
 
 
 def test_settings_that_need_what_is_not_there_are_refused_by_name() -> None:

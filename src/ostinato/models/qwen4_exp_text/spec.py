@@ -18,8 +18,8 @@ from ostinato.models.config_json import (
     shared_fields,
     top_k,
 )
+from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, delta_net, mixed_layers
 from ostinato.models.qwen3_5_text.spec import KINDS as WITHOUT_INDEXER
-from ostinato.models.qwen3_5_text.spec import delta_net, mixed_layers
 from ostinato.ops.sizes import TOKEN_DIGITS
 from ostinato.plan.layer_specs import ExpertsSpec, IndexerSpec, LayerSpec
 from ostinato.plan.mixers import NgramDeltaSpec, NgramSpec
@@ -100,7 +100,14 @@ def model_spec(config: JsonObject) -> ModelSpec:
             gate_is_sigmoid=gate == "sigmoid",
         ),
         num_streams=streams,
+        left_out=head_left_out(config),
     )
+
+
+def head_left_out(config: JsonMapping) -> str | None:
+    """Return that the prediction head is not run, None if config.json mentions none."""
+    has_head = any(integer(config, name, 0) for name in HEAD_COUNTS)
+    return "the prediction head is not run" if has_head else None
 
 
 def _experts(config: JsonMapping) -> ExpertsSpec:
