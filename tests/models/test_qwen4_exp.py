@@ -14,8 +14,8 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.layers.ngram import NgramEmbedding
+from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.models.checkpoint import model_spec as loaded_spec
-from ostinato.models.checkpoint import read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen4_exp_text.spec import model_spec
 from ostinato.models.random_weights import PERIOD, randomize_weights
@@ -184,6 +184,14 @@ def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
     [decision] = [each for each in plan.decisions if each.topic == "tables"]
     assert decision.effective == "8.94 GiB on disk"
     assert plan.memory.weights == spec.weight_bytes("float32") < 2**24
+
+
+def test_the_tables_of_a_draft_model_are_on_disk_too() -> None:
+    config = EngineConfig(
+        model=str(checkpoint("qwen3")), device="cpu", max_model_len=256, speculative=f"draft:{checkpoint(NAME)}:2"
+    )
+    [decision] = [each for each in make_plan(config, load_spec(config), cpu(2**32)).decisions if each.topic == "tables"]
+    assert decision.effective == "36.9 KiB on disk"
 
 
 @pytest.mark.parametrize(
