@@ -367,6 +367,8 @@ def test_every_architecture_of_the_registry_has_its_reader() -> None:
 )
 def test_the_dtype_is_read_in_either_spelling(config: dict, dtype: str) -> None:
     assert checkpoint_dtype(config) == dtype
+    assert checkpoint_dtype({"dtype": None}, config) == dtype
+    assert checkpoint_dtype({"torch_dtype": "float16"}, config) == "float16"
 
 
 def test_a_dtype_that_is_not_supported_is_refused() -> None:

@@ -14,8 +14,8 @@ from ostinato.config import EngineConfig
 from ostinato.errors import ConfigError, ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.layers.ngram import NgramEmbedding
+from ostinato.models.checkpoint import load_spec, read_config
 from ostinato.models.checkpoint import model_spec as loaded_spec
-from ostinato.models.checkpoint import read_config
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.qwen4_exp_text.spec import model_spec
 from ostinato.models.random_weights import PERIOD, randomize_weights
@@ -32,7 +32,7 @@ from tests.models.test_loader import copy_of
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, oracle, random_prompt, randomize
 from tests.support.plan_cases import cpu
-from tests.support.recipes import qwen4_exp_text
+from tests.support.recipes import qwen4_exp, qwen4_exp_text
 
 NAME = "qwen4_exp_text"
 TABLES = "model.layers.0.ple.ple_embedding"
@@ -141,6 +141,27 @@ def test_a_checkpoint_with_other_hashes_is_refused(tmp_path: Path) -> None:
         tables_of(copy_of(NAME, tmp_path, change), torch.float32)
 
 
+def test_integers_of_a_prediction_head_are_neither_read_nor_compared(tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("qweight", "layer_multipliers"):
+            tensors[f"mtp.{TABLES.removeprefix('model.')}.{name}"] = torch.ones(3, dtype=torch.int32)
+
+    assert tables_of(copy_of(NAME, tmp_path, add), torch.float32)
+
+
+def test_quantised_tables_are_refused(tmp_path: Path) -> None:
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        name = f"{TABLES}.ngram_embedding.shard_0.weight"
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(-(-len(tensors[name]) // 32), 1)
+
+    directory, method = copy_of(NAME, tmp_path, quantise), {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    spec = loaded_spec(read_config(directory) | {"quantization_config": method})
+    model = build_model(WeightAllocator(select_ops({}), CPU, "float32"), spec)
+    with pytest.raises(ModelError, match=r"(?s)left over .*shard_0.weight_scale_inv.*shard_0.weight is F8_E4M3, exp"):
+        load_weights(model, directory)
+
+
 def test_random_tables_of_any_size_take_no_memory_of_their_own() -> None:
     spec = with_weight_table(spec_of(ngram_vocab_size_base=200_000, split_ngram_parts=3))
     model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "bfloat16"), spec)
@@ -165,10 +186,19 @@ def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
     assert plan.memory.weights == spec.weight_bytes("float32") < 2**24
 
 
+def test_the_tables_of_a_draft_model_are_on_disk_too() -> None:
+    config = EngineConfig(
+        model=str(checkpoint("qwen3")), device="cpu", max_model_len=256, speculative=f"draft:{checkpoint(NAME)}:2"
+    )
+    [decision] = [each for each in make_plan(config, load_spec(config), cpu(2**32)).decisions if each.topic == "tables"]
+    assert decision.effective == "36.9 KiB on disk"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"hc_count": 1}, "hc_count = 1"),
+        ({"hc_count": 65}, "hc_count above 64"),
         ({"output_gate_type": "gelu"}, "output_gate_type = 'gelu'; supported: silu, sigmoid"),
         ({"indexer_kv_heads": 2}, "2 heads of keys"),
         ({"indexer_budget": 13}, "selects 13 tokens in blocks of 3"),
@@ -189,6 +219,17 @@ def test_the_plan_counts_tables_as_disk_and_says_so() -> None:
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(**changes)
+
+
+@pytest.mark.parametrize("name", ["mtp_num_hidden_layers", "num_nextn_predict_layers"])
+def test_a_plan_says_that_a_prediction_head_is_not_run(name: str) -> None:
+    assert spec_of().left_out is None
+    assert spec_of(**{name: 1}).left_out == "the prediction head is not run"
+    config = qwen4_exp().to_dict()
+    config["text_config"] |= {name: 1}
+    assert loaded_spec(config).left_out == (
+        "the encoder of images is not run; requests are text; the prediction head is not run"
+    )
 
 
 def test_settings_that_need_what_is_not_there_are_refused_by_name() -> None:

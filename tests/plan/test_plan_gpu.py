@@ -17,6 +17,7 @@ from ostinato.ops.operations import OPERATIONS
 from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.kernels import choose_kernels
 from ostinato.plan.launches import LAUNCH_SECONDS, launches_of, with_launches
+from ostinato.plan.layer_specs import IndexerSpec
 from ostinato.plan.memory.activations import LARGE_SEGMENT, SMALL_SEGMENT, pool_bytes, workspace_bytes
 from ostinato.plan.model import DrafterSpec, ModelSpec
 from ostinato.plan.plan import Plan, make_plan
@@ -64,6 +65,19 @@ def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
         assert OPERATIONS[op].triton is not None
         assert choice.launches, op
         assert choice.launches_per_call >= 1
+
+
+def test_an_indexer_has_launches_of_its_own() -> None:
+    attention = replace(ATTENTION, indexer=IndexerSpec(num_heads=3, head_dim=32, budget=64, ratio=16))
+    spec = model(attention_layer(attention), rope=RopeSpec("default", 1e4, 16, 64, {}))
+    kernels = choose_kernels(replace(spec, ops=("rotary", "rotate")), CATALOGUE["h100-80gb"])
+    sizes = {"dtype": "bfloat16", "capability": 90, "max_model_len": 64, "block_size": 16}
+    planned = with_launches(kernels, spec, [(1, 1)], **sizes)
+    rotated = {
+        op: [(launch.blocks["HEAD_DIM"], launch.blocks["HALF"]) for launch in planned[op].launches]
+        for op in ("rotary", "rotate")
+    }
+    assert rotated == {"rotary": [(ATTENTION.head_dim, 8), (32, 0)], "rotate": [(32, 8)]}
 
 
 def test_each_layer_is_launched_with_its_own_rotary_embedding_and_a_draft_model_with_its_own() -> None:

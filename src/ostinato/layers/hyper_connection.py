@@ -6,7 +6,7 @@ They are those of Zhu et al. 2024 (arXiv 2409.19606) in the form of Qwen4. The s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module
@@ -23,14 +23,15 @@ class StreamNorm(Module):
     def __init__(self, build: ModelBuilder, hidden_size: int, streams: int, eps: float) -> None:
         super().__init__()
         self.ops, self.size, self.eps = build.ops, hidden_size, eps
-        self.weight = self.declare(build, "weight", streams * hidden_size, role="norm", stored_minus_one=True)
+        stored: dict[str, Any] = {"stored_minus_one": True, "stored_shape": (streams * hidden_size,)}
+        self.weight = self.declare(build, "weight", streams, hidden_size, role="norm", **stored)
 
     def forward(self, x: Array) -> Array:
         """Normalise [tokens, streams * hidden] -> [tokens, streams * hidden]."""
         normed: Array | None = None
-        for begin in range(0, x.shape[1], self.size):
-            here = slice(begin, begin + self.size)
-            part = self.ops.rms_norm(x[:, here], self.weight[here], self.eps, 1.0)
+        for stream in range(self.weight.shape[0]):
+            part = x[:, stream * self.size : (stream + 1) * self.size]
+            part = self.ops.rms_norm(part, self.weight[stream], self.eps, 1.0)
             normed = part if normed is None else self.ops.concat(normed, part)
         assert normed is not None, "there are streams"
         return normed

@@ -158,6 +158,9 @@ class CausalLM(Module, ABC):
     if_absent: Mapping[str, float] = {}
     """Values of weights that a checkpoint may leave out, by suffixes of their names."""
 
+    derived: Mapping[str, tuple[int, ...]] = {}
+    """Values that follow from config.json, by the names of the checkpoint's tensors, which are compared, not loaded."""
+
     integers: tuple[str, ...] = ()
     """Name suffixes of weights that are permutations of ids. A checkpoint stores them as integers."""
 
@@ -236,9 +239,6 @@ class CausalLM(Module, ABC):
         tokens, size = logits.shape
         caps = self.build.repeat(self.caps[:size].reshape(1, 1, size), tokens).reshape(tokens, size)
         return self.build.ops.add(self.cap_gate(caps, logits), self.shift[:, :size])
-
-    def check_derived(self, name: str, values: Sequence[int]) -> None:
-        """Raise ModelError if a tensor of integers that is not loaded has other values than follow from config.json."""
 
     def value_if_absent(self, name: str) -> float | None:
         """Return the value of the weight `name` in a checkpoint that leaves it out; None if none may."""

@@ -271,9 +271,13 @@ def shared_fields(config: JsonMapping, default_tied: bool = False) -> JsonObject
     }
 
 
-def checkpoint_dtype(config: JsonMapping) -> str:
-    """Return config.json's `dtype` or `torch_dtype`; float32 if it has neither, as in transformers."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+def checkpoint_dtype(*configs: JsonMapping) -> str:
+    """Return `dtype` or `torch_dtype` of the first config with either, the whole one or a part of it.
+
+    It is float32 without any, as in transformers.
+    """
+    given = (config.get("dtype") or config.get("torch_dtype") for config in configs)
+    dtype = str(next(filter(None, given), "float32")).removeprefix("torch.")
     if dtype not in MODEL_DTYPES:
         raise ModelError(f"config.json has dtype {dtype!r}; the supported ones are {', '.join(MODEL_DTYPES)}")
     return dtype

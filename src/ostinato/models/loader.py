@@ -28,7 +28,7 @@ from ostinato.models.base import CausalLM
 from ostinato.models.gguf_loader import load_gguf
 from ostinato.models.quantized_loader import put_stored
 from ostinato.models.registry import make_model
-from ostinato.models.tensor_sources import INTEGERS, TensorSource, find_sources, names_in
+from ostinato.models.tensor_sources import TensorSource, find_sources, names_in
 from ostinato.models.weight_shards import tensor_shards
 from ostinato.ops import arrays, huge_pages
 from ostinato.ops.quant import quantize
@@ -140,8 +140,9 @@ def load_weights(
     stored = model.spec.stored_quantization
     for file in files:
         for name in file.names:
-            if model.checkpoint_name(name) is None and file.dtype(name) in INTEGERS:
-                model.check_derived(name, file.tensor(name).ravel().tolist())
+            expected = model.derived.get(name)
+            if expected is not None and not np.array_equal(file.tensor(name).astype(np.int64), expected):
+                raise ModelError(f"{name} has other values than follow from config.json: {expected}")
     owners = _owners(model)
     tables = {row.names[0]: (module, attribute) for module, attribute, row in model.weights() if row.stays_on_disk}
     for name, place in places.items():

@@ -95,6 +95,7 @@ def find_sources(
     `shares` are those of the targets that are a part of a tensor.
     """
     stored = model.spec.stored_quantization
+    tables = {name for _, _, row in model.weights() if row.stays_on_disk for name in row.names}
     sources: dict[str, TensorSource] = {}
     unexpected, misshapen, mistyped, differing = [], [], [], []
     for file in files:
@@ -103,7 +104,8 @@ def find_sources(
             if name is None:
                 continue
             place, part = (name, VALUES) if stored is None else quantization_config.split(stored, name, VALUES)
-            if place not in places or (part != VALUES and len(places[place].shape) < 2):
+            has_parts = place in places and place not in tables and len(places[place].shape) > 1
+            if place not in places or (part != VALUES and not has_parts):
                 unexpected.append(source_name)
                 continue
             source = sources.setdefault(place, TensorSource())
@@ -116,7 +118,8 @@ def find_sources(
             if part == VALUES:
                 source.is_transposed = place.endswith(model.transposed)
                 expected = [*of_place[:-2], *reversed(of_place[-2:])] if source.is_transposed else of_place
-                source.is_quantised = stored is not None and kind == quantization_config.type_of_values(stored)
+                quantised = None if stored is None or place in tables else quantization_config.type_of_values(stored)
+                source.is_quantised = kind == quantised
                 known = INTEGERS if place.endswith(model.integers) else FLOATS
                 if kind not in known and not source.is_quantised:
                     mistyped.append(f"{source_name} is {kind}, expected {', '.join(known[:-1])} or {known[-1]}")

@@ -104,7 +104,7 @@ def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:
         if op in ("attention", "rotary", "rotate") and layer.attention is not None:
             rope = owner.rope_of(layer.attention)
             rotated = {"rotated": 0 if rope is None else rope.rotary_dim}
-            yield from ({**sizes, **rotated} for sizes in layer_sizes(op, layer))
+            yield from ({**rotated, **sizes} for sizes in layer_sizes(op, layer))
         elif op == "rms_norm" and layer.attention is not None:
             # Norms of the residual stream, and of heads, all heads or latents.
             yield from ({"size": weight.shape[-1]} for weight in layer.weights if weight.role == "norm")

@@ -192,9 +192,16 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
         yield {**vars(layer.experts), "inner_size": layer.experts.inner_size}
     elif layer.attention is not None and op in (layer.attention.operation, "rotary", "rotate"):
         sizes = {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
-        if (indexer := layer.attention.indexer) is not None:
-            sizes |= {"index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
-        yield sizes
+        if (indexer := layer.attention.indexer) is None:
+            yield sizes
+            return
+        of_index = {**sizes, "num_heads": indexer.num_heads, "num_kv_heads": 1, "head_dim": indexer.head_dim}
+        if op == "rotate":
+            yield of_index
+            return
+        yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
+        if op == "rotary":
+            yield {**of_index, "rotated": 0}  # Its queries are rotated before, and the keys of blocks later.
     elif op in operations_of(layer.mixer):
         assert layer.mixer is not None, "its operations are those of a mixer"
         yield dict(layer.mixer.sizes)

@@ -62,12 +62,14 @@ def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]
     if model.left_out is not None:
         parts = "its text part" if model.vision is None else "its text and images"
         yield Decision("model", config.model, parts, model.left_out)
-    if model.disk_bytes:
+    draft = None if model.drafter is None else model.drafter.model
+    on_disk = model.disk_bytes + (0 if draft is None else draft.disk_bytes)
+    if on_disk:
         reason = (
             "embeddings of n-grams: a step reads some of their rows where the file is mapped, so they count as no "
             "memory; the system keeps in memory what there is room for"
         )
-        yield Decision("tables", None, f"{format_bytes(model.disk_bytes)} on disk", reason)
+        yield Decision("tables", None, f"{format_bytes(on_disk)} on disk", reason)
     if config.tokenizer is not None:
         reason = "as given, in place of the checkpoint's, and its chat template too"
         if model.given_tokens is not None:

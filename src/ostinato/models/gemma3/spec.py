@@ -108,7 +108,7 @@ def spec_of_text(
     `left_out` says what of the checkpoint is not run. `defaults` are those of the text part.
     """
     text = {**defaults, **part(config, "text_config")}
-    text["dtype"] = checkpoint_dtype({**text, **config})
+    text["dtype"] = checkpoint_dtype(config, text)
     # transformers heeds no flag of the text part.
     text["tie_word_embeddings"] = flag(config, "tie_word_embeddings", True)
     return replace(text_spec(text), architecture=architecture, left_out=left_out)

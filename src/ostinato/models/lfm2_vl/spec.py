@@ -38,7 +38,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     # The whole model's value overrides the text part's.
     tied = flag(config, "tie_embedding", flag(config, "tie_word_embeddings", True))
     text = {name: value for name, value in text.items() if name != "tie_embedding"}
-    dtype = checkpoint_dtype({**text, **config})
+    dtype = checkpoint_dtype(config, text)
     plain = lfm2.model_spec({**text, "model_type": "lfm2", "dtype": dtype, "tie_word_embeddings": tied})
     activation(config, "projector_hidden_act", "gelu", ("gelu",))
     return replace(

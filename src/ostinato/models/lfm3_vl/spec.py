@@ -50,7 +50,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'lfm3'")
     # The whole model's value overrides the text part's.
     tied = flag(config, "tie_word_embeddings", True)
-    dtype = checkpoint_dtype({**text, **config})
+    dtype = checkpoint_dtype(config, text)
     plain = lfm3.model_spec({**text, "model_type": kind, "dtype": dtype, "tie_word_embeddings": tied})
     activation(config, "projector_hidden_act", "gelu", ("gelu",))
     spec = _vision(config, vision, plain.hidden_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.errors import ModelError
@@ -96,14 +97,14 @@ def delta_net(config: JsonMapping) -> GatedDeltaSpec:
     )
 
 
-def mixed_layers(config: JsonMapping) -> tuple[str, ...]:
-    """Return layer kinds from `layer_types`.
+def mixed_layers(config: JsonMapping, kinds: Mapping[str, str] = KINDS) -> tuple[str, ...]:
+    """Return layer kinds from `layer_types`, whose words `kinds` has.
 
     Without them every fourth layer, or every `full_attention_interval`, has attention.
     """
-    kinds = layer_kinds(config, KINDS)
-    if kinds is not None:
-        return kinds
+    named = layer_kinds(config, kinds)
+    if named is not None:
+        return named
     interval = integer(config, "full_attention_interval", 4)
     if interval < 1:
         raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")

@@ -76,7 +76,7 @@ def vl_spec(
     activation(text, "hidden_act", "silu", ("silu",))
     # The whole model's value overrides the text part's.
     tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
-    shared = shared_fields({**text, "dtype": checkpoint_dtype({**text, **config}), "tie_word_embeddings": tied})
+    shared = shared_fields({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
     if rope is None:
         [attention] = {layer.attention for layer in layers}
         assert attention is not None, "every layer has attention"

@@ -6,6 +6,7 @@ from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
 from ostinato.models.gemma3.spec import spec_of_text
 from ostinato.models.qwen3_vl.spec import part
+from ostinato.models.qwen4_exp_text.spec import head_left_out
 from ostinato.models.qwen4_exp_text.spec import model_spec as text_spec
 from ostinato.plan.model import ModelSpec
 
@@ -14,8 +15,10 @@ LEFT_OUT = "the encoder of images is not run; requests are text"
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of the text part of a `qwen4_exp` config.json. ModelError as for `qwen4_exp_text`."""
-    kind = part(config, "text_config").get("model_type", "qwen4_exp_text")
+    text = part(config, "text_config")
+    kind = text.get("model_type", "qwen4_exp_text")
     if kind != "qwen4_exp_text":
         raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'qwen4_exp_text'")
     tied = config.get("tie_word_embeddings", False)
-    return spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "qwen4_exp", LEFT_OUT, {})
+    left_out = "; ".join(filter(None, (LEFT_OUT, head_left_out(text))))
+    return spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "qwen4_exp", left_out, {})

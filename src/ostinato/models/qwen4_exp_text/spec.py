@@ -13,19 +13,19 @@ from ostinato.models.config_json import (
     attention_spec,
     flag,
     integer,
-    layer_kinds,
     number,
     parse_rope,
     shared_fields,
     top_k,
 )
-from ostinato.models.qwen3_5_text.spec import delta_net
+from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, delta_net, mixed_layers
+from ostinato.models.qwen3_5_text.spec import KINDS as WITHOUT_INDEXER
 from ostinato.ops.sizes import TOKEN_DIGITS
 from ostinato.plan.layer_specs import ExpertsSpec, IndexerSpec, LayerSpec
 from ostinato.plan.mixers import NgramDeltaSpec, NgramSpec
 from ostinato.plan.model import ModelSpec
 
-KINDS = {"linear_attention": "delta_net", "full_attention": "attention", "indexed_attention": "attention"}
+KINDS = {**WITHOUT_INDEXER, "indexed_attention": "attention"}
 """Kinds of layers by the values of `layer_types`."""
 MAX_PARTS = 16_384
 """Largest number of tensors of all tables."""
@@ -33,6 +33,8 @@ MAX_ROWS, MAX_SEED = 2**31, 2**63
 """Largest number of rows of a head, and seed of the hashes."""
 MAX_HEADS = 4096
 """Largest number of their heads: each has a prime, which is searched."""
+MAX_STREAMS = 64
+"""Largest number of residual streams: each has operations of its own in every layer."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ def model_spec(config: JsonObject) -> ModelSpec:
     attention = replace(attention_spec({"num_key_value_heads": 2, **config}, 256), indexer=_indexer(config))
     rope = parse_rope(config, attention.head_dim, default_partial=1.0)
     shared, experts = shared_fields(config), _experts(config)
-    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4)
+    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4, MAX_STREAMS)
     if streams < 2:
         raise ModelError(f"config.json has hc_count = {streams}, which should be 2 or more")
-    kinds = _kinds(config)
+    kinds = mixed_layers(config, KINDS)
     if "attention" in kinds and attention.indexer is None:
         raise ModelError("config.json has attention without an indexer; indexer_n_heads and its kin are needed")
     if attention.indexer is not None and rope.rotary_dim > attention.indexer.head_dim:
@@ -98,18 +100,14 @@ def model_spec(config: JsonObject) -> ModelSpec:
             gate_is_sigmoid=gate == "sigmoid",
         ),
         num_streams=streams,
+        left_out=head_left_out(config),
     )
 
 
-def _kinds(config: JsonMapping) -> tuple[str, ...]:
-    kinds = layer_kinds(config, KINDS)
-    if kinds is not None:
-        return kinds
-    interval = integer(config, "full_attention_interval", 4)
-    if interval < 1:
-        raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")
-    count = integer(config, "num_hidden_layers", 40)
-    return tuple("delta_net" if (i + 1) % interval else "attention" for i in range(count))
+def head_left_out(config: JsonMapping) -> str | None:
+    """Return that the prediction head is not run, None if config.json mentions none."""
+    has_head = any(integer(config, name, 0) for name in HEAD_COUNTS)
+    return "the prediction head is not run" if has_head else None
 
 
 def _experts(config: JsonMapping) -> ExpertsSpec:
@@ -159,16 +157,16 @@ def _ngrams(config: JsonMapping, count: int, hidden: int, streams: int) -> Itera
         integer(config, "ngram_vocab_size_base", 20_000_000, MAX_ROWS),
         integer(config, "make_ngram_vocab_size_divisible_by", 128),
     )
-    own = (n - 1) * heads
-    if n < 2 or heads < 1 or width < 2 or base < 1 or unit < 1 or embed_dim < 1 or embed_dim % own:
+    num_heads = (n - 1) * heads
+    if n < 2 or heads < 1 or width < 2 or base < 1 or unit < 1 or embed_dim < 1 or embed_dim % num_heads:
         raise ModelError(
             f"config.json has n-grams up to ngram_size = {n} with {heads} heads each, of ple_embed_dim = {embed_dim} "
             f"in tables of {base} rows padded to {unit}, and ple_conv_kernel_size = {width}; heads should divide the "
             "dimension, and n and the kernel be 2 or more"
         )
-    if not 1 <= parts * count <= MAX_PARTS or own * count > MAX_HEADS:
+    if not 1 <= parts * count <= MAX_PARTS or num_heads * count > MAX_HEADS:
         raise ModelError(
-            f"config.json has {count} layers with n-grams in split_ngram_parts = {parts} and {own} heads each; "
+            f"config.json has {count} layers with n-grams in split_ngram_parts = {parts} and {num_heads} heads each; "
             f"supported: 1 to {MAX_PARTS:,} parts and up to {MAX_HEADS:,} heads of all layers"
         )
     assert vocab <= 256**TOKEN_DIGITS, "no vocabulary is so large that a slot could not keep its ids"
@@ -178,7 +176,7 @@ def _ngrams(config: JsonMapping, count: int, hidden: int, streams: int) -> Itera
         raise ModelError(f"config.json has eos_token_id = {end!r}; n-grams need a token that ends a text")
     primes = _primes(base)
     for place in range(count):
-        sizes = tuple(next(primes) for _ in range(own))
+        sizes = tuple(next(primes) for _ in range(num_heads))
         yield NgramSpec(
             multipliers=_multipliers(integer(config, "seed", 1234, MAX_SEED), place, n, vocab),
             sizes=sizes,

@@ -60,12 +60,12 @@ def indexed_attention(
         position = torch.arange(kv_len, device=q.device)
         for begin in range(here.start, here.stop, INDEX_SLAB):
             end = min(begin + INDEX_SLAB, here.stop)
-            own = position[first + begin - here.start : first + end - here.start, None]
-            is_complete = at < (own + 1) // ratio
+            at_token = position[first + begin - here.start : first + end - here.start, None]
+            is_complete = at < (at_token + 1) // ratio
             scores = torch.relu(index_q[begin:end].float() @ index_keys.T).sum(dim=1) / math.sqrt(index_keys.shape[1])
             order = scores.masked_fill_(~is_complete, -torch.inf).sort(dim=1, descending=True, stable=True).indices
             is_selected = torch.zeros_like(is_complete).scatter_(1, order[:, :most], True) & is_complete
-            mask = position >= (own + 1) // ratio * ratio
+            mask = position >= (at_token + 1) // ratio * ratio
             mask[:, : complete * ratio] |= is_selected.repeat_interleave(ratio, dim=1, output_size=complete * ratio)
-            out[begin:end] = _masked(q[begin:end], keys, values, mask & (position <= own), scale)
+            out[begin:end] = _masked(q[begin:end], keys, values, mask & (position <= at_token), scale)
     return out

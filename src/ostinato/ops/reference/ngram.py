@@ -94,14 +94,14 @@ def ngram_embedding(ids: torch.Tensor, parts: Sequence[torch.Tensor], dtype: tor
     The table is its `parts` [rows, size] below each other, on the host, where only the rows that are read need be in
     memory; all but the last have equally many rows. -> [tokens, heads * size] in `dtype`, where `ids` are.
     """
-    each = len(parts[0])
-    wanted = ids.to(parts[0].device).flatten()
-    found = torch.empty((len(wanted), parts[0].shape[1]), dtype=dtype)
-    of_part = wanted // each
-    for number in of_part.unique().tolist():
-        here = of_part == number
-        found[here] = parts[number][wanted[here] - number * each].to(dtype)
-    return found.view(len(ids), -1).to(ids.device)
+    part_rows = len(parts[0])
+    rows = ids.to(parts[0].device).flatten()
+    out = torch.empty((len(rows), parts[0].shape[1]), dtype=dtype)
+    part_of_row = rows // part_rows
+    for number in part_of_row.unique().tolist():
+        in_part = part_of_row == number
+        out[in_part] = parts[number][rows[in_part] - number * part_rows].to(dtype)
+    return out.view(len(ids), -1).to(ids.device)
 
 
 def ngram_gate(keys: torch.Tensor, queries: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
