@@ -25,8 +25,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from ostinato.engine.migration.wire_format import ByteParts, export_media, import_media
 from ostinato.errors import ModelError, RequestError
-from ostinato.media.media_item import MediaItem
+from ostinato.media.media_item import MediaItem, rope_positions
+from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.preprocess import process_crops, process_image, process_slices, process_tiles, process_video
 from ostinato.media.processor_config import CropSettings, SliceSettings, load_media_settings
 from ostinato.media.resize import crop_grid, image_size, slice_grid, slice_size, tile_grid
@@ -274,6 +276,22 @@ def test_an_image_of_any_size_has_the_grid_of_transformers(height, width, least,
         return
     if 0 not in grid:
         assert image_size(height, width, float_settings(least, least + more)) == (16 * grid[0], 16 * grid[1])
+
+
+@pytest.mark.parametrize("own", [float_settings(), sliced_settings()], ids=["floats", "slices"])
+def test_an_image_moves_to_another_engine_as_it_is(own):
+    """Its pixels arrive in their type, and its digest is checked."""
+    image = drawn(500, 300)
+    items = (process_image(image, own),) if own.slices is None else process_slices(image, own).items
+    ends = [10 * (i + 1) for i in range(len(items))]
+    spans = tuple(
+        MediaPlacement(end - 9, end, replace(item, num_tokens=9)) for end, item in zip(ends, items, strict=True)
+    )
+    media, parts = MediaPrompt([0] * 99, spans, rope_positions(99, [], 2)), ByteParts()
+    moved = import_media(export_media(media, parts), media.token_ids, parts.parts)
+    for mine, theirs in zip(items, moved.spans, strict=True):
+        assert (theirs.item.digest, theirs.item.grid) == (mine.digest, mine.grid)
+        np.testing.assert_array_equal(theirs.item.patches, mine.patches)
 
 
 def test_settings_of_images_in_floats_are_read(tmp_path):
