@@ -20,7 +20,7 @@ from ostinato.plan.device.measured_rates import KernelRate, Rates, cache_directo
 from ostinato.plan.kernel_costs import LOGITS, expected_experts, kernel_work
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.prediction import ENGINE, StepPredictor, seconds_at
+from ostinato.plan.prediction import ENGINE, StepPredictor, make_machine, seconds_at
 from ostinato.plan.render.tables import print_plan
 from tests.support.checkpoints import checkpoint
 
@@ -184,6 +184,14 @@ def test_a_plan_says_why_it_predicts_nothing(device: DeviceSpec, settings: dict[
     assert prediction.steps == ()
     assert prediction.reason.startswith("not predicted: ")
     assert said in prediction.reason
+
+
+def test_a_model_with_a_kernel_whose_speed_is_not_measured_is_not_predicted() -> None:
+    plan = plan_for("qwen3_5_text")
+    reason = "not predicted: the speed of delta_scan and delta_update is not measured"
+    assert (plan.prediction.reason, plan.prediction.steps, plan.prediction.rates) == (reason, (), None)
+    spec = load_spec(EngineConfig(model=str(checkpoint("qwen3_5_text")), dtype="float32"))
+    assert make_machine(spec, cpu(), made_rates(), "float32", "float32", "float32") is None
 
 
 def test_a_gpu_of_the_catalogue_has_a_lower_bound() -> None:

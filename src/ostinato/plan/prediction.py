@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -234,14 +234,26 @@ def plan_prediction(
 def make_machine(
     model: ModelSpec, device: DeviceSpec, rates: Rates | None, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str
 ) -> StepPredictor | None:
-    """Return a predictor with measured rates, or without them with the device's own; None if it has none."""
+    """Return a predictor with measured rates, or without them with the device's own.
+
+    None if it has none, or if a kernel of the model was not measured.
+    """
     if rates is not None:
+        operations = {call.operation for call in model.calls.calls if call.operation in OPERATIONS}
+        if unmeasured({*operations, *map(prefill_op, operations)}, rates):
+            return None
         return StepPredictor(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
         return None
     return StepPredictor(
         model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype], kv_cache_dtype=kv_cache_dtype
     )
+
+
+def unmeasured(operations: Iterable[str], rates: Rates) -> list[str]:
+    """Return the operations whose times follow from their work, and whose rates are not among `rates`."""
+    measured = {rate.operation for rate in rates.rates} | {"moe"}  # experts have the rates of `linear`
+    return sorted(name for name in operations if OPERATIONS[name].work is not None and name not in measured)
 
 
 def find_rates(
@@ -256,6 +268,7 @@ def find_rates(
         return f"nothing was measured with the kernels that are installed; {HOW_TO_MEASURE}"
     for rates in device.rates:
         if (rates.dtype, rates.threads) == (dtype, threads):
-            return rates
+            lacking = unmeasured(kernels, rates)
+            return f"the speed of {' and '.join(lacking)} is not measured" if lacking else rates
     others = ", ".join(f"{rates.dtype} with {rates.threads} threads" for rates in device.rates)
     return f"what was measured is {others}, and this is {dtype} with {threads} threads; {HOW_TO_MEASURE}"
