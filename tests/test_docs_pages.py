@@ -26,6 +26,7 @@ import ostinato
 from ostinato import LLM, AsyncLLM, EngineConfig, Guide, SamplingParams, other_engines
 from ostinato.cli.main import app
 from ostinato.demo.drawings import held_out
+from ostinato.formats.gguf.architectures import ARCHITECTURES
 from ostinato.models.registry import MODELS
 from ostinato.setting_names import ALIASES
 from tests.support.client_frameworks import FRAMEWORKS
@@ -89,15 +90,16 @@ def anchor(line: str) -> str | None:
 
 
 def test_the_readme_or_the_table_of_models_names_every_architecture_and_the_readme_counts_those_of_the_table() -> None:
-    [row] = [
-        line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| models")
-    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [row] = [line for line in readme.splitlines() if line.startswith("| models")]
     named = set(re.findall("`(\\w+)`", row))
     table = (ROOT / "docs/models.md").read_text(encoding="utf-8").partition("## Architectures")[2]
     of_table = {name for cell in re.findall(r"^\| (`.+?) \|", table, re.M) for name in re.findall("`(\\w+)`", cell)}
     of_table.discard("model_type")
     assert named | of_table == set(MODELS)
     assert f"[{len(of_table - named)} others]" in row
+    names_in_files = {name for each in ARCHITECTURES.values() for name in each.configs}
+    assert f"[GGUF files](docs/gguf.md) of {len(names_in_files)} architectures" in readme
 
 
 @every_page

@@ -304,6 +304,9 @@ def test_settings_of_images_in_floats_are_read(tmp_path):
     own = load_media_settings(tmp_path, vision).image
     assert (own.mean, own.std, own.max_pixels, own.most_pixels) == ((0.5,) * 3, (0.25,) * 3, 256 * 4 * 16380, 0)
     assert own.of_images(100).max_pixels == 256 * 1024 * 100
+    file.write_text(json.dumps({"norm_mean": [0.5] * 3, "image_mean": [0.25] * 3, "norm_std": None}))
+    own = load_media_settings(tmp_path, vision).image
+    assert (own.mean, own.std) == ((0.25,) * 3, float_settings().std)
     file.write_text(json.dumps({"max_model_len": 404, "min_num_patches": 900, "max_num_patches": 2000}))
     own = load_media_settings(tmp_path, vision).image
     assert [own.of_images(count).max_pixels // 256 for count in (1, 2, 3)] == [1600, 1800, 2000]
@@ -576,7 +579,11 @@ def test_limits_by_their_old_names_win(tmp_path):
         ({"size": {"shortest_edge": 10}}, "should be with longest_edge"),
         ({"max_pixels": "many"}, "a whole number"),
         ({"image_mean": [0.5]}, "should be 3 numbers"),
+        ({"image_mean": [0.5, 0.5, float("nan")]}, "should be 3 numbers"),
+        ({"image_std": [0.5, 0, 0.5]}, "should be 3 numbers above 0"),
+        ({"image_std": [0.5, 10**400, 0.5]}, "should be 3 numbers above 0"),
         ({"rescale_factor": 0}, "a number above 0"),
+        ({"rescale_factor": float("inf")}, "a number above 0"),
     ],
 )
 def test_settings_that_cannot_be_followed_name_the_file(tmp_path, values, message):

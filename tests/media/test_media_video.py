@@ -81,6 +81,23 @@ class OfUnified(_Fitted, UNIFIED.Gemma4UnifiedVideoProcessor):
     """That for Gemma 4 Unified."""
 
 
+def test_settings_of_frames_come_from_the_file_that_transformers_reads(tmp_path):
+    """The file of images stands in for that of videos."""
+    vision = vision_spec(**FITTED | {"video_token_id": 9})
+
+    def most_tokens():
+        own = load_media_settings(tmp_path, vision).video
+        return own.max_pixels // own.factor**2
+
+    assert most_tokens() == 70
+    for name, tokens in (("preprocessor", 560), ("video_preprocessor", 140)):
+        (tmp_path / f"{name}_config.json").write_text(json.dumps({"max_soft_tokens": tokens}))
+        assert BaseVideoProcessor.get_video_processor_dict(tmp_path)[0] == {"max_soft_tokens": tokens}
+        assert most_tokens() == tokens
+    (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {"max_soft_tokens": 280}}))
+    assert most_tokens() == 280
+
+
 @pytest.mark.parametrize(("height", "width"), [(90, 160), (300, 220), (30, 700), (48, 96)])
 @pytest.mark.parametrize("most", [70, 140])
 @pytest.mark.parametrize("processor", [OfGemma4, OfUnified])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ostinato.graphs.tape import TapeBackend
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.gemma3.model import Gemma3VL
-from ostinato.models.gemma4.model import Gemma4VL
+from ostinato.models.gemma4.model import Gemma4VL, shrinking
 from ostinato.models.loader import build_model, load_weights
 from ostinato.models.random_weights import randomize_weights
 from ostinato.ops.arrays import TorchArrays
@@ -276,6 +277,16 @@ def test_gemma3_has_the_same_weights_under_the_names_of_the_hub() -> None:
         )
         assert model.checkpoint_name(hub) == model.checkpoint_name(name)
     assert model.checkpoint_name("vision_tower.vision_model.head.probe") is None
+
+
+def test_means_of_gemma4_stay_near_the_size_of_patches_which_float16_holds() -> None:
+    """Powers of 2 round nothing."""
+    vision = vl_spec("gemma4").vision
+    assert vision is not None
+    for size in (48, 768, 1152):
+        factor = shrinking(replace(vision, hidden_size=size))
+        assert math.frexp(factor)[0] == 0.5
+        assert 0.7 < factor * size**0.5 < 1.42
 
 
 def test_gemma4_unified_has_the_same_weights_under_the_names_of_the_hub() -> None:

@@ -19,6 +19,7 @@ from tests.support.vision_parity import (
     make_engine,
     run,
     serve,
+    slices,
     text,
     video,
 )
@@ -99,6 +100,18 @@ def test_an_image_in_the_second_turn_follows_a_first_turn_from_the_cache(name: s
 @pytest.mark.parametrize("name", NAMES)
 def test_a_second_turn_about_an_image_hits_through_it_and_encodes_nothing(name: str) -> None:
     engine, first = make_engine(name), case_of(name, "several of different sizes")
+    serve(engine, first)
+    second = decided_case(name, (text(11),), first)
+    [output] = serve(engine, second)
+    assert output.num_cached_tokens is not None
+    assert output.num_cached_tokens > first.prompt.spans[-1].end
+    assert cache_counts(engine) == (len({item.digest for item in first.items}), 0)
+
+
+@pytest.mark.parametrize("name", ["minicpmv4_7", "minicpmv4_7_4x"])
+def test_slices_on_a_canvas_are_cut_by_chunks_and_hit_in_a_second_turn(name: str) -> None:
+    parts = (text(5), slices((4, 8), (4, 4), rows=2), slices((4, 4), (4, 8), rows=1), text(6))
+    engine, first = make_engine(name, max_num_batched_tokens=21), decided_case(name, parts)
     serve(engine, first)
     second = decided_case(name, (text(11),), first)
     [output] = serve(engine, second)

@@ -234,9 +234,10 @@ def test_gemma4_unified_is_planned_on_every_device(device: str) -> None:
 @pytest.mark.parametrize(
     ("vision", "expected"),
     [
-        ({"output_proj_dims": 64}, "mm_embed_dim = 3840, output_proj_dims = 64, .* the first two should be the same"),
+        ({"output_proj_dims": 64}, "mm_embed_dim = 3840, output_proj_dims = 64, .* the first two and "),
         ({"mm_posemb_size": 0}, "mm_posemb_size = 0; .* all above 0"),
-        ({"patch_size": 0}, "tokens of 0 pixels a side"),
+        ({"patch_size": 0}, "patch_size times pooling_kernel_size = 0"),
+        ({"model_patch_size": 16}, "patch_size times pooling_kernel_size = 48, model_patch_size = 16"),
     ],
 )
 def test_what_the_embedder_of_gemma4_unified_does_not_do_is_refused(vision: dict[str, Any], expected: str) -> None:

@@ -97,6 +97,8 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 96,
 }
 _HEAD = {"mtp_num_hidden_layers": 1}
+_GRANITE_SWA = {**COMMON, **GRANITE, **ROPE, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+_GRANITE_SWA |= {"sliding_window": 12}
 HYBRIDS: dict[str, tuple[str, Any]] = {
     "qwen3moe of experts": (
         "qwen3moe",
@@ -191,6 +193,29 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
         ),
     ),
     "granite": ("granite", lambda: transformers.GraniteConfig(**COMMON, **GRANITE, **ROPE, num_hidden_layers=2)),
+    "granite_swa": (
+        "granite_swa",
+        lambda: transformers.GraniteSWAConfig(
+            **COMMON,
+            **GRANITE,
+            **ROPE,
+            num_hidden_layers=3,
+            sliding_window=12,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            layer_rope_theta=[20000.0, 0, 20000.0],
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "granite_swa of experts": (
+        "granite_swa",
+        lambda: transformers.GraniteMoeSWAConfig(**_GRANITE_SWA, shared_intermediate_size=64),
+    ),
+    "granite_swa with experts alone, of experts": (
+        "granite_swa",
+        lambda: transformers.GraniteMoeSWAConfig(**_GRANITE_SWA),
+    ),
     "granitehybrid": (
         "granitehybrid",
         lambda: transformers.GraniteMoeHybridConfig(**_GRANITE4, num_local_experts=0),
@@ -305,7 +330,7 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
 """Name -> the architecture that the file says, and a config."""
 DENSE = (
     *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
-    "seed_oss",
+    *("seed_oss", "granite_swa", "granitemoe_swa"),
 )
 """Model types without state layers, whose metadata are those of Llama."""
 AS_THEY_ARE = ("cohere2", "ernie4_5", "exaone4", "olmo3", "phi3", "qwen3_moe", "seed_oss")
@@ -352,6 +377,7 @@ NAMES = {
     "linear_attn.out_proj": "ssm_out",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
     "mixer.gate": "ffn_gate_inp",
@@ -368,6 +394,10 @@ NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **OF_HEADS,
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
+_FUSED = {
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+    "shared_mlp.input_linear.weight": "ffn_up_shexp",
 }
 QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
@@ -386,6 +416,9 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     layer, _, inner = inner.partition(".")
     if config.model_type == "phi3" and inner.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
         yield f"blk.{layer}.{'attn_qkv' if 'qkv' in inner else 'ffn_up'}.weight", values
+        return
+    if config.model_type == "granitemoe_swa" and inner in _FUSED:
+        yield f"blk.{layer}.{_FUSED[inner]}.weight", values
         return
     if inner.endswith(("input_linear.weight", "gate_up_proj")):
         is_stack = inner.startswith("block_sparse_moe") or ".experts." in inner
@@ -501,7 +534,14 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_rope_freq_base(20000.0)
     if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
-    if kind in ("granite", "granitemoe", "granitemoehybrid"):
+    if kind in ("granite_swa", "granitemoe_swa"):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+        if kind == "granite_swa":  # gguf 0.19 has no method for it
+            writer.add_array("granite_swa.attention.rope_pattern", [theta > 0 for theta in config.layer_rope_theta])
+        elif config.shared_intermediate_size:
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if kind in ("granite", "granitemoe", "granitemoehybrid", "granite_swa", "granitemoe_swa"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -552,7 +592,7 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
-        counts = dict.fromkeys(("granitemoe", "granitemoehybrid", "mixtral"), "num_local_experts")
+        counts = dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoe_swa", "mixtral"), "num_local_experts")
         counts["nemotron_h"] = "n_routed_experts"
         experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)

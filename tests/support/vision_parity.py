@@ -37,8 +37,8 @@ NEW = 32
 SPECIAL = {IMAGE, VIDEO, START, END}
 
 Part = int | tuple[str, tuple[tuple[int, int], ...], int]
-"""So many tokens of text; or ("image" or "video", grids in patches, seed): images, or the temporal patches of one
-video, all of one size."""
+"""So many tokens of text; or ("image", "slices" or "video", grids in patches, seed): images, one and its slices, or the
+temporal patches of one video, all of one size."""
 
 
 def text(count: int) -> Part:
@@ -47,6 +47,11 @@ def text(count: int) -> Part:
 
 def images(*grids: tuple[int, int], seed: int = 0) -> Part:
     return ("image", grids, seed)
+
+
+def slices(whole: tuple[int, int], each: tuple[int, int], rows: int, seed: int = 0) -> Part:
+    """An image, and rows of two slices."""
+    return ("slices", (whole, *[each] * (2 * rows)), seed)
 
 
 def video(frames: int, grid: tuple[int, int], seed: int = 0) -> Part:
@@ -112,12 +117,17 @@ def make_prompt(name: str, parts: tuple[Part, ...], seed: int, before: Case | No
             ]
             continue
         kind, grids, own_seed = part
-        for item in random_items(name, grids, own_seed):
+        for i, item in enumerate(random_items(name, grids, own_seed)):
             item = replace(item, digest=f"{item.digest} of {item.grid}")
-            token_ids.append(START)
+            start, end = START, END
+            if kind == "slices" and i:
+                assert vision.canvas is not None
+                start, end = vision.canvas.slice_start, vision.canvas.slice_end
+                token_ids += [vision.canvas.newline] if i % 2 and i > 1 else []
+            token_ids.append(start)
             placed.append(MediaPlacement(len(token_ids), len(token_ids) + item.num_tokens, item))
-            is_image = kind == "image" or vision.video_token_id is None  # whose videos are images
-            token_ids += [IMAGE if is_image else VIDEO] * item.num_tokens + [END]
+            is_image = kind != "video" or vision.video_token_id is None  # whose videos are images
+            token_ids += [IMAGE if is_image else VIDEO] * item.num_tokens + [end]
             # The time of the next temporal patch.
             token_ids += [7, 8 + number] if kind == "video" else []
     return MediaPrompt(token_ids, tuple(placed), positions_of(token_ids, placed, vision))

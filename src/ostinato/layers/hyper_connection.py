@@ -13,6 +13,7 @@ from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import sigmoid_gate
 
 if TYPE_CHECKING:
+    from ostinato.ops.dispatch import Ops
     from ostinato.ops.step_inputs import Array
 
 
@@ -42,7 +43,7 @@ class HyperConnection(Module):
         self, build: ModelBuilder, hidden_size: int, streams: int, rank: int, eps: float, *, injects: bool = True
     ) -> None:
         super().__init__()
-        self.build, self.ops, self.size, self.streams = build, build.ops, hidden_size, streams
+        self.ops, self.size, self.streams = build.ops, hidden_size, streams
         width = streams * hidden_size
         self.hc_norm = StreamNorm(build, hidden_size, streams, eps)
         self.input_mix_weight_down = Linear(build, width, rank, multiplier=1 / streams)
@@ -71,11 +72,13 @@ class HyperConnection(Module):
     def inject(self, x: Array, y: Array, normed: Array) -> Array:
         """Add `y` [tokens, hidden] times its gate to each stream of `x` -> like `x`; `normed` is that of `mix`."""
         assert self.block_inject_weight is not None, "it injects"
-        wide = repeat_streams(self.build, self.ops.multiply(y, self.two), self.streams)
+        wide = repeat_streams(self.ops, self.ops.multiply(y, self.two), self.streams)
         return self.ops.add(x, self.gate(wide, self.block_inject_weight(normed)))
 
 
-def repeat_streams(build: ModelBuilder, x: Array, streams: int) -> Array:
+def repeat_streams(ops: Ops, x: Array, streams: int) -> Array:
     """Return streams that are all `x`, [tokens, hidden] -> [tokens, streams * hidden]."""
-    tokens, size = x.shape
-    return build.repeat(x.reshape(tokens, 1, size), streams).reshape(tokens, streams * size)
+    wide = x
+    for _ in range(streams - 1):
+        wide = ops.concat(wide, x)
+    return wide

@@ -110,6 +110,31 @@ class EncoderMLP(Module):
         return scaled(self.linear_fc2, self.linear_fc1(x, activation=self.activation), residual, scale)
 
 
+class GatedMLP(Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual. `names` are the checkpoint's of the three."""
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        size: int,
+        inner_size: int,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        parts = [(name, inner_size) for name in names[:2]]
+        self.gate_up = PackedLinear(build, size, parts, bias=bias, is_gated=True, can_be_quantised=False)
+        self.down_proj = linear(build, inner_size, size, bias=bias)
+        self.names = {"down_proj": names[2]}
+
+    def forward(self, x: Array, residual: Array, scale: Array | None = None) -> Array:
+        """Apply the MLP to `x` and add `residual`, both [patches, hidden] -> [patches, hidden].
+
+        `scale` [hidden] float32 multiplies what is added to it.
+        """
+        return scaled(self.down_proj, self.gate_up(x, activation="swiglu"), residual, scale)
+
+
 class EncoderBlock(Module):
     """Attention, then the MLP, each on a norm of the residual stream and added to it.
 
@@ -136,14 +161,14 @@ class EncoderBlock(Module):
 
 
 class PatchMerger(Module):
-    """Merger of neighbouring patches, side by side, into one token of the text part.
+    """Merger of neighbouring patches, those of a token or `count`, side by side into one token of the text part.
 
     `norms_merged`: the norm is over all of them together, as in DeepStack's.
     """
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool) -> None:
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool, count: int | None = None) -> None:
         super().__init__()
-        self.size, self.norms_merged = vision.patches_per_token * vision.hidden_size, norms_merged
+        self.size, self.norms_merged = (count or vision.patches_per_token) * vision.hidden_size, norms_merged
         self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
         self.linear_fc1 = linear(build, self.size, self.size)
         self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)

@@ -50,7 +50,7 @@ def _patches(frames: np.ndarray, settings: PixelSettings) -> np.ndarray:
     patches = np.empty((tiles.shape[1], channels, settings.temporal_patch_size, patch * patch), dtype=np.float32)
     if settings.in_floats:
         mean, std = _of_unscaled(settings)
-        np.divide(tiles[:, :, :] - mean[:, None, None, None], std[:, None, None, None], out=patches.swapaxes(0, 1))
+        np.divide(tiles - mean[:, None, None, None], std[:, None, None, None], out=patches.swapaxes(0, 1))
         return patches.reshape(len(patches), -1)
     for channel, values in enumerate(_normalised(settings)):
         patches[:, channel] = values[tiles[channel]]

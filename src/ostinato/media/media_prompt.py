@@ -167,10 +167,8 @@ def _expanded(
                 f"the conversation has {len(given)} {kind}, but the chat template made places for "
                 f"{text.count(placeholder)}; give them in messages of a role that may have them, such as user"
             )
-    of_image, of_video = iter(images), iter(videos)
+    of_image, of_video, numbers = iter(images), iter(videos), itertools.count()
     items: list[tuple[MediaItem, int]] = []
-
-    numbers = itertools.count()
 
     def replaced(match: re.Match[str]) -> str:
         if match.group() == own.image:

@@ -14,6 +14,7 @@ from ostinato.plan.layer_specs import VisionSpec
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _HALVES, _ZEROS, _ONES = (0.5,) * 3, (0.0,) * 3, (1.0,) * 3
 _MAX_TILES = 64
+_LARGEST = 1e30  # of numbers that pixels are computed with, in float32
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -181,20 +182,22 @@ def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     if not isinstance(image_values, dict):
         image_values, path = read_json(image_path), image_path
     reader = _Reader(image_values, path, vision)
-    fitted = reader.fitted("image", 280) if vision.positions_by_axis else None
-    if vision.image_side:
-        make = reader.square
+    if vision.positions_by_axis:
+        image = reader.fitted("image", 280)
+    elif vision.image_side:
+        image = reader.square()
     elif vision.canvas is not None:
-        make = reader.sliced
+        image = reader.sliced()
     else:
-        make = reader.in_floats if vision.crops_positions else reader.tiled
-    image = fitted or make()
-    if fitted is None or vision.video_token_id is None:
+        image = reader.in_floats() if vision.crops_positions else reader.tiled()
+    if not vision.positions_by_axis or vision.video_token_id is None:
         return MediaSettings(image=image, video=replace(image, kind="video"))
-    video_values, video_source = nested.get("video_processor"), whole
+    video_values, path = nested.get("video_processor"), whole
     if not isinstance(video_values, dict):
-        video_values, video_source = read_json(video_path), video_path
-    return MediaSettings(image=fitted, video=_Reader(video_values, video_source, vision).fitted("video", 70))
+        # As in transformers, the file of images stands in for one that is absent.
+        path = video_path if read_json(video_path) else image_path
+        video_values = read_json(path)
+    return MediaSettings(image=image, video=_Reader(video_values, path, vision).fitted("video", 70))
 
 
 @dataclass(frozen=True)
@@ -392,11 +395,8 @@ class _Reader:
         most = 0 if most == 0 else self._count("max_num_patches", 13312)
         fitting = max((length - 4) * vision.patches_per_token, least)
         fitting = max(min(fitting, most) if most else fitting, least)
-        # Released checkpoints have the first names.
-        mean, std = (
-            ("norm_mean" if "norm_mean" in self.values else "image_mean"),
-            ("norm_std" if "norm_std" in self.values else "image_std"),
-        )
+        # Released checkpoints have the other names, which do not count beside these.
+        mean, std = (f"image_{name}" if f"image_{name}" in self.values else f"norm_{name}" for name in ("mean", "std"))
         return PixelSettings(
             "image",
             least * patch**2,
@@ -425,7 +425,7 @@ class _Reader:
 
     def _scale(self) -> float:
         scale = self.values.get("rescale_factor", 1 / 255)
-        if not isinstance(scale, int | float) or not scale > 0:
+        if not isinstance(scale, int | float) or not 1 / _LARGEST < scale < _LARGEST:
             raise self._error("rescale_factor", "a number above 0")
         return float(scale)
 
@@ -454,8 +454,10 @@ class _Reader:
 
     def _channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
         values = self._of(name, list, list(default))
-        if len(values) != self.vision.in_channels or not all(isinstance(v, int | float) for v in values):
-            raise self._error(name, f"{self.vision.in_channels} numbers")
+        count, is_scale = self.vision.in_channels, name.endswith("std")
+        numbers = [v for v in values if isinstance(v, int | float) and abs(v) < _LARGEST and (v > 0 or not is_scale)]
+        if len(values) != count or len(numbers) != count:
+            raise self._error(name, f"{count} numbers" + " above 0" * is_scale)
         return tuple(float(value) for value in values)
 
     def _error(self, name: str, expected: str) -> ModelError:

@@ -24,6 +24,9 @@ NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 ROWS = 16
 """Rows that are computed together: few enough for a core's own cache, many enough to be worth the calls."""
 
+STRIP = 256
+"""Rows of an image that are resized in width together as float32, so that a large one is never whole in that form."""
+
 MAX_BITS = 22
 """Most fractional bits of a weight: a weighted pixel, and a sum of them, fit into int32."""
 
@@ -51,18 +54,20 @@ def resize_floats(pixels: np.ndarray, height: int, width: int, resample: int) ->
     """
     if resample == NEAREST or pixels.shape[:2] == (height, width):
         return resize(pixels, height, width, resample).astype(np.float32)
-    values = pixels.astype(np.float32)
+    values = pixels
     if width != pixels.shape[1]:
-        values = _weighted_rows(values.swapaxes(0, 1), width, resample).swapaxes(0, 1)
-    if height != pixels.shape[0]:
-        values = _weighted_rows(values, height, resample)
-    return np.ascontiguousarray(values)
+        values = np.empty((len(pixels), width, pixels.shape[2]), dtype=np.float32)
+        for begin in range(0, len(pixels), STRIP):
+            strip = pixels[begin : begin + STRIP].swapaxes(0, 1)
+            values[begin : begin + STRIP] = _weighted_rows(strip, width, resample).swapaxes(0, 1)
+    return values if height == len(pixels) else _weighted_rows(values, height, resample)
 
 
 def _weighted_rows(values: np.ndarray, count: int, resample: int) -> np.ndarray:
-    """Resize [h, w, 3] float32 to [count, w, 3]."""
+    """Resize [h, w, 3], uint8 or float32, to [count, w, 3] float32."""
     starts, weights = antialiased_weights(len(values), count, resample, np.float32)
-    rows, made = np.ascontiguousarray(values), np.zeros((count, *values.shape[1:]), dtype=np.float32)
+    rows = np.ascontiguousarray(values, dtype=np.float32)
+    made = np.zeros((count, *values.shape[1:]), dtype=np.float32)
     for begin in range(0, count, ROWS):
         sums = made[begin : begin + ROWS]
         of_rows = weights[begin : begin + ROWS]

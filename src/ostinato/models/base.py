@@ -16,7 +16,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
 if TYPE_CHECKING:
-    from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
+    from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
 
 
 class Backbone(Module):
@@ -201,6 +201,16 @@ class CausalLM(Module, ABC):
     def encoder(self) -> Module | None:
         """Encoder of images, for models that take them."""
         return None
+
+    def encode(self, inputs: EncoderInputs) -> Array:
+        """Encode images -> [rows / merge ** 2, hidden_rows, hidden] in the model's dtype.
+
+        The result is the content of the output tokens' cells. Those of prefixes and padding are included, and may be
+        anything.
+        """
+        assert self.encoder is not None, "only a model with an encoder is given images"
+        encoded: Array = self.encoder(inputs)
+        return encoded
 
     @abstractmethod
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:

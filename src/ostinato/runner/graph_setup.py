@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ostinato.errors import CapacityError, Remedy
 from ostinato.graphs.buffers import StepBuffers
@@ -16,7 +16,7 @@ from ostinato.graphs.tensor_refs import StepForward
 from ostinato.json_io import JsonMapping
 from ostinato.models.base import CausalLM
 from ostinato.ops.arrays import dtype_name, memory_address
-from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache
+from ostinato.ops.step_inputs import Array, LayerCache
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
 from ostinato.plan.graphs.capture_plan import CapturePlan
@@ -86,14 +86,6 @@ def backend_class(name: str) -> Callable[..., Any]:
     return CudaBackend
 
 
-@runtime_checkable
-class HasEncoder(Protocol):
-    """A model that takes images."""
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Return the encoded images, [patches / merge_size ** 2, rows, hidden]; those of padding may be anything."""
-
-
 def make_encoder_graphs(
     plan: EncoderPlan, vision: VisionSpec, model: CausalLM, *, check_replay: bool = False
 ) -> EncoderGraphs:
@@ -101,7 +93,6 @@ def make_encoder_graphs(
 
     Their arena and buffers are separate from those of the text part's graphs.
     """
-    assert isinstance(model, HasEncoder), "a model with a VisionSpec encodes images"
     arrays, hook = model.build.arrays, model.build.ops.hook
     return EncoderGraphs(
         plan,

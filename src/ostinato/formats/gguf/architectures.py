@@ -28,6 +28,7 @@ from ostinato.formats.gguf.model_configs import (
     gpt_oss,
     granite,
     granite_hybrid,
+    granite_swa,
     lfm2,
     lfm2_moe,
     mamba2,
@@ -179,6 +180,12 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         tensor_names.GRANITE,
         mixer="mamba",
         adjacent_rope=True,
+    ),
+    "granite_swa": GgufArchitecture(
+        {"granite_swa": granite_swa}, tensor_names.LLAMA, tensor_names.SINKS, adjacent_rope=True
+    ),
+    "granitemoe_swa": GgufArchitecture(
+        {"granite_swa": granite_swa}, tensor_names.GRANITE_SWA, tensor_names.GRANITE_SWA_WHOLE, adjacent_rope=True
     ),
     "bamba": GgufArchitecture(
         {"granitehybrid": granite_hybrid},

@@ -61,11 +61,12 @@ class Metadata:
             raise self._malformed(name, values.tolist(), f"{self.num_layers} whole numbers")
         return int(values.max(initial=0))
 
-    def of_layers(self, name: str) -> list[int]:
+    def of_layers(self, name: str, default: int | None = None) -> list[int]:
         """Return a whole number or a truth value for each layer; a single one is that of all layers."""
         import numpy as np  # imported late: a third of a plan's imports, needed only for such files
 
-        values = np.asarray(self.required(name))
+        found = self.required(name) if default is None else self.optional(name)
+        values = np.asarray(default if found is None else found)
         if values.dtype.kind not in "biu" or values.shape not in ((), (self.num_layers,)):
             raise self._malformed(name, values.tolist(), f"{self.num_layers} whole numbers")
         return [int(value) for value in np.broadcast_to(values, (self.num_layers,))]

@@ -6,6 +6,8 @@ but writers have got these wrong for models whose config.json spells its layers 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.metadata import Metadata, rope_scaling
 from ostinato.json_io import JsonObject
@@ -119,7 +121,7 @@ def gemma4(metadata: Metadata) -> JsonObject:
         "global_head_dim": metadata.integer("attention.key_length"),
         "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in metadata.header.tensors,
         "attention_bias": metadata.has(*ATTENTION_BIASES),
-        "layer_types": ["sliding_attention" if slid else "full_attention" for slid in slides],
+        "layer_types": _kinds(slides),
         "sliding_window": metadata.optional("attention.sliding_window"),
         "rope_parameters": {
             "full_attention": {
@@ -180,6 +182,33 @@ def granite(metadata: Metadata) -> JsonObject:
     return _granite(metadata) | attention(metadata) | layers | without
 
 
+def granite_swa(metadata: Metadata) -> JsonObject:
+    """Return the config of Granite with windows, with experts or without; a layer has the one rotary base or none."""
+    heads, experts = attention(metadata), metadata.integer("expert_count", 0)
+    rotates = metadata.of_layers("attention.rope_pattern", 1)
+    config = {
+        **heads,
+        **_multipliers(metadata, heads["head_dim"]),
+        "model_type": "granitemoe_swa" if experts else "granite_swa",
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "mlp_bias": metadata.has(*MLP_BIASES),
+        "sliding_window": metadata.integer("attention.sliding_window"),
+        "layer_types": _kinds(metadata.of_layers("attention.sliding_window_pattern")),
+        "layer_rope_theta": [heads["rope_theta"] if rotated else 0 for rotated in rotates],
+    }
+    if not experts:
+        return config
+    return config | {
+        "num_local_experts": experts,
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "shared_intermediate_size": metadata.integer("expert_shared_feed_forward_length", 0),
+    }
+
+
+def _kinds(slides: Sequence[int]) -> list[str]:
+    return ["sliding_attention" if slid else "full_attention" for slid in slides]
+
+
 def _windows(metadata: Metadata, pattern: int) -> JsonObject:
     """Return the window, and the layers that have it: a list of truth values, or all but every `pattern`-th."""
     layers = metadata.optional("attention.sliding_window_pattern")
@@ -188,8 +217,7 @@ def _windows(metadata: Metadata, pattern: int) -> JsonObject:
         return {"sliding_window": None, "layer_types": ["full_attention"] * metadata.num_layers}
     if isinstance(layers, int) or layers is None:
         return {"sliding_window": window, "sliding_window_pattern": layers or pattern}
-    kinds = ["sliding_attention" if slides else "full_attention" for slides in layers]
-    return {"sliding_window": window, "layer_types": kinds}
+    return {"sliding_window": window, "layer_types": _kinds(layers)}
 
 
 def _dense(metadata: Metadata, model_type: str) -> JsonObject:
@@ -275,12 +303,17 @@ def _granite(metadata: Metadata) -> JsonObject:
         "num_experts_per_tok": metadata.integer("expert_used_count", 0),
         "intermediate_size": metadata.rows("ffn_up_exps.weight", 1),
         "shared_intermediate_size": metadata.rows(shared),
+        **_multipliers(metadata, metadata.rows("attn_q.weight", heads) // heads),
+    }
+
+
+def _multipliers(metadata: Metadata, head_dim: int) -> JsonObject:
+    """Return the four multipliers of Granite."""
+    return {
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "residual_multiplier": metadata.number("residual_scale", 1.0),
         "logits_scaling": metadata.number("logit_scale", 1.0),
-        "attention_multiplier": metadata.number(
-            "attention.scale", (metadata.rows("attn_q.weight", heads) // heads) ** -0.5
-        ),
+        "attention_multiplier": metadata.number("attention.scale", head_dim**-0.5),
     }
 
 

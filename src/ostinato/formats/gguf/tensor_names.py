@@ -121,6 +121,19 @@ GRANITE = {
     "ffn_up_exps": f"block_sparse_moe.input_linear{UP}",
     "ffn_down_exps": "block_sparse_moe.output_linear",
 }
+GRANITE_SWA = ATTENTION | {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "block_sparse_moe.router",
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+SINKS = {"attn_sinks.weight": "self_attn.sinks"}
+GRANITE_SWA_WHOLE = SINKS | {
+    "ffn_gate_up_exps.weight": "block_sparse_moe.experts.gate_up_proj",
+    "ffn_gate_exps.weight": f"block_sparse_moe.experts.gate_up_proj{GATE}",
+    "ffn_up_exps.weight": f"block_sparse_moe.experts.gate_up_proj{UP}",
+    "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+}
 NEMOTRON = {
     "attn_norm": "norm",
     **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
@@ -162,7 +175,7 @@ QWEN35 = {
 }
 GPT_OSS = ATTENTION | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}
 GPT_OSS_WHOLE = {
-    "attn_sinks.weight": "self_attn.sinks",
+    **SINKS,
     **{
         f"ffn_{part}_exps.{end}": f"mlp.experts.{name}{'_bias' if end == 'bias' else ''}{half}"
         for part, name, half in (("gate", "gate_up_proj", GATE), ("up", "gate_up_proj", UP), ("down", "down_proj", ""))

@@ -10,7 +10,7 @@ from ostinato.models.gemma3.spec import Gemma3VLHyperparameters
 from ostinato.models.gemma3_text.model import Gemma3
 from ostinato.models.lfm2_vl.model import VisionTower
 from ostinato.models.lfm3_vl.model import Encoder
-from ostinato.ops.step_inputs import Array, EncoderInputs
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -69,10 +69,6 @@ class Gemma3VL(Gemma3):
     @property
     def encoder(self) -> Encoder:
         return self.images
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
-        return self.images(inputs)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; transformers 5 writes `model.` before each part, the hub's checkpoints do not."""

@@ -5,6 +5,7 @@ Its blocks are those of the text: four norms, and norms of queries, keys and val
 
 from __future__ import annotations
 
+from math import log2
 from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import AxialRotary
@@ -142,6 +143,14 @@ class PatchEmbedder(Module):
         return self.input_proj(inputs.patches, positions)
 
 
+def shrinking(vision: VisionSpec) -> float:
+    """Return a power of 2 near one over the root of the hidden size, by which the means of patches are multiplied.
+
+    Times the root alone they may be beyond float16. The projector's norm makes up for it.
+    """
+    return 2.0 ** -round(log2(vision.hidden_size) / 2)
+
+
 class VisionTower(Module):
     """Patch embedding, blocks, and the mean of the patches of a token, which may be standardised."""
 
@@ -152,8 +161,10 @@ class VisionTower(Module):
         self.patch_embedder = PatchEmbedder(build, vision)
         self.blocks = ModuleList(VisionBlock(build, vision, hyper) for _ in range(vision.num_layers))
         self.standardises = hyper.standardises
-        self.mean = MeanOfPatches(build, vision, -(size**0.5) if self.standardises else size**0.5)
+        shrinks = shrinking(vision)
+        self.mean = MeanOfPatches(build, vision, (-shrinks if self.standardises else shrinks) * size**0.5)
         if self.standardises:
+            self.shrinks = build.constant([shrinks] * size, build.dtype).reshape(1, size)
             self.std_bias = self.declare(build, "std_bias", size, role="bias")
             self.std_scale = self.declare(build, "std_scale", size, role="bias")
         head_dim = size // vision.num_heads
@@ -163,7 +174,7 @@ class VisionTower(Module):
         self.rotaries = ModuleList(AxialRotary(build, [axis] * quarter, frequencies, head_dim**0.25) for axis in (1, 0))
 
     def forward(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [tokens, hidden]; with its sign changed if it is standardised."""
+        """Encode images -> [tokens, hidden], times `shrinking`; with its sign changed if it is standardised."""
         columns, rows = (rotary(inputs.positions) for rotary in self.rotaries)
         x = self.patch_embedder(inputs)
         for block in self.blocks:
@@ -171,7 +182,8 @@ class VisionTower(Module):
         x = self.mean(x)
         if self.standardises:
             # There is no subtraction, so this is the bias less the mean. The projector's norm changes the sign back.
-            x = self.ops.multiply(self.ops.add(x, self.std_bias.reshape(1, -1)), self.std_scale.reshape(1, -1))
+            bias = self.ops.multiply(self.std_bias.reshape(1, -1), self.shrinks)
+            x = self.ops.multiply(self.ops.add(x, bias), self.std_scale.reshape(1, -1))
         return x
 
 
@@ -200,7 +212,7 @@ class Gemma4VL(Gemma4):
         """Make the encoder of images."""
         hyper: Gemma4VLHyperparameters = self.spec.hyperparameters
         sign = -1.0 if hyper.standardises else 1.0
-        projector = Projector(self.build, vision, hyper.encoder_norm_eps, sign)
+        projector = Projector(self.build, vision, hyper.encoder_norm_eps * shrinking(vision) ** 2, sign)
         encoder = Encoder(VisionTower(self.build, vision, hyper), projector)
         encoder.names = {"multi_modal_projector": "embed_vision"}
         return encoder
@@ -208,11 +220,6 @@ class Gemma4VL(Gemma4):
     @property
     def encoder(self) -> Encoder | None:
         return self.images
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
-        assert self.images is not None, "only a model with an encoder is given images"
-        return self.images(inputs)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""

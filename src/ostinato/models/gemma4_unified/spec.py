@@ -41,11 +41,12 @@ def _embedder_sizes(vision: JsonMapping) -> JsonObject:
     """Return the sizes of an encoder of no layers, whose patches have the pixels of a whole token."""
     size, patch = integer(vision, "mm_embed_dim", 3840), integer(vision, "patch_size", 16)
     side, count = patch * integer(vision, "pooling_kernel_size", 3), integer(vision, "mm_posemb_size", 1120)
-    projected = integer(vision, "output_proj_dims", 3840)
-    if min(size, side, count) < 1 or projected != size:
+    projected, given = integer(vision, "output_proj_dims", 3840), integer(vision, "model_patch_size", side)
+    if min(size, side, count) < 1 or projected != size or given != side:
         raise ModelError(
-            f"config.json has mm_embed_dim = {size}, output_proj_dims = {projected}, tokens of {side} pixels a side "
-            f"and mm_posemb_size = {count}; the first two should be the same, and all above 0"
+            f"config.json has mm_embed_dim = {size}, output_proj_dims = {projected}, patch_size times "
+            f"pooling_kernel_size = {side}, model_patch_size = {given} and mm_posemb_size = {count}; the first two and "
+            "the next two should be the same, and all above 0"
         )
     return {
         "hidden_size": size,

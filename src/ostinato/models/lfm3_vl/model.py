@@ -8,7 +8,7 @@ from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import NORM_EPS, linear
+from ostinato.layers.vision import NORM_EPS, GatedMLP, linear
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block, SandwichBlock
 from ostinato.models.lfm3.model import lfm3_block
@@ -98,20 +98,6 @@ class PatchConv(Module):
         return self.out_proj(self.multiply(after, self.spatial_conv(self.multiply(before, inner), inputs)), residual)
 
 
-class PatchMLP(Module):
-    """w2(silu(w1(x)) * w3(x)) + residual."""
-
-    def __init__(self, build: ModelBuilder, size: int, inner_size: int) -> None:
-        super().__init__()
-        parts = (("w1", inner_size), ("w3", inner_size))
-        self.gate_up = PackedLinear(build, size, parts, is_gated=True, can_be_quantised=False)
-        self.w2 = linear(build, inner_size, size, bias=False)
-
-    def forward(self, x: Array, residual: Array) -> Array:
-        """Apply the MLP and add `residual`, both [patches, hidden] -> [patches, hidden]."""
-        return self.w2(self.gate_up(x, activation="swiglu"), residual)
-
-
 class VisionBlock(Module):
     """Attention or a convolution, then the MLP, each on a norm of the residual stream and added to it."""
 
@@ -122,7 +108,7 @@ class VisionBlock(Module):
         self.self_attn = PatchAttention(build, vision, hyper) if attends else None
         self.conv = None if attends else PatchConv(build, vision)
         self.ffn_norm = RMSNorm(build, size, hyper.norm_eps)
-        self.feed_forward = PatchMLP(build, size, vision.intermediate_size)
+        self.feed_forward = GatedMLP(build, size, vision.intermediate_size, ("w1", "w3", "w2"), bias=False)
 
     def forward(self, x: Array, inputs: EncoderInputs, angles: Array) -> Array:
         """Apply the block, [patches, hidden] -> [patches, hidden]."""
@@ -226,7 +212,3 @@ class Lfm3VL(CausalLM):
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         return self.model.language_model(inputs, memory)
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, 1, hidden]; results of padding may be anything."""
-        return self.model.encoder(inputs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import EncoderAttention, linear
+from ostinato.layers.vision import EncoderAttention, PatchMerger, linear
 from ostinato.models.gemma3.model import MeanOfPatches
 from ostinato.models.lfm2_vl.model import VisionTower
 from ostinato.models.lfm3_vl.model import Encoder
@@ -17,9 +17,6 @@ from ostinato.plan.layer_specs import VisionSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, EncoderInputs
-
-NORM_EPS = 1e-6
-"""Epsilon of the projector's norm."""
 
 
 class WindowMerger(Module):
@@ -64,27 +61,14 @@ class MergingTower(VisionTower):
         return self.post_layernorm(x)
 
 
-class Projector(Module):
-    """Merger of four neighbours, side by side and normed, into one token of the text part."""
-
-    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
-        super().__init__()
-        self.size = WINDOW * vision.hidden_size
-        self.pre_norm = LayerNorm(build, self.size, NORM_EPS)
-        self.linear_1 = linear(build, self.size, self.size)
-        self.linear_2 = linear(build, self.size, vision.out_hidden_size)
-
-    def forward(self, x: Array) -> Array:
-        """Merge patches or windows, [patches, hidden] -> [tokens, out]."""
-        return self.linear_2(self.linear_1(self.pre_norm(x.reshape(-1, self.size)), activation="gelu"))
-
-
 class MiniCPMV(Qwen35VL):
     """Language model with its encoder."""
 
     def make_encoder(self, vision: VisionSpec) -> Encoder:
         hyper: MiniCPMVHyperparameters = self.spec.hyperparameters
-        encoder = Encoder(MergingTower(self.build, vision, hyper), Projector(self.build, vision))
+        projector = PatchMerger(self.build, vision, norms_merged=True, count=WINDOW)
+        projector.names = {"norm": "pre_norm", "linear_fc1": "linear_1", "linear_fc2": "linear_2"}
+        encoder = Encoder(MergingTower(self.build, vision, hyper), projector)
         encoder.names = {"multi_modal_projector": "merger.mlp.0"}
         return encoder
 

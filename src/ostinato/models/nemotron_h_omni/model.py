@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import EncoderAttention, EncoderMLP, linear, scaled
+from ostinato.layers.vision import EncoderAttention, EncoderMLP, GatedMLP, linear
 from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.models.nemotron_h.model import NemotronH
 from ostinato.models.nemotron_h_omni.spec import NemotronHOmniHyperparameters
@@ -36,20 +35,6 @@ class PatchGenerator(Module):
     def forward(self, inputs: EncoderInputs) -> Array:
         """Embed patches and prefixes, [rows, hidden]."""
         return self.embedder(inputs.patches, self.op(inputs.taps, inputs.tap_weights, self.table))
-
-
-class GatedMLP(Module):
-    """(down_proj(silu(gate_proj(x)) * up_proj(x))) * scale + residual."""
-
-    def __init__(self, build: ModelBuilder, size: int, inner_size: int) -> None:
-        super().__init__()
-        parts = (("gate_proj", inner_size), ("up_proj", inner_size))
-        self.gate_up = PackedLinear(build, size, parts, bias=True, is_gated=True, can_be_quantised=False)
-        self.down_proj = linear(build, inner_size, size)
-
-    def forward(self, x: Array, residual: Array, scale: Array) -> Array:
-        """Apply the MLP and add `residual`, both [rows, hidden] -> [rows, hidden]."""
-        return scaled(self.down_proj, self.gate_up(x, activation="swiglu"), residual, scale)
 
 
 class LayerScale(Module):
@@ -158,11 +143,6 @@ class NemotronHOmni(NemotronH):
     @property
     def encoder(self) -> OmniEncoder | None:
         return self.images
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [rows / merge ** 2, 1, hidden]; results of prefixes and padding may be anything."""
-        assert self.images is not None, "only a model with an encoder is given images"
-        return self.images(inputs)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""

@@ -12,7 +12,7 @@ from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block
 from ostinato.models.qwen3.model import qwen3_block
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
-from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
+from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import axes, inverse_frequencies
@@ -96,13 +96,6 @@ class Qwen3VL(CausalLM):
         and their encoder outputs.
         """
         return self.model.language_model(inputs, memory)
-
-    def encode(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [patches / merge ** 2, hidden_rows, hidden] in the model's dtype.
-
-        The result is the content of the output tokens' cells. Those of padding are included, and may be anything.
-        """
-        return self.model.visual(inputs)
 
 
 class Qwen3VLMoe(Qwen3VL):

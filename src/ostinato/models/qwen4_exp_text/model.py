@@ -70,7 +70,7 @@ class StreamBackbone(Backbone):
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
         mixer = self.norm
         assert isinstance(mixer, HyperConnection), "it is made by the model"
-        return super().transform(repeat_streams(mixer.build, x, mixer.streams), inputs, memory)
+        return super().transform(repeat_streams(mixer.ops, x, mixer.streams), inputs, memory)
 
 
 class Qwen4(Decoder):
