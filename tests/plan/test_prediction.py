@@ -20,8 +20,8 @@ from ostinato.plan.device.measured_rates import KernelRate, Rates, cache_directo
 from ostinato.plan.kernel_costs import LOGITS, expected_experts, kernel_work
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.prediction import ENGINE, StepPredictor, make_machine, seconds_at
-from ostinato.plan.render.tables import print_plan
+from ostinato.plan.prediction import ENGINE, HOW_TO_MEASURE, StepPredictor, make_machine, seconds_at
+from ostinato.plan.render.tables import print_plan, summary_line
 from tests.support.checkpoints import checkpoint
 
 BANDWIDTH, PEAK = 50e9, 500e9
@@ -180,10 +180,13 @@ def test_a_plan_and_its_prediction_come_back_from_json(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_says_why_it_predicts_nothing(device: DeviceSpec, settings: dict[str, Any], said: str) -> None:
-    prediction = plan_for(device=device, **settings).prediction
+    plan = plan_for(device=device, **settings)
+    prediction = plan.prediction
     assert prediction.steps == ()
     assert prediction.reason.startswith("not predicted: ")
     assert said in prediction.reason
+    measuring_helps = HOW_TO_MEASURE in prediction.reason
+    assert summary_line(plan).endswith("--measure predicts its speed" if measuring_helps else "speed not predicted")
 
 
 def test_a_model_with_a_kernel_whose_speed_is_not_measured_is_not_predicted() -> None:
