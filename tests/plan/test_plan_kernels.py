@@ -121,6 +121,12 @@ def test_types_of_tokens_and_weights_decide_which_rows_a_product_may_take(
         assert tuple(dict.fromkeys(row.name for row in candidates(problem, features(isa)))) == rows
 
 
+def test_vnni_adds_tokens_in_8_bits_to_the_rows_of_avx_512() -> None:
+    plain, vnni = ({row.name for row in ROWS if row.runs_on(features(f"x86_64_v4{of}"))} for of in ("", "_vnni"))
+    assert vnni == plain | {"gemm_s8_s8_vnni"}
+    assert "gemm_s8_s8_vnni" not in plain
+
+
 def test_each_matrix_has_the_kind_that_its_file_or_an_exception_gives_it_under_its_full_name() -> None:
     model = load_spec(EngineConfig(model="demo"))
     first, *others = model.linears

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from ostinato.plan.device.measured_rates import KernelRate, Rates, cache_directo
 from ostinato.plan.kernel_costs import LOGITS, expected_experts, kernel_work
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.plan import Plan, make_plan
-from ostinato.plan.prediction import ENGINE, StepPredictor, seconds_at
-from ostinato.plan.render.tables import print_plan
+from ostinato.plan.prediction import ENGINE, HOW_TO_MEASURE, StepPredictor, make_machine, seconds_at
+from ostinato.plan.render.tables import print_plan, summary_line
 from tests.support.checkpoints import checkpoint
 
 BANDWIDTH, PEAK = 50e9, 500e9
@@ -127,15 +128,6 @@ def test_the_largest_part_is_named_with_what_it_waits_for() -> None:
     assert many.model_seconds == pytest.approx(many.seconds - many.parts[LOGITS])
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("qwen3_5_text", "delta_update with float32"), ("jamba", "selective_")])
-def test_a_plan_says_which_kernel_was_not_measured(name: str, kernel: str) -> None:
-    """Rates of an earlier version lack the kernels that it did not have."""
-    prediction = plan_for(name).prediction
-    assert prediction.steps == ()
-    assert prediction.reason.startswith(f"not predicted: the speed of {kernel}")
-    assert "--measure" in prediction.reason
-
-
 def test_experts_are_read_as_if_tokens_chose_them_at_random() -> None:
     experts = ExpertsSpec(num_experts=8, top_k=2, size=4, intermediate_size=4)
     assert expected_experts(experts, 1) == 2
@@ -189,10 +181,26 @@ def test_a_plan_and_its_prediction_come_back_from_json(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_says_why_it_predicts_nothing(device: DeviceSpec, settings: dict[str, Any], said: str) -> None:
-    prediction = plan_for(device=device, **settings).prediction
+    plan = plan_for(device=device, **settings)
+    prediction = plan.prediction
     assert prediction.steps == ()
     assert prediction.reason.startswith("not predicted: ")
     assert said in prediction.reason
+    measuring_helps = HOW_TO_MEASURE in prediction.reason
+    assert summary_line(plan).endswith("--measure predicts its speed" if measuring_helps else "speed not predicted")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("qwen3_5_text", ("delta_scan", "delta_update")), ("mamba", ("selective_scan", "selective_update"))],
+)
+def test_a_model_with_a_kernel_whose_speed_was_not_measured_is_not_predicted(name: str, kernels: Sequence[str]) -> None:
+    """Rates of an earlier version lack the kernels that it did not have."""
+    plan = plan_for(name)
+    reason = f"not predicted: what was measured lacks {' and '.join(kernels)}; {HOW_TO_MEASURE}"
+    assert (plan.prediction.reason, plan.prediction.steps, plan.prediction.rates) == (reason, (), None)
+    spec = load_spec(EngineConfig(model=str(checkpoint(name)), dtype="float32"))
+    assert make_machine(spec, cpu(), made_rates(), "float32", "float32", "float32") is None
 
 
 def test_a_gpu_of_the_catalogue_has_a_lower_bound() -> None:

@@ -130,4 +130,8 @@ def machine_of(spec: ModelSpec, plan: Plan, measure: bool, say: ProgressCallback
         rates = measure_rates(plan)
     model = replace(spec, quantization=plan.settings.quantization)
     settings = plan.settings
-    return make_machine(model, plan.device, rates, settings.dtype, settings.ssm_state_dtype, settings.kv_cache_dtype)
+    dtypes = settings.dtype, settings.ssm_state_dtype, settings.kv_cache_dtype
+    machine = make_machine(model, plan.device, rates, *dtypes)
+    if measure and machine is None:
+        say("nothing is predicted: the speed of one of the model's kernels is not measured")
+    return machine

@@ -369,7 +369,10 @@ def choose_variants(
 
 
 def find_baseline(variants: Sequence[CacheVariant], model: ModelSpec) -> CacheVariant | None:
-    """Return the first variant that finds nothing (`off`, or `none` with state layers); None if all may find some."""
+    """Return the first variant that finds nothing; None if all may find something.
+
+    It is `off`, or `none` on a model with state layers.
+    """
     blind = ("off", "none") if model.keeps_state else ("off",)
     return next((variant for variant in variants if variant.mode in blind), None)
 

@@ -181,7 +181,10 @@ def speed_ratio(steps: Sequence[JsonMapping]) -> JsonObject | None:
 
 
 def min_steps(steps: Sequence[JsonMapping]) -> list[dict[str, object]]:
-    """Return the steps with their shortest times for the medians: other work makes a step longer, never shorter."""
+    """Return the steps with their shortest times in place of the medians, for statistics of them.
+
+    Other work on the machine makes a step longer, never shorter.
+    """
     shortest = []
     for step in steps:
         least = step["least_ms"]

@@ -39,7 +39,10 @@ def plan_model(
 
 
 def device_of(name: str, memory: int | str | None = None, setting: str = "device_memory") -> DeviceSpec:
-    """Return a device by name, with the memory of `setting` if given. ConfigError for a wrong name or size."""
+    """Return a device by its name, with another memory if one is given: as `setting`, in messages.
+
+    ConfigError for a name or a size that is none.
+    """
     device = find_device(name)
     if memory is None:
         return device

@@ -141,7 +141,10 @@ class StepGraphs:
         progress("Capturing graphs", len(missing), len(missing))
 
     def run(self, inputs: StepInputs) -> Array:
-        """Compute the step in the buffers -> hidden states of its tokens, then of padding, [padded tokens, hidden]."""
+        """Compute the step that was written into the buffers.
+
+        Returns the hidden states of its tokens and then of padding, [padded tokens, hidden].
+        """
         rows, tokens = inputs.read_slots.shape[0], inputs.token_ids.shape[0]
         tokens_per_row = inputs.write_slots.shape[1] if inputs.num_decode_rows == rows else None
         shape = (tokens_per_row, tokens if tokens_per_row is None else rows)

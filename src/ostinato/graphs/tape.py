@@ -28,7 +28,10 @@ Profile = Callable[[BufferedInputs], list[tuple[str, float]]]
 
 
 class Tape:
-    """A captured step. `replay` repeats its calls; the next replay of any tape overwrites the result."""
+    """A captured step.
+
+    `replay` makes its calls again and returns the step's result, which the next replay of any tape overwrites.
+    """
 
     computes_padding = False
     """True if native kernels compute padding too, as those of a CUDA graph do."""

@@ -135,7 +135,10 @@ class EncoderCache:
                 self._forget(digest)
 
     def finish_step(self, succeeded: bool) -> None:
-        """Mark the finished step's images as encoded; forget them if it failed (no request may hold them then)."""
+        """Mark the images of the finished step as encoded, or forget them if it failed.
+
+        After a failed step, no request may hold them any more.
+        """
         for digest in sorted(self._pending) if not succeeded else ():
             assert digest not in self._pinned, "an image of a failed step is pinned by a request that is still running"
             if digest in self._idle:

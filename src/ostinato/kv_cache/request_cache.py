@@ -85,7 +85,10 @@ class CacheMemory(Protocol):
     def read(
         self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
     ) -> memoryview:
-        """Return a copy, or fill `into`: of a block the whole, or `num_tokens` tokens with zeros behind them."""
+        """Return a copy of all bytes, or fill `into` with as many.
+
+        With `num_tokens`, only the first tokens of a block or window block are read, with zeros behind them.
+        """
 
     def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None: ...
 

@@ -49,7 +49,10 @@ class SlidingWindowSpec:
 
     @property
     def shared_blocks(self) -> int:
-        """Window blocks beyond the requests' that a step's batch rows need: (t - 1) // B more for a row of t tokens."""
+        """Window blocks beyond those of the requests that the batch rows of a step need together.
+
+        With t tokens, a batch row needs (t - 1) // B more.
+        """
         return (self.step_tokens - 1) // self.block_size
 
     def first_block(self, position: int) -> int:

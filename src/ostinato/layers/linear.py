@@ -61,7 +61,10 @@ class Linear(QuantizableMatrix):
         )
 
     def forward(self, x: Array, residual: Array | None = None, activation: str | None = None) -> Array:
-        """Return [tokens, in] -> [tokens, out], half with a gated activation, plus `residual`, in its dtype."""
+        """Return [tokens, in] -> [tokens, out], or half as many outputs with a gated activation.
+
+        `residual` is added last, and gives the result its dtype.
+        """
         if self.factor is not None:
             x = self.multiply(x, self.factor)
         out_dtype = residual.dtype if residual is not None and residual.dtype != x.dtype else None

@@ -21,7 +21,10 @@ from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
 
 MAX_LENGTH, MAX_SIZE, MAX_EXPERTS, MAX_LAYERS = 2**48, 2**22, 2**14, 2**10
-"""Largest sizes, lengths in tokens, and numbers of experts and layers that are read; larger ones are damage."""
+"""Largest lengths in tokens, sizes, and numbers of experts and layers, that are read.
+
+Larger ones are damage, and take minutes to plan.
+"""
 _LENGTHS = ("max_position", "window", "length")
 """Parts of the names of lengths."""
 
@@ -35,9 +38,9 @@ def require(config: JsonMapping, name: str) -> object:
 
 
 def integer(config: JsonMapping, name: str, default: int | None = None, most: int | None = None) -> int:
-    """Return a whole number from 0 to `most`, or to the limit of such values, required without a default.
+    """Return a whole number from 0 to `most`, or to the limit for such values.
 
-    Null counts as absent.
+    Without a default the key is required; null counts as absent.
     """
     value = _value(config, name, default)
     most = _limit(name) if most is None else most

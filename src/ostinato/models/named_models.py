@@ -98,7 +98,10 @@ NAMED = {
 
 
 def named_file(name: str) -> Path:
-    """Return a named model's file, from its package or `fetch_named`'s cache, else ModelError with the command."""
+    """Return the file of a named model, from its package or from `fetch_named`'s cache.
+
+    ModelError, with the command that downloads it, if there is none.
+    """
     path = find_file(name)
     if path is None:
         model = NAMED[name]

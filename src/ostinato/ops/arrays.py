@@ -336,7 +336,10 @@ FLOAT8_SLAB = 2**11
 
 
 def _from_float8(array: np.ndarray) -> np.ndarray:
-    """Return float8_e4m3fn values as float32 by a table, few at a time: three times as fast as a cast."""
+    """Return the values of float8_e4m3fn as float32, by a table: three times as fast as a cast.
+
+    numpy widens the indices, so it gets few at a time.
+    """
     bits, found = np.ascontiguousarray(array).view(np.uint8).ravel(), np.empty(array.size, np.float32)
     for begin in range(0, len(bits), FLOAT8_SLAB):
         _float8_values().take(bits[begin : begin + FLOAT8_SLAB], out=found[begin : begin + FLOAT8_SLAB], mode="clip")

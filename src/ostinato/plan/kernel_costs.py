@@ -62,7 +62,10 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class KernelCostPart:
-    """Work of one operation on data stored as `storage` (`int8` for weights of 8 bits): weights, states or keys."""
+    """Work of one operation on data stored in one dtype: weights, states, or keys and values.
+
+    `storage` is that dtype (`int8` for weights of 8 bits).
+    """
 
     name: str
     storage: str

@@ -65,7 +65,10 @@ def lowest_batched_tokens(max_num_seqs: int, slots_per_request: int, block_size:
 def wanted_limits(
     config: EngineConfig, model: ModelSpec, kind: str, slots_per_request: int
 ) -> tuple[Limits, list[Decision]]:
-    """Return the limits as given, or by default for `kind`. ConfigError for values against each other or the model."""
+    """Return the given values, and for open ones the defaults of a device of `kind`.
+
+    ConfigError if given values contradict each other or the model.
+    """
     max_model_len, decisions = _wanted_model_len(config, model)
     prefix = config.expected_prefix_tokens
     if prefix is not None and prefix > max_model_len:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -142,26 +142,15 @@ class StepPredictor:
     def _seconds(self, part: KernelCostPart, step: StepShape) -> float:
         if self.rates is None:
             return max(part.work.num_bytes / self.bandwidth, part.work.flops / self.product_rate)
-        points, tokens = self._measured(part, step), float(step.tokens)
         if part.operation == "moe":
             # The m of each expert's matmul is the mean number of tokens routed to it.
-            tokens = part.work.flops / (2 * part.work.num_bytes / DTYPE_BYTES[part.storage])
-        elif part.operation == "linear" and part.name == LOGITS and not step.decodes:
-            tokens = step.rows
-        return seconds_at(points, part.work, tokens)
-
-    def unmeasured(self, steps: Sequence[StepShape]) -> str | None:
-        """Return the first kernel of the steps that lacks a measured rate, with what it reads; None if none does."""
-        for step in steps if self.rates is not None else ():
-            for part in kernel_parts(self.model, self.dtype, self.ssm_state_dtype, step, self.kv_cache_dtype):
-                if not self._measured(part, step):
-                    return f"{part.operation} with {part.storage}"
-        return None
-
-    def _measured(self, part: KernelCostPart, step: StepShape) -> list[KernelRate]:
-        if part.operation in ("linear", "moe"):
-            return self._points("linear", part.storage)
-        return self._points(part.operation, part.storage, "decode" if step.decodes else "prompt")
+            elements = part.work.num_bytes / DTYPE_BYTES[part.storage]
+            return seconds_at(self._points("linear", part.storage), part.work, part.work.flops / (2 * elements))
+        if part.operation == "linear":
+            tokens = step.tokens if step.decodes or part.name != LOGITS else step.rows
+            return seconds_at(self._points("linear", part.storage), part.work, tokens)
+        way: StepKind = "decode" if step.decodes else "prompt"
+        return seconds_at(self._points(part.operation, part.storage, way), part.work, step.tokens)
 
     def _points(self, operation: str, storage: str, way: StepKind | None = None) -> list[KernelRate]:
         """Return the measurements of a kernel, by number of tokens; `way` None: however the tokens belong to rows."""
@@ -232,8 +221,6 @@ def plan_prediction(
     shown = sorted({*(rows for rows in ROWS[device.kind] if rows < limits.max_num_seqs), limits.max_num_seqs})
     steps = [StepShape(rows, 1, context, decodes=True) for rows in shown]
     steps.append(StepShape(1, min(context, limits.max_num_batched_tokens), 0, decodes=False))
-    if kernel := machine.unmeasured(steps):
-        return Prediction(f"not predicted: the speed of {kernel} was not measured; {HOW_TO_MEASURE}")
     predicted = tuple(machine.predict(step) for step in steps)
     if device.kind == "cuda":
         launches = {way: step_launches(model, kernels, decodes=way) for way in (True, False)}
@@ -247,14 +234,26 @@ def plan_prediction(
 def make_machine(
     model: ModelSpec, device: DeviceSpec, rates: Rates | None, dtype: str, ssm_state_dtype: str, kv_cache_dtype: str
 ) -> StepPredictor | None:
-    """Return a predictor with measured rates, or without them with the device's own; None if it has none."""
+    """Return a predictor with measured rates, or without them with the device's own.
+
+    None if it has none, or if a kernel of the model was not measured.
+    """
     if rates is not None:
+        operations = {call.operation for call in model.calls.calls if call.operation in OPERATIONS}
+        if unmeasured({*operations, *map(prefill_op, operations)}, rates):
+            return None
         return StepPredictor(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
         return None
     return StepPredictor(
         model, dtype, ssm_state_dtype, device.bandwidth, device.peak_rates[dtype], kv_cache_dtype=kv_cache_dtype
     )
+
+
+def unmeasured(operations: Iterable[str], rates: Rates) -> list[str]:
+    """Return the operations whose times follow from their work, and whose rates are not among `rates`."""
+    measured = {rate.operation for rate in rates.rates} | {"moe"}  # experts have the rates of `linear`
+    return sorted(name for name in operations if OPERATIONS[name].work is not None and name not in measured)
 
 
 def find_rates(
@@ -269,6 +268,9 @@ def find_rates(
         return f"nothing was measured with the kernels that are installed; {HOW_TO_MEASURE}"
     for rates in device.rates:
         if (rates.dtype, rates.threads) == (dtype, threads):
+            lacking = unmeasured(kernels, rates)
+            if lacking:
+                return f"what was measured lacks {' and '.join(lacking)}; {HOW_TO_MEASURE}"
             return rates
     others = ", ".join(f"{rates.dtype} with {rates.threads} threads" for rates in device.rates)
     return f"what was measured is {others}, and this is {dtype} with {threads} threads; {HOW_TO_MEASURE}"

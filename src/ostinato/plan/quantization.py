@@ -318,7 +318,10 @@ class StoredWeights:
 
     @property
     def has_order(self) -> bool:
-        """True if elements with one scale are not adjacent, which does not matter if a whole row has one."""
+        """True if elements with one scale are not adjacent.
+
+        If a whole row shares one scale, the order does not matter.
+        """
         return self.in_groups_by_index and self.group_size is not None
 
     def fits(self, blocks: str | None) -> bool:

@@ -85,7 +85,10 @@ def capacity_remedies(failure: FitError, config: EngineConfig, model: ModelSpec,
 
 
 def min_memory(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> int | None:
-    """Return the smallest fitting device memory, in bytes of whole MiB above the device's; None if none is enough."""
+    """Return the smallest device memory in bytes with which it fits, or None if none is enough.
+
+    It is in whole MiB, and more than the device has.
+    """
 
     def fits(mebibytes: int) -> bool:
         try:

@@ -318,7 +318,10 @@ def _with_one_more(least: list[int], padding: Callable[[int, int], int], chosen:
 
 @dataclass(frozen=True)
 class LadderOutcome:
-    """Outcome of a ladder for counted steps: `replayed` with `padding` tokens in all, and `eager`, which are larger."""
+    """Outcome of a ladder for counted steps.
+
+    `replayed` steps have `padding` tokens of padding in all; `eager` steps are larger than all sizes.
+    """
 
     sizes: tuple[int, ...]
     replayed: int

@@ -1,1 +1,4 @@
-"""Choice of one of several engines for a request: pure functions and their state, without torch and cluster."""
+"""Choice of the engine for a request, among several: pure functions and their state.
+
+Imports neither torch nor a cluster.
+"""

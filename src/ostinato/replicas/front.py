@@ -99,7 +99,10 @@ class ReplicaSet:
     """First report of the first replica. Others must have the same plan."""
 
     def __init__(self, policy: RoutingPolicy = "prefix", on_close: Callable[[], Any] = lambda: None) -> None:
-        """Create a front without replicas. `on_close` is called last, after all links closed, and awaited."""
+        """Create a front without replicas.
+
+        `on_close` is called at the end, once all links are closed; a coroutine that it returns is awaited.
+        """
         self.on_message: Callable[[object], None] = lambda message: None
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_change: Callable[[], None] = lambda: None

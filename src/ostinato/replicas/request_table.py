@@ -54,7 +54,10 @@ class RequestMove:
 
 @dataclass
 class TrackedRequest:
-    """An unfinished request and its replica, in an import the one that fetches it; None while none takes it."""
+    """An unfinished request and its replica; None while no replica takes it.
+
+    During an import, it is the replica that fetches the request.
+    """
 
     submitted: SubmitRequest
     replica: str | None = None

@@ -197,7 +197,10 @@ def _state_parts(memory: Sequence[LayerCache]) -> list[StatePart]:
 
 
 def _clear(contents: np.ndarray, sizes: Sequence[int], block_size: int, num_tokens: int) -> None:
-    """Zero a block's parts after the first `num_tokens` tokens, which may still be another request's."""
+    """Zero the bytes after the first `num_tokens` tokens in each part of a block.
+
+    They may still be another request's.
+    """
     end = 0
     for size in sizes:
         start, end = end, end + size

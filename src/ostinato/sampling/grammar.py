@@ -100,7 +100,10 @@ class GrammarCompiler:
         return grammar
 
     def try_out(self, guide: Guide) -> None:
-        """Compile a guide and follow it for a few tokens, to discard it. RequestError if it is too much."""
+        """Compile a guide and follow it for a few tokens, without keeping it.
+
+        RequestError if that is too much for the library.
+        """
         tokenizer = self.prepare()
         grammar = Grammar(guide, tokenizer.eos_tokens, partial(_make_matcher, guide, tokenizer))
         output: list[int] = []

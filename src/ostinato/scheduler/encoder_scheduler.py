@@ -41,7 +41,10 @@ class EncoderScheduler:
         self._to_encode, self._takers = [], []
 
     def max_chunk_end(self, request: Request, start: int, end: int) -> int:
-        """Return where a chunk from `start` to at most `end` must stop: at `start` if its image has no room."""
+        """Return where a chunk from `start` to at most `end` must stop.
+
+        That is `start` if it begins with an image that finds no room.
+        """
         spans = spans_in(request.media, start, end)
         if self._is_short:
             pinned = self.cache.pinned_by(request.request_id)

@@ -27,7 +27,10 @@ class HeadStepRunner(Protocol):
     """Runner of consecutive steps of one token per row, through layers that have no slots."""
 
     def first(self, rows: Sequence[BatchRow], tokens: Sequence[int], depth: int) -> Array:
-        """Run the first step, of `tokens`, `depth` positions after `rows`' -> hidden states as `RunDraftBatch`."""
+        """Run the first step, of `tokens`, `depth` positions after those of `rows`.
+
+        Returns hidden states as `RunDraftBatch`.
+        """
 
     def next(self, tokens: Sequence[int]) -> Array:
         """Run the next step of the same rows with these tokens; returns hidden states as `RunDraftBatch`."""

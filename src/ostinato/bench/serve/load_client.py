@@ -162,7 +162,10 @@ class HttpClient:
         self._idle: list[ClientConnection] = []
 
     async def post(self, body: bytes, receiver: Receiver, timeout: float) -> None:
-        """Post `body` and pass the reply to `receiver`. Raises its Failure, `timeout`, `connect` or `broken_stream`."""
+        """Post `body` and pass the reply to `receiver`.
+
+        Raises the receiver's Failure, or `timeout` (seconds, for all of it), `connect` or `broken_stream`.
+        """
         request = b"%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
         try:
             async with asyncio.timeout(timeout):
@@ -288,7 +291,10 @@ class SseReply:
         self._take_all(self._events.feed(data))
 
     def check_complete(self) -> None:
-        """Check the reply at its end: Failure `http_<status>` if refused, `broken_stream` if broken off."""
+        """Check the reply when nothing more comes.
+
+        Raises Failure `http_<status>` if the server refused, `broken_stream` if the stream broke off.
+        """
         if self._status != 200:
             said = _error_text(self._error_body)
             raise Failure(f"http_{self._status}", f"{said} ({self._hints})" if self._hints else said)

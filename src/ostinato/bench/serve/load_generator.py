@@ -98,7 +98,10 @@ class LoadRun:
 
 
 def run_on_loop(work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work` on a new event loop of the fastest kind, as it often shares the server's cores."""
+    """Return the result of `work`, run on a new event loop.
+
+    It is the fastest loop, as the generator often shares the cores with the server.
+    """
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop  # imported late, since every start of the command line imports this file

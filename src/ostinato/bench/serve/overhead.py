@@ -235,7 +235,10 @@ def ostinato_command(name: str, port: int, flags: Sequence[str]) -> list[str]:
 
 @contextmanager
 def running(command: Sequence[str], port: int, ready_within: float = 600.0, job: bytes = b"") -> Iterator[str]:
-    """Yield the URL of a server that `command` starts on `port`, once it is ready. ModelError as `server_process`."""
+    """Yield the URL of a server that `command` starts on `port`, once it is ready; `job` is what it reads.
+
+    ModelError as `server_process`.
+    """
     import httpx2
 
     # The keys are of the user's own servers, and not for this one.

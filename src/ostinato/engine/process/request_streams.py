@@ -273,7 +273,10 @@ class StreamRegistry:
         return stream
 
     def reattach(self, stream: RequestStream) -> None:
-        """Give a stream of another engine's request an id here, for `submitting`. Raises as `QueueLimit.acquire`."""
+        """Give a stream of another engine's request an id here, so that `submitting` can add its request here.
+
+        Raises what `QueueLimit.acquire` raises.
+        """
         self._queue_limit.acquire(stream.num_outputs, stream.client)
         request_id = self.new_id()
         stream.rebind(request_id, lambda: self.end(request_id))

@@ -64,7 +64,10 @@ class Detokenizer:
         return piece
 
     def _give_out_final_part(self, text: str) -> str:
-        """Return the end of a window that ends inside a character, from a cut that no character crosses."""
+        """Return the part that is final of a window that ends in the bytes of an unfinished character.
+
+        It ends at a cut that no character crosses.
+        """
         for cut in range(len(self._window) - _UNFINISHED - 1, self._num_known, -1):
             head = self._texts.decode(self._window[:cut])
             if head + self._texts.decode(self._window[cut:]) == text:

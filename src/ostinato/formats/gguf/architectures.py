@@ -302,7 +302,7 @@ def has_adjacent_rope(model_type: str, name: str) -> bool:
 
 
 def find_contiguous_tensors(header: Header, model: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the matrices in blocks but experts', by the checkpoint's names, in runs of adjacent ones."""
+    """Return the matrices in blocks, by the checkpoint's names, in runs of adjacent ones. Experts are left out."""
     runs: list[list[str]] = []
     before: GgufTensor | None = None
     gate: GgufTensor | None = None

@@ -23,7 +23,10 @@ class FileRates:
 
 
 class FileTier:
-    """Files as a tier below the index, which knows entries by `file_key`, a digest of all tokens up to them."""
+    """Files as a tier below the index.
+
+    Entries are known by `IndexEntry.file_key`, a digest of all tokens up to them.
+    """
 
     def __init__(self, directory: CacheDirectory, memory: CacheMemory, root: bytes, rates: FileRates) -> None:
         """Set up the tier. `root` is the name before a first block: of the model and of the layout of its memory."""

@@ -101,7 +101,10 @@ def _entries_to_save(store: CacheStore, files: FileTier) -> tuple[list[IndexEntr
 
 
 def _within_limit(entries: list[IndexEntry], windows: set[IndexEntry], files: FileTier) -> list[IndexEntry]:
-    """Return the last of `entries` that all files together may hold: writing others would only remove these."""
+    """Return the last of `entries`, as many as all files together may hold.
+
+    If others were written, they would have to make room for these at once.
+    """
     left, first = files.directory.limit, len(entries)
     while first and (left := left - files.bytes_of(entries[first - 1], entries[first - 1] in windows)) >= 0:
         first -= 1

@@ -66,7 +66,10 @@ def lfm2_spec(config: JsonMapping, architecture: str, intermediate_size: int) ->
 
 
 def _kinds(config: JsonMapping) -> tuple[str, ...]:
-    """Return layer kinds from `layer_types`, or `full_attn_idxs`; without, all have attention as in transformers."""
+    """Return layer kinds from `layer_types`, or from `full_attn_idxs`.
+
+    Without either, every layer has attention, as in transformers.
+    """
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds

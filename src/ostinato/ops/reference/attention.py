@@ -208,7 +208,10 @@ def of_all_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: t
 
 
 def _attend_image(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Attend among patches, [patches, heads, head_dim]. `mask` [patches, patches]: one sees another (None: all)."""
+    """Attend among patches, [patches, heads, head_dim] each.
+
+    `mask` [patches, patches] is true where one patch sees another; None means everywhere.
+    """
     heads_first = [each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)]
     out = F.scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], attn_mask=mask)
     return out.squeeze(0).transpose(0, 1)

@@ -123,7 +123,10 @@ def betas(b: torch.Tensor, beta_scale: float, exact: torch.dtype) -> torch.Tenso
 
 
 MIN_LOG_DECAY = -60.0
-"""Smallest log decay; below, e^-60 is taken: no float32 sum notices it, and products would be denormal."""
+"""Smallest log decay: one below e^-60 is taken as e^-60, which no sum in float32 notices.
+
+Smaller ones would make denormal products.
+"""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,10 @@ def capability(tensor: torch.Tensor) -> int:
 
 
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy `values` from the CPU's memory to `device`, pinned first, since other copies wait for all earlier work."""
+    """Copy `values` from the CPU's memory to `device`, without waiting.
+
+    A copy from memory that is not pinned would wait until the device has finished all earlier work.
+    """
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
@@ -277,7 +280,10 @@ def find_tile(starts, rows, tokens, index, TILE: tl.constexpr, SPAN: tl.constexp
 
 
 ROW_INPUTS = ("row_starts", "start_positions", "read_slots", "write_slots")
-"""Inputs with an entry per row. Their addresses for prompts change in each step: no kernel is specialised on them."""
+"""Inputs with an entry per row.
+
+Entries of prompts follow those of decode rows, at another address in each step: a kernel must not be specialised on it.
+"""
 
 
 @triton.jit

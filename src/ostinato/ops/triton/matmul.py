@@ -337,7 +337,10 @@ def finish(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute activation(y * scale) + residual of a part of a token in float32; gated, `y` has gates first."""
+    """Compute activation(y * scale) + residual of a part of one token, in float32.
+
+    With gates, `y` has twice `size` outputs, the gates first.
+    """
     token = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_own = output < size

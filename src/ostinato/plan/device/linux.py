@@ -1,4 +1,7 @@
-"""Facts from Linux's /proc and /sys: the processor, and this process's cgroup limits (version 1 or 2, None: none)."""
+"""Facts from Linux's /proc and /sys: the processor, and the limits of this process's cgroups (version 1 and 2).
+
+No limit is None.
+"""
 
 from __future__ import annotations
 

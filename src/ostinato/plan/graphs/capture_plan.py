@@ -194,7 +194,10 @@ def plan_capture(
     slots_per_request: int,
     bytes_for: Callable[[LargestGraphs], int],
 ) -> CapturePlan:
-    """Return the plan of the graphs of `ladders`; `bytes_for` returns the bytes of all graphs up to given sizes."""
+    """Return the plan of the graphs.
+
+    `ladders` are those of `choose_ladders`; `bytes_for` returns the bytes of all graphs if these are the largest.
+    """
     has_piecewise, has_full = graph_mode in PIECEWISE_MODES, graph_mode in FULL_MODES
     captured = CaptureSizes(ladders.tokens if has_piecewise else (), ladders.rows if has_full else ())
     largest = LargestGraphs(max(captured.tokens, default=0), max(captured.rows, default=0), slots_per_request)

@@ -24,7 +24,7 @@ from ostinato.plan.encoder.encoder_plan import EncoderPlan, what_limits_items
 from ostinato.plan.limits import Limits
 from ostinato.plan.memory.split import MemoryPlan
 from ostinato.plan.plan import Plan, StateSummary, VisionSummary
-from ostinato.plan.prediction import PredictedStep, Prediction
+from ostinato.plan.prediction import HOW_TO_MEASURE, PredictedStep, Prediction
 from ostinato.plan.render.graph_tables import graph_rows, short_sizes
 from ostinato.plan.rope import LayerRope
 from ostinato.plan.speculation import SpeculativePlan, draft_capture
@@ -190,7 +190,8 @@ def summary_line(plan: Plan) -> str:
         words += f", a cache of {(memory.num_blocks - 1) * settings.block_size:,} tokens"  # block 0 holds none
     decode = [step for step in plan.prediction.steps if step.tokens_per_row == 1]
     if not decode:
-        return f"{words}; {'--measure predicts its speed' if plan.device.kind == 'cpu' else 'speed not predicted'}"
+        helps = HOW_TO_MEASURE in plan.prediction.reason
+        return f"{words}; {'--measure predicts its speed' if helps else 'speed not predicted'}"
     about = "at most" if plan.prediction.is_lower_bound else "about"
     return f"{words}, {about} {max(decode, key=lambda step: step.rows).tokens_per_second:,.0f} tokens/s"
 

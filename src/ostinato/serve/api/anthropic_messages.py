@@ -159,7 +159,10 @@ class _Message:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield a stream's events, first with the first token: the number of cached tokens is not known earlier."""
+        """Yield the events of a stream.
+
+        The first comes with the first token, since the number of cached tokens is not known earlier.
+        """
         begun = False
         async for _, delta in self._run.deltas():
             events = ""

@@ -91,7 +91,10 @@ class _Refused(BeforeValidator):
 
 
 def unsupported_field(instead: str, but: object = None) -> BeforeValidator:
-    """Return a validator for a field of OpenAI's clients that is not served: null, and `but`, ask for nothing."""
+    """Return a validator for a field of OpenAI's clients that this server does not serve.
+
+    Only null is accepted, and `but`, a value that asks for nothing.
+    """
 
     def refuse(value: object) -> object:
         if value is not None and not (type(value) is type(but) and value == but):

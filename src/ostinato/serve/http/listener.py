@@ -27,7 +27,10 @@ FIRST_FOR_ANYONE = 1024
 
 @contextmanager
 def listening(settings: ServeSettings) -> Iterator[socket.socket]:
-    """Yield the socket of these settings; its Unix file goes with it. ConfigError if it cannot be opened."""
+    """Yield the socket of these settings. The file of a Unix socket is removed with it.
+
+    ConfigError if the socket cannot be opened.
+    """
     if settings.uds is None:
         with _on_port(settings.host, settings.port) as listener:
             yield listener

@@ -210,7 +210,10 @@ async def _leaves(receive: Receive) -> None:
 
 
 async def side_by_side(work: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all coroutines to their ends; the first error is raised unchanged when the others have been cancelled."""
+    """Run all coroutines until they have ended.
+
+    The first error is raised unchanged, once the others were cancelled and have ended.
+    """
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)

@@ -166,7 +166,10 @@ TARGET = 0.8
 
 
 def wanted_replicas(context: Any) -> tuple[int, JsonObject]:
-    """Return the number of replicas: a policy of Ray Serve, which applies bounds and delays, without state."""
+    """Return the number of replicas, and no state: a policy of Ray Serve.
+
+    Ray Serve applies bounds and delays after it.
+    """
     metrics = context.aggregated_metrics or {}
     loads = [max(each) for each in _by_replica(metrics.get("requests", {}), metrics.get("slots", {}))]
     return replicas_for(loads, context.current_num_replicas), {}

@@ -516,7 +516,10 @@ class BlockReader:
         self._call = reader(text, collector, tools, form.syntax)
 
     def read(self) -> Reading[None]:
-        """Read a block between its begin and end tag, and release it. ToolCallSyntaxError if the form is broken."""
+        """Read one block, from after its begin tag to after its end tag, and release it.
+
+        ToolCallSyntaxError if the text does not follow the form.
+        """
         form, text = self._form, self._text
         if form.open and not (yield from text.tag(form.open)):
             raise ToolCallSyntaxError
