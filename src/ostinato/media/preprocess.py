@@ -207,7 +207,7 @@ def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettin
 
     Equal digests mean equal patches of an equal grid, and the same kept tokens.
     """
-    made = (settings.kind, settings.scale, settings.mean, settings.std, *_traits(settings))
+    made: tuple[object, ...] = settings.kind, settings.scale, settings.mean, settings.std, *_traits(settings)
     if settings.slices is not None or settings.has_windows:
         made = (*made, settings.has_windows, settings.slices and settings.slices.canvas)
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
