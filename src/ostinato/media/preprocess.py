@@ -207,15 +207,13 @@ def digest_of(frames: np.ndarray, kept: np.ndarray | None, settings: PixelSettin
 
     Equal digests mean equal patches of an equal grid, and the same kept tokens.
     """
-    made: tuple[object, ...] = settings.kind, settings.scale, settings.mean, settings.std, *_traits(settings)
-    if settings.slices is not None or settings.has_windows:
-        made = (*made, settings.has_windows, settings.slices and settings.slices.canvas)
+    named = {"naflex": settings.is_naflex, "divides": settings.divides, "windows": settings.has_windows}
+    traits: list[object] = [name for name, is_so in named.items() if is_so]
+    if settings.slices is not None:
+        traits.append(settings.slices.canvas)
+    made = (settings.kind, settings.scale, settings.mean, settings.std, *traits)
     cut = (settings.patch_size, settings.temporal_patch_size, settings.merge_size)
     left = None if kept is None else kept.tolist()
     content = hashlib.blake2b(repr((made, cut, frames.shape, left)).encode(), digest_size=32)
     content.update(frames.tobytes())
     return content.hexdigest()
-
-
-def _traits(settings: PixelSettings) -> list[str]:
-    return [name for name, is_so in (("naflex", settings.is_naflex), ("divides", settings.divides)) if is_so]

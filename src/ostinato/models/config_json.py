@@ -378,12 +378,12 @@ def ropes_by_kind(config: JsonMapping, defaults: Mapping[str, JsonObject]) -> Ma
     return given
 
 
-def axial_theta(vision: JsonMapping, default: float) -> float:
-    """Return the theta of an encoder's rotary embedding. ModelError if that is not axial."""
+def axial_theta(vision: JsonMapping, default: float, kinds: Sequence[str] = ("axial",)) -> float:
+    """Return the theta of an encoder's rotary embedding. ModelError if `rope_type` is none of its names, `kinds`."""
     rope = vision.get("rope_parameters") or {}
     kind = rope.get("rope_type", "axial")
-    if kind != "axial":
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial")
+    if kind not in kinds:
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(kinds)}")
     return number(rope, "rope_theta", default)
 
 

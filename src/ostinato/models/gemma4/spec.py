@@ -11,7 +11,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, flag, flag_is, integer, number
+from ostinato.models.config_json import activation, axial_theta, flag, flag_is, integer, number
 from ostinato.models.gemma3.spec import sees_images, spec_of_text
 from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
@@ -47,7 +47,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     hyper = Gemma4VLHyperparameters(
         **vars(text.hyperparameters),
         encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
-        theta=_theta(vision),
+        theta=axial_theta(vision, THETA, ("axial", "default")),
         standardises=flag(vision, "standardize", False),
         clips=flag(vision, "use_clipped_linears", False),
     )
@@ -119,11 +119,3 @@ def _encoder_sizes(vision: JsonMapping) -> JsonObject:
             "supported: as many of keys, whose size is a multiple of 4, and which together are as wide as hidden_size"
         )
     return sizes
-
-
-def _theta(vision: JsonMapping) -> float:
-    rope = vision.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "axial")
-    if kind not in ("axial", "default"):
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: axial, default")
-    return number(rope, "rope_theta", THETA)

@@ -17,7 +17,7 @@ from ostinato.models.config_json import (
     number,
 )
 from ostinato.models.lfm3 import spec as lfm3
-from ostinato.models.qwen3_vl.spec import part
+from ostinato.models.qwen3_vl.spec import part, text_of_kind
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -44,14 +44,11 @@ class Lfm3VLHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm3_vl` config.json, whose text and vision parts are separate dicts."""
-    text, vision = part(config, "text_config"), part(config, "vision_config")
-    kind = text.get("model_type", "lfm3")
-    if kind != "lfm3":
-        raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'lfm3'")
+    text, vision = text_of_kind(config, "lfm3"), part(config, "vision_config")
     # The whole model's value overrides the text part's.
     tied = flag(config, "tie_word_embeddings", True)
     dtype = checkpoint_dtype(config, text)
-    plain = lfm3.model_spec({**text, "model_type": kind, "dtype": dtype, "tie_word_embeddings": tied})
+    plain = lfm3.model_spec({**text, "model_type": "lfm3", "dtype": dtype, "tie_word_embeddings": tied})
     activation(config, "projector_hidden_act", "gelu", ("gelu",))
     spec = _vision(config, vision, plain.hidden_size)
     return replace(

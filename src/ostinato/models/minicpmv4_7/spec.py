@@ -14,7 +14,7 @@ from ostinato.models.gemma3.spec import spec_of_text
 from ostinato.models.qwen3_5.spec import SECTIONS
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
+from ostinato.models.qwen3_vl.spec import part, text_of_kind
 from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -35,10 +35,7 @@ class MiniCPMVHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `minicpmv4_7` config.json. ModelError as for `qwen3_5_text`, and for other encoders."""
-    of_text = part(config, "text_config")
-    kind = of_text.get("model_type", "qwen3_5_text")
-    if kind != "qwen3_5_text":
-        raise ModelError(f"config.json has a text part of model_type = {kind!r}; supported: 'qwen3_5_text'")
+    of_text = text_of_kind(config, "qwen3_5_text")
     tied = config.get("tie_word_embeddings", False)
     plain = spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "minicpmv4_7", None, {})
     assert plain.rope is not None, "its attention is rotated"

@@ -46,7 +46,7 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
         normalizes=flag(config, "norm_topk_prob", True),
         stored=stored,
     )
-    experts, has_experts = _experts(config), sparse_layers(config, len(plain.layers))
+    experts, has_experts = experts_spec(config), sparse_layers(config, len(plain.layers))
     layers = tuple(
         replace(layer, experts=experts) if sparse else layer
         for layer, sparse in zip(plain.layers, has_experts, strict=True)
@@ -62,7 +62,8 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
     )
 
 
-def _experts(config: JsonMapping) -> ExpertsSpec:
+def experts_spec(config: JsonMapping) -> ExpertsSpec:
+    """Return the experts of a layer, besides the shared one."""
     num_experts = integer(config, "num_experts", 512)
     return ExpertsSpec(
         num_experts=num_experts,

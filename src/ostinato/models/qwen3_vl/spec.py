@@ -58,6 +58,15 @@ def part(config: JsonMapping, name: str) -> JsonObject:
     return found
 
 
+def text_of_kind(config: JsonMapping, kind: str) -> JsonObject:
+    """Return the text part of a config.json. ModelError if its `model_type` is not `kind`."""
+    text = part(config, "text_config")
+    found = text.get("model_type", kind)
+    if found != kind:
+        raise ModelError(f"config.json has a text part of model_type = {found!r}; supported: {kind!r}")
+    return text
+
+
 def vl_spec(
     config: JsonObject,
     architecture: str,

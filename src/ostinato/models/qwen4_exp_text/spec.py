@@ -16,12 +16,12 @@ from ostinato.models.config_json import (
     number,
     parse_rope,
     shared_fields,
-    top_k,
 )
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, delta_net, mixed_layers
 from ostinato.models.qwen3_5_text.spec import KINDS as WITHOUT_INDEXER
+from ostinato.models.qwen3_next.spec import experts_spec
 from ostinato.ops.sizes import TOKEN_DIGITS
-from ostinato.plan.layer_specs import ExpertsSpec, IndexerSpec, LayerSpec
+from ostinato.plan.layer_specs import IndexerSpec, LayerSpec
 from ostinato.plan.mixers import NgramDeltaSpec, NgramSpec
 from ostinato.plan.model import ModelSpec
 
@@ -61,7 +61,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     gate = activation(config, "output_gate_type", act, ("silu", "sigmoid"))
     attention = replace(attention_spec({"num_key_value_heads": 2, **config}, 256), indexer=_indexer(config))
     rope = parse_rope(config, attention.head_dim, default_partial=1.0)
-    shared, experts = shared_fields(config), _experts(config)
+    shared, experts = shared_fields(config), experts_spec(config)
     hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4, MAX_STREAMS)
     if streams < 2:
         raise ModelError(f"config.json has hc_count = {streams}, which should be 2 or more")
@@ -108,16 +108,6 @@ def head_left_out(config: JsonMapping) -> str | None:
     """Return that the prediction head is not run, None if config.json mentions none."""
     has_head = any(integer(config, name, 0) for name in HEAD_COUNTS)
     return "the prediction head is not run" if has_head else None
-
-
-def _experts(config: JsonMapping) -> ExpertsSpec:
-    num_experts = integer(config, "num_experts", 512)
-    return ExpertsSpec(
-        num_experts=num_experts,
-        top_k=top_k(config, num_experts, 10),
-        size=integer(config, "hidden_size"),
-        intermediate_size=integer(config, "moe_intermediate_size", 512),
-    )
 
 
 def _indexer(config: JsonMapping) -> IndexerSpec | None:
