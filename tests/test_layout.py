@@ -107,6 +107,17 @@ def test_no_file_is_longer_than_one_can_read_at_once() -> None:
     assert not long
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    """But in `models/`: an architecture's `Block` is that of its own file."""
+    places: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        if not name.startswith("ostinato.models."):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(name)
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 LOOK_UPS = {"is_file", "is_dir", "exists", "is_symlink", "glob", "rglob", "expanduser", "home"}
 """Methods of `Path` that raise where a folder cannot be searched, or a home is not known."""
 

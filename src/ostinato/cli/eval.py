@@ -17,7 +17,7 @@ from ostinato.cli.flags import Model, check_model, engine_options, name_model
 from ostinato.cli.output import figures_table, note
 from ostinato.config import EngineConfig
 from ostinato.demo import drawings
-from ostinato.demo.problems import Problem, extract_result, held_out
+from ostinato.demo.problems import WordProblem, extract_result, held_out
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject, to_json_data
 
@@ -188,7 +188,7 @@ def questions_about_drawings(seed: int, count: int) -> list[Task]:
     return [_about_drawing(turn) for (turn,) in drawings.held_out(seed, count, "question")]
 
 
-def _word_problem(problem: Problem) -> Task:
+def _word_problem(problem: WordProblem) -> Task:
     return Task(problem.question, problem.answer, problem.question, lambda text: extract_result(text) == problem.result)
 
 

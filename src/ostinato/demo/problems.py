@@ -43,7 +43,7 @@ RESULT_MARK = "####"
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """A question, its worked answer, the number that the answer states, and its family."""
 
     question: str
@@ -63,22 +63,22 @@ def extract_result(text: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def training_problem(rng: random.Random, unseen: float = 0.25) -> Problem:
+def training_problem(rng: random.Random, unseen: float = 0.25) -> WordProblem:
     """Return a problem that is not held out. `unseen`: probability of a rare or invented word for a name or thing."""
     return _draw(rng, unseen, lambda equations: not is_held_out(equations))
 
 
-def held_out(seed: int, count: int) -> list[Problem]:
+def held_out(seed: int, count: int) -> list[WordProblem]:
     """Return `count` different problems that training never saw, the same ones for the same seed."""
     rng = random.Random(f"held-out {seed}")
-    problems: dict[str, Problem] = {}
+    problems: dict[str, WordProblem] = {}
     while len(problems) < count:
         problem = _draw(rng, 0.25, is_held_out)
         problems.setdefault(problem.question, problem)
     return list(problems.values())
 
 
-def _draw(rng: random.Random, unseen: float, wanted: Callable[[str], bool]) -> Problem:
+def _draw(rng: random.Random, unseen: float, wanted: Callable[[str], bool]) -> WordProblem:
     """Draw problems until the numbers stay in range and the equations are wanted, and return the last one."""
     names, weights = list(FAMILIES), [weight for _, weight in FAMILIES.values()]
     while True:
@@ -91,4 +91,4 @@ def _draw(rng: random.Random, unseen: float, wanted: Callable[[str], bool]) -> P
             continue
         equations = ". ".join(sheet.lines)
         if wanted(equations):
-            return Problem(question, f"{equations}. {RESULT_MARK} {result}", result, family)
+            return WordProblem(question, f"{equations}. {RESULT_MARK} {result}", result, family)

@@ -110,7 +110,7 @@ class EncoderMLP(Module):
         return scaled(self.linear_fc2, self.linear_fc1(x, activation=self.activation), residual, scale)
 
 
-class GatedMLP(Module):
+class GatedEncoderMLP(Module):
     """down_proj(silu(gate_proj(x)) * up_proj(x)) + residual. `names` are the checkpoint's of the three."""
 
     def __init__(

@@ -32,7 +32,7 @@ Found = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Mark:
+class GpuMark:
     """A number that a part must reach: the least or the greatest value of a measurement."""
 
     part: str
@@ -194,15 +194,15 @@ def _encoder_p99(found: Found, _: float | None) -> float | None:
 
 
 MARKS = (
-    Mark("seeds", "8B: memory held over memory planned", _memory, least=0.98, most=1.02),
-    Mark("seeds", "8B: memory of graphs over the plan's bound", _graph_memory, most=1.02),
-    Mark("seeds", "300M: prefill in steps off the stride over steps on it", _off_stride, least=0.95),
-    Mark("seeds", "images: P99 without graphs over P99 with them", _encoder_p99, least=1),
-    Mark("updates", "state_update from 64 rows on: part of bandwidth", _of_updates("state_update"), least=0.85),
-    Mark("updates", "delta_update from 64 rows on: part of bandwidth", _of_updates("delta_update"), least=0.85),
-    Mark("decode", "8B, 1 row: part of bandwidth", _reached_at(1), least=0.70),
-    Mark("decode", "8B, 128 rows: part of bandwidth", _reached_at(128), least=0.65),
-    Mark("predictions", "8B: largest misprediction of a step", _misprediction, most=0.15),
+    GpuMark("seeds", "8B: memory held over memory planned", _memory, least=0.98, most=1.02),
+    GpuMark("seeds", "8B: memory of graphs over the plan's bound", _graph_memory, most=1.02),
+    GpuMark("seeds", "300M: prefill in steps off the stride over steps on it", _off_stride, least=0.95),
+    GpuMark("seeds", "images: P99 without graphs over P99 with them", _encoder_p99, least=1),
+    GpuMark("updates", "state_update from 64 rows on: part of bandwidth", _of_updates("state_update"), least=0.85),
+    GpuMark("updates", "delta_update from 64 rows on: part of bandwidth", _of_updates("delta_update"), least=0.85),
+    GpuMark("decode", "8B, 1 row: part of bandwidth", _reached_at(1), least=0.70),
+    GpuMark("decode", "8B, 128 rows: part of bandwidth", _reached_at(128), least=0.65),
+    GpuMark("predictions", "8B: largest misprediction of a step", _misprediction, most=0.15),
 )
 """Marks of each part. Memory is that of a start of the 8B shape, and may not be far below the plan either."""
 
@@ -333,7 +333,7 @@ def make_report(outcomes: Sequence[CheckOutcome], device: DeviceSpec, budget: fl
     return BenchReport(data, facts, tables, notes)
 
 
-def made_mark(mark: Mark, found: Found, bandwidth: float | None, notes: list[str]) -> list[JsonObject]:
+def made_mark(mark: GpuMark, found: Found, bandwidth: float | None, notes: list[str]) -> list[JsonObject]:
     """Return the row of a mark; one whose figure cannot be made was not measured."""
     try:
         return [mark.row(found, bandwidth)]

@@ -8,7 +8,7 @@ from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import NORM_EPS, GatedMLP, linear
+from ostinato.layers.vision import NORM_EPS, GatedEncoderMLP, linear
 from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.decoder import Block, SandwichBlock
 from ostinato.models.lfm3.model import lfm3_block
@@ -108,7 +108,7 @@ class VisionBlock(Module):
         self.self_attn = PatchAttention(build, vision, hyper) if attends else None
         self.conv = None if attends else PatchConv(build, vision)
         self.ffn_norm = RMSNorm(build, size, hyper.norm_eps)
-        self.feed_forward = GatedMLP(build, size, vision.intermediate_size, ("w1", "w3", "w2"), bias=False)
+        self.feed_forward = GatedEncoderMLP(build, size, vision.intermediate_size, ("w1", "w3", "w2"), bias=False)
 
     def forward(self, x: Array, inputs: EncoderInputs, angles: Array) -> Array:
         """Apply the block, [patches, hidden] -> [patches, hidden]."""

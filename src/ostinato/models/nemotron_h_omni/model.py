@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import EncoderAttention, EncoderMLP, GatedMLP, linear
+from ostinato.layers.vision import EncoderAttention, EncoderMLP, GatedEncoderMLP, linear
 from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.models.nemotron_h.model import NemotronH
 from ostinato.models.nemotron_h_omni.spec import NemotronHOmniHyperparameters
@@ -56,7 +56,7 @@ class VisionBlock(Module):
         self.layer_scale1 = LayerScale(build, size)
         self.norm2 = LayerNorm(build, size, eps)
         if hyper.encoder_is_gated:
-            self.mlp: GatedMLP | EncoderMLP = GatedMLP(build, size, inner_size)
+            self.mlp: GatedEncoderMLP | EncoderMLP = GatedEncoderMLP(build, size, inner_size)
         else:
             self.mlp = EncoderMLP(build, size, inner_size, hyper.encoder_activation)
             self.mlp.names = {"linear_fc1": "fc1", "linear_fc2": "fc2"}

@@ -20,6 +20,7 @@ from ostinato.models.config_json import (
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, delta_net, mixed_layers
 from ostinato.models.qwen3_5_text.spec import KINDS as WITHOUT_INDEXER
 from ostinato.models.qwen3_next.spec import experts_spec
+from ostinato.ops.seeds import GOLDEN, MASK64, mix64
 from ostinato.ops.sizes import TOKEN_DIGITS
 from ostinato.plan.layer_specs import IndexerSpec, LayerSpec
 from ostinato.plan.mixers import NgramDeltaSpec, NgramSpec
@@ -189,9 +190,7 @@ def _primes(first: int) -> Iterator[int]:
         number += 1
 
 
-WORD = 2**64
 SEED_OF_LAYER = 10007
-GAMMA = 0x9E3779B97F4A7C15
 
 
 def _multipliers(seed: int, layer: int, n: int, vocab: int) -> tuple[int, ...]:
@@ -200,13 +199,5 @@ def _multipliers(seed: int, layer: int, n: int, vocab: int) -> tuple[int, ...]:
     They are drawn by SplitMix64 (Steele et al. 2014), from a seed for each of the layers with n-grams.
     """
     most = max(1, (2**63 - 1) // max(vocab, 1) // 2)
-    start = seed + SEED_OF_LAYER * layer
-    return tuple(2 * (_splitmix64(start + GAMMA * i) % most) + 1 for i in range(1, n + 1))
-
-
-def _splitmix64(state: int) -> int:
-    """Return the number that SplitMix64 draws from a state."""
-    word = (state + GAMMA) % WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
-    return word ^ word >> 31
+    state = seed + SEED_OF_LAYER * layer
+    return tuple(2 * (mix64(state + GOLDEN * (i + 1) & MASK64) % most) + 1 for i in range(1, n + 1))

@@ -77,7 +77,7 @@ class BareKeySyntax:
 
 @dataclass(frozen=True, slots=True)
 class PythonSyntax:
-    """`NAME(KEY=VALUE, ...)`, values as Python writes them."""
+    """`NAME(KEY=VALUE, ...)`; grammars write values as JSON, readers take Python's literals, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ToolCallFormat:
     """Tag that ends a block; empty if the block ends with its last call."""
     syntax: Syntax
     separator: str | None = None
-    """Text between two calls of a block. None: a block has one call."""
+    """Text between two calls of a block; readers skip any white space there. None: a block has one call."""
     open: str = ""
     """Text before the first call of a block, for forms whose blocks may have several calls."""
     close: str = ""
@@ -193,6 +193,9 @@ LFM2 = ToolCallFormat(
     close="]",
     block_gap="",
     hints=("<|tool_list_start|>",),
+)
+OLMO3 = ToolCallFormat(
+    "OLMo 3", "<function_calls>", "</function_calls>", PythonSyntax(), separator="\n", block_gap=None
 )
 LLAMA3 = ToolCallFormat("Llama 3", "", "", JsonSyntax(arguments="parameters"), block_gap=None)
 MISTRAL = ToolCallFormat(
@@ -350,6 +353,7 @@ FORMS = (
     TOOLCALL,
     GLM,
     LFM2,
+    OLMO3,
     KIMI,
     MINIMAX,
     MINIMAX_LINES,

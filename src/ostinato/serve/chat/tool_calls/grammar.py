@@ -160,7 +160,7 @@ class ToolGrammar(LarkGrammar):
         form = self._form
         more = ""
         if several and form.separator is not None:
-            separator = f"{form.separator} " if form.separator else form.gap
+            separator = f"{form.separator} " if form.separator.strip() else form.separator or form.gap
             more = f"({json.dumps(separator)} call)*" if separator else "call*"
         end = form.gap if form.end else ""
         return self._terms(form.gap, form.open, "call", more, form.close, end, form.end, rules=("call", more))

@@ -530,7 +530,7 @@ class BlockReader:
 
     def _goes_on(self, separator: str) -> Reading[bool]:
         """Read the separator, and return whether another call follows."""
-        if separator:
+        if separator.strip():
             return (yield from self._text.tag(separator))
         before = self._text.position
         ends = yield from self._text.tag(self._form.end)
