@@ -29,6 +29,11 @@ def split_host_port(text: str) -> tuple[str, str]:
     return text, ""
 
 
+def join_host_port(host: str, port: int) -> str:
+    """Return the text that `split_host_port` reads; an IPv6 address gets brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def address_in(host: str) -> str:
     """Return the address or name in a text that may be a URL, have a port, or be no address at all."""
     name = host.partition("://")[2] or host

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ostinato.child_process import SECRET_VARIABLES
 from ostinato.errors import ConfigError, Remedy, os_error_text
-from ostinato.serve.http.addresses import is_loopback
+from ostinato.serve.http.addresses import is_loopback, join_host_port
 from ostinato.serve.settings import ServeSettings
 
 BACKLOG = 2048
@@ -107,8 +107,7 @@ def url_of(listener: socket.socket, is_tls: bool) -> str:
     scheme, address = "https" if is_tls else "http", listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{address}"
-    host, port = address[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{join_host_port(*address[:2])}"
 
 
 def reach_text(url: str, settings: ServeSettings) -> str | None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 from ostinato.engine.process.engine_messages import SubmitRequest
 from ostinato.errors import ConfigError, Remedy
 from ostinato.os_support import extra_command
-from ostinato.serve.http.addresses import is_loopback, split_host_port
+from ostinato.serve.http.addresses import is_loopback, join_host_port, split_host_port
 from ostinato.serve.route.backends import BackendPool
 from ostinato.serve.route.exchange import Exchange
 from ostinato.serve.route.upstream import BackendAddress
@@ -248,7 +248,8 @@ class _Stream:
         path = self._headers.get(":path", "").partition("?")[0]
         client = self._headers.get("x-forwarded-for", "envoy").rpartition(",")[2].strip()
         prompt = await self._picker.read_prompt(path, bytes(self._body), client, request_id) if self._body else None
-        endpoints = {name: _endpoint(self._pool.backends[name].address) for name in self._pool.ready}
+        addresses = {name: self._pool.backends[name].address for name in self._pool.ready}
+        endpoints = {name: join_host_port(each.host, each.port) for name, each in addresses.items()}
         able = [name for name, endpoint in endpoints.items() if self._subset is None or endpoint in self._subset]
         choice = None
         if self._picker.status != "draining":
@@ -277,10 +278,6 @@ class _Stream:
             streamed.body = body[start : start + PIECE]
             streamed.end_of_stream = ends and start + PIECE >= len(body)
             yield response
-
-
-def _endpoint(address: BackendAddress) -> str:
-    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
 
 
 def _refusal(messages: Any, status: int, text: str) -> Any:
