@@ -101,3 +101,21 @@ def test_what_a_model_with_images_leaves_out_is_as_in_transformers(name: str, pl
             faults.append(key)
     assert not faults
     assert compared >= 5
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *VL_RECIPES])
+def test_other_names_of_values_are_read_or_asked_for_by_the_usual_name(name: str) -> None:
+    """transformers takes some values under two names (`attribute_map`), and the other name wins."""
+    config = (RECIPES | VL_RECIPES)[name]()
+    whole, faults = config.to_dict(), []
+    for place in (None, "vision_config", "text_config"):
+        kind = config if place is None else getattr(config, place, None)
+        for other, usual in {} if kind is None else type(kind).attribute_map.items():
+            changed = copy.deepcopy(whole)
+            values = changed if place is None else changed[place]
+            if usual not in values or (name, usual) in WHY_ELSEWHERE:
+                continue
+            values[other] = values.pop(usual)
+            if spec_of(changed) != spec_of(whole) and usual not in str(spec_of(changed)):
+                faults.append((place, other))
+    assert not faults
