@@ -119,3 +119,24 @@ def test_other_names_of_values_are_read_or_asked_for_by_the_usual_name(name: str
             if spec_of(changed) != spec_of(whole) and usual not in str(spec_of(changed)):
                 faults.append((place, other))
     assert not faults
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl", "lfm3_vl", "gemma4"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 60.0, "rope_parameters": None},
+        {"rope_theta": 3.0, "rope_parameters": {"rope_type": "default", "rope_theta": 60.0}},
+        {"rope_scaling": {"type": "axial", "rope_theta": 60.0}, "rope_parameters": {"rope_theta": 3.0}},
+    ],
+    ids=["apart", "default", "scaling"],
+)
+def test_the_theta_of_an_encoder_is_read_in_the_spellings_of_transformers(name: str, spelling: dict[str, Any]) -> None:
+    config = VL_RECIPES[name]()
+    changed = config.to_dict()
+    changed["vision_config"] |= spelling
+    theirs = type(config)(**copy.deepcopy(changed)).vision_config.rope_parameters
+    assert (theirs["rope_type"], theirs["rope_theta"]) == ("axial", 60.0)
+    ours = spec_of(changed)
+    assert isinstance(ours, ModelSpec)
+    assert ours.hyperparameters.theta == 60.0

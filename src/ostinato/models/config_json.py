@@ -307,6 +307,7 @@ def _malformed(name: str, value: object, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
+AXIAL = ("axial", "default")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "factors")
 
 _REQUIRED = {
@@ -378,13 +379,16 @@ def ropes_by_kind(config: JsonMapping, defaults: Mapping[str, JsonObject]) -> Ma
     return given
 
 
-def axial_theta(vision: JsonMapping, default: float, kinds: Sequence[str] = ("axial",)) -> float:
-    """Return the theta of an encoder's rotary embedding. ModelError if `rope_type` is none of its names, `kinds`."""
-    rope = vision.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "axial")
-    if kind not in kinds:
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(kinds)}")
-    return number(rope, "rope_theta", default)
+def axial_theta(vision: JsonMapping, default: float) -> float:
+    """Return the theta of an encoder's rotary embedding by rows and columns, in whose older name it is `default`.
+
+    ModelError for other kinds.
+    """
+    rope = vision.get("rope_scaling") or vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in AXIAL:
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(AXIAL)}")
+    return number(rope, "rope_theta", number(vision, "rope_theta", default))
 
 
 def rope_pair(
