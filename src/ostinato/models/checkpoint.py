@@ -309,7 +309,7 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
         least = settings.get("min_image_tokens", vision.smallest_item)
         settings = {"min_pixels": least * vision.token_side**2 if type(least) is int else least}
     if vision.canvas is not None:
-        side = settings.get("scale_resolution", 448)
+        side = settings.get("scale_resolution") or 448
         settings = {"min_pixels": side**2 if type(side) is int else side}
     if vision.crops_positions:
         patches = settings.get("min_num_patches", 1024)
