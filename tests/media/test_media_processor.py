@@ -587,6 +587,7 @@ def test_limits_by_their_old_names_win(tmp_path):
     files = {"min_pixels": 100, "max_pixels": 200, "size": {"shortest_edge": 1, "longest_edge": 2}}
     found = load_media_settings(checkpoint(tmp_path, preprocessor_config=files), vision_spec())
     assert (found.image.min_pixels, found.image.max_pixels) == (100, 200)
+    assert (found.video.min_pixels, found.video.max_pixels) == (1, 2)  # whose processor has no other names
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,11 @@ class _Reader:
     ) -> PixelSettings:
         self._check_steps()
         size = self._of("size", dict, {})
+        # transformers' processor of videos has no other name for the edges of `size`.
+        names = ("min_pixels", "max_pixels") if kind == "image" else ("shortest_edge", "longest_edge")
         limits = (
-            self._limit("min_pixels", size, "shortest_edge", min_pixels),
-            self._limit("max_pixels", size, "longest_edge", max_pixels),
+            self._limit(names[0], size, "shortest_edge", min_pixels),
+            self._limit(names[1], size, "longest_edge", max_pixels),
         )
         if limits[0] > limits[1]:
             raise ModelError(f"{self.path}: {limits[0]} pixels at least, and {limits[1]} at most, cannot both hold")
@@ -446,7 +448,7 @@ class _Reader:
         return value
 
     def _limit(self, name: str, size: Mapping[str, object], edge: str, default: int) -> int:
-        if size and edge not in size and self.values.get(name) is None:
+        if size and edge not in size and self._value(name, None) is None:
             raise self._error("size", f"with {edge}, the number of pixels of an image that is too small or too large")
         return self._count(name, size.get(edge, default))
 
