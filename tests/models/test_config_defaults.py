@@ -140,3 +140,13 @@ def test_the_theta_of_an_encoder_is_read_in_the_spellings_of_transformers(name: 
     ours = spec_of(changed)
     assert isinstance(ours, ModelSpec)
     assert ours.hyperparameters.theta == 60.0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_rotary_embedding_apart_is_as_in_transformers_or_asked_for(name: str) -> None:
+    """Some architectures read `rope_theta` outside of `rope_parameters`, some for a kind of layers, some not at all."""
+    config = RECIPES[name]()
+    stated = config.to_dict()
+    changed = {key: value for key, value in stated.items() if key != "rope_parameters"} | {"rope_theta": 77.0}
+    if "rope_parameters" in stated:
+        assert is_as_in_transformers(type(config), changed, "rope_") is not False

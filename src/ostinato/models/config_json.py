@@ -396,20 +396,20 @@ def rope_pair(
     head_dim: int,
     theta: float,
     local_theta: float,
-    local_name: str = "rope_theta",
+    local_name: str | None = None,
     default_partial: float | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Return the rotary embeddings of layers over the whole context and of those with a window.
 
     `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `local_name` is the key of the other's theta. The thetas are defaults for a config.json without them;
+    `local_name` is the key of the other's theta, if it has one. The thetas are defaults for a config.json without them;
     `default_partial` is that of `parse_rope`.
     """
     given = ropes_by_kind(config, {})
     plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
     of_all = rope_parameters_of_kind({**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})})
     local = rope_parameters_of_kind(given.get(SLIDING) or {})
-    local_plain = {**plain, "rope_theta": config.get(local_name)}
+    local_plain = {**plain, "rope_theta": config.get(local_name) if local_name else None}
     return (
         parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_partial, theta),
         parse_rope({**local_plain, "rope_parameters": local}, head_dim, default_partial, local_theta),
