@@ -232,7 +232,8 @@ def exaone4(metadata: Metadata) -> JsonObject:
 def olmo3(metadata: Metadata) -> JsonObject:
     """Return the config of OLMo 3; OLMo 2, which is the same without windows, has the same name in files."""
     dense = _dense(metadata, "olmo3")
-    return dense | _windows(metadata, 4) | {"rope_parameters": {"sliding_attention": {"rope_theta": dense["rope_theta"]}}}
+    local = {"sliding_attention": {"rope_theta": dense["rope_theta"]}}
+    return dense | _windows(metadata, 4) | {"rope_parameters": local}
 
 
 def cohere2(metadata: Metadata) -> JsonObject:
