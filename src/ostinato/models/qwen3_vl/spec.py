@@ -86,8 +86,8 @@ def vl_spec(
     """
     text, vision = part(config, "text_config"), respelled(part(config, "vision_config"), OTHER_NAMES)
     activation(text, "hidden_act", "silu", ("silu",))
-    # The whole model's value overrides the text part's.
-    tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
+    # transformers heeds no flag of the text part.
+    tied = flag(config, "tie_word_embeddings", False)
     shared = shared_fields({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
     if rope is None:
         [attention] = {layer.attention for layer in layers}
