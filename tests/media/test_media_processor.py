@@ -446,6 +446,29 @@ def test_a_processor_of_another_size_is_refused_and_crops_are_read(tmp_path):
     assert load_media_settings(tmp_path, vision).image == replace(image, crops=CropSettings(256, 6, 1.2))
 
 
+SQUARE = {"image_side": 24, "patch_size": 4, "temporal_patch_size": 1, "video_token_id": None}
+TILED = {"cuts_tiles": True, "is_naflex": True, "temporal_patch_size": 1, "video_token_id": None}
+
+
+@pytest.mark.parametrize("kind", [{}, FITTED, EMBEDDED, FLOATS, SLICED, SQUARE, TILED])
+def test_null_in_a_processor_means_what_its_absence_means(tmp_path, kind):
+    """As in transformers, whose published files of Gemma 3 have several."""
+    vision, processors = vision_spec(**kind), (Gemma3ImageProcessorPil, Qwen2VLImageProcessorPil)
+    names = {name for each in (*processors, MiniCPMV4_6ImageProcessorPil) for name in each.valid_kwargs.__annotations__}
+    names |= {
+        "max_pixels_tolerance",
+        "tile_size",
+        "use_thumbnail",
+        "downsample_ratio",
+        "min_num_patches",
+        "max_model_len",
+    }
+    assert {"do_convert_rgb", "do_normalize", "resample", "rescale_factor", "downsample_mode"} <= names
+    absent = load_media_settings(tmp_path, vision)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(dict.fromkeys(names)))
+    assert load_media_settings(tmp_path, vision) == absent
+
+
 def theirs_in_tiles(image, own, grid, whole):
     """What transformers' processor for LFM2-VL gives with torchvision, by torch alone: patches row by row."""
     pixels, (rows, columns), side = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], grid, own.tiles.size
@@ -564,6 +587,7 @@ def test_limits_by_their_old_names_win(tmp_path):
     files = {"min_pixels": 100, "max_pixels": 200, "size": {"shortest_edge": 1, "longest_edge": 2}}
     found = load_media_settings(checkpoint(tmp_path, preprocessor_config=files), vision_spec())
     assert (found.image.min_pixels, found.image.max_pixels) == (100, 200)
+    assert (found.video.min_pixels, found.video.max_pixels) == (1, 2)  # whose processor has no other names
 
 
 @pytest.mark.parametrize(

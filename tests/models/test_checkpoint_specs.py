@@ -376,6 +376,22 @@ def test_a_dtype_that_is_not_supported_is_refused() -> None:
         checkpoint_dtype({"dtype": "float8_e4m3fn"})
 
 
+@pytest.mark.parametrize("part", [None, "text_config", "vision_config"])
+def test_layers_of_other_values_than_their_models_are_refused_by_name(part: str | None) -> None:
+    """transformers takes `per_layer_config` for every architecture."""
+    whole = LLAMA | {"rms_norm_eps": 1e-5} if part is None else qwen3_vl().to_dict()
+    values = whole if part is None else whole[part]
+    name, value = ("patch_size", 4) if part == "vision_config" else ("rms_norm_eps", values.get("rms_norm_eps"))
+    expected = model_spec(whole)
+    for unchanging in ({}, {"1": {}}, {"1": {name: value}}):
+        values["per_layer_config"] = unchanging
+        assert model_spec(whole) == expected
+    for changing in ({"1": {name: 2}}, {"0": {"skip": ["mlp"]}}, {"1": None}, [1]):
+        values["per_layer_config"] = changing
+        with pytest.raises(ModelError, match="only values that the whole model has"):
+            model_spec(whole)
+
+
 def test_a_spec_has_the_sizes_and_parameters_of_its_config() -> None:
     spec = model_spec({**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True})
     assert spec.attention_layers == (AttentionSpec(4, 2, 16),) * 2

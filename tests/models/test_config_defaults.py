@@ -90,8 +90,6 @@ def test_what_a_model_with_images_leaves_out_is_as_in_transformers(name: str, pl
     keys = (whole if place is None else whole[place]).keys() - KINDS - OF_LENGTH - {"num_local_experts"}
     if name.startswith("nemotron") and place == "text_config":
         keys -= {"mamba_ssm_cache_dtype", "mtp_layers_block_type"}  # float32 in both; a head not named is not run
-    if name == "qwen3_vl_moe" and place is None:
-        keys.remove("tie_word_embeddings")  # without it the text part's counts, which current transformers ignores
     for key in sorted(keys):
         changed = copy.deepcopy(whole)
         del (changed if place is None else changed[place])[key]
@@ -101,3 +99,52 @@ def test_what_a_model_with_images_leaves_out_is_as_in_transformers(name: str, pl
             faults.append(key)
     assert not faults
     assert compared >= 5
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *VL_RECIPES])
+def test_other_names_of_values_are_read_or_asked_for_by_the_usual_name(name: str) -> None:
+    """transformers takes some values under two names (`attribute_map`), and the other name wins."""
+    config = (RECIPES | VL_RECIPES)[name]()
+    whole, faults = config.to_dict(), []
+    for place in (None, "vision_config", "text_config"):
+        kind = config if place is None else getattr(config, place, None)
+        for other, usual in {} if kind is None else type(kind).attribute_map.items():
+            changed = copy.deepcopy(whole)
+            values = changed if place is None else changed[place]
+            if usual not in values or (name, usual) in WHY_ELSEWHERE:
+                continue
+            values[other] = values.pop(usual)
+            if spec_of(changed) != spec_of(whole) and usual not in str(spec_of(changed)):
+                faults.append((place, other))
+    assert not faults
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl", "lfm3_vl", "gemma4"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 60.0, "rope_parameters": None},
+        {"rope_theta": 3.0, "rope_parameters": {"rope_type": "default", "rope_theta": 60.0}},
+        {"rope_scaling": {"type": "axial", "rope_theta": 60.0}, "rope_parameters": {"rope_theta": 3.0}},
+    ],
+    ids=["apart", "default", "scaling"],
+)
+def test_the_theta_of_an_encoder_is_read_in_the_spellings_of_transformers(name: str, spelling: dict[str, Any]) -> None:
+    config = VL_RECIPES[name]()
+    changed = config.to_dict()
+    changed["vision_config"] |= spelling
+    theirs = type(config)(**copy.deepcopy(changed)).vision_config.rope_parameters
+    assert (theirs["rope_type"], theirs["rope_theta"]) == ("axial", 60.0)
+    ours = spec_of(changed)
+    assert isinstance(ours, ModelSpec)
+    assert ours.hyperparameters.theta == 60.0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_rotary_embedding_apart_is_as_in_transformers_or_asked_for(name: str) -> None:
+    """Some architectures read `rope_theta` outside of `rope_parameters`, some for a kind of layers, some not at all."""
+    config = RECIPES[name]()
+    stated = config.to_dict()
+    changed = {key: value for key, value in stated.items() if key != "rope_parameters"} | {"rope_theta": 77.0}
+    if "rope_parameters" in stated:
+        assert is_as_in_transformers(type(config), changed, "rope_") is not False

@@ -80,7 +80,7 @@ def test_a_model_with_images_is_the_text_model_and_an_encoder() -> None:
         ({"vision_config": {"num_key_value_heads": 5}}, ["16 heads", "5 key heads"]),
         ({"vision_config": {"num_attention_heads": 3}}, ["3 heads", "multiple of 4"]),
         ({"vision_config": {"layer_types": ["conv"]}}, ["1 layer_types", "14"]),
-        ({"vision_config": {"rope_parameters": {"rope_type": "default"}}}, ["rope_type = 'default'", "axial"]),
+        ({"vision_config": {"rope_parameters": {"rope_type": "linear"}}}, ["rope_type = 'linear'", "axial"]),
         ({"vision_config": {"patch_size": [16, 16]}}, ["patch_size = [16, 16]", "whole number"]),
         ({"projector_hidden_act": "relu"}, ["projector_hidden_act = 'relu'", "gelu"]),
     ],

@@ -45,6 +45,7 @@ def test_names_of_released_checkpoints_mean_the_same() -> None:
     for name, old in {**names, "vision_hidden_size": "vit_hidden_size"}.items():
         released[old] = released.pop(name)
     assert model_spec(released) == current
+    assert model_spec(released | {"vision_hidden_size": 1280}) == current  # a default, which is no statement
     assert current.left_out == SOUNDS
     assert model_spec(config()).left_out is None
 

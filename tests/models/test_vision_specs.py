@@ -51,6 +51,7 @@ def config(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = N
         "model_type": "qwen3_vl",
         "text_config": TEXT | (text or {}),
         "vision_config": VISION | (vision or {}),
+        "tie_word_embeddings": True,
         **given,
     }
 
@@ -81,10 +82,14 @@ def test_time_height_and_width_take_turns() -> None:
     assert from_plain(RopeSpec, {**vars(rope), "sections": [24, 20, 20]}) == rope
 
 
-def test_tied_embeddings_are_the_whole_model_s_word_before_the_text_part_s() -> None:
+def test_tied_embeddings_are_the_whole_model_s_word_and_not_the_text_part_s() -> None:
+    whole = config({"tie_word_embeddings": False})
+    assert model_spec(whole).tied_embeddings
     assert not model_spec(config(tie_word_embeddings=False)).tied_embeddings
-    assert model_spec(config({"tie_word_embeddings": False}, tie_word_embeddings=True)).tied_embeddings
-    assert not model_spec(config({"tie_word_embeddings": None})).tied_embeddings
+    assert not model_spec(config(tie_word_embeddings=None)).tied_embeddings
+    # transformers does not write its default, but what a text part has otherwise.
+    del whole["tie_word_embeddings"]
+    assert not model_spec(whole | {"text_config": TEXT}).tied_embeddings
 
 
 def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None:

@@ -218,9 +218,11 @@ class _Reader:
     ) -> PixelSettings:
         self._check_steps()
         size = self._of("size", dict, {})
+        # transformers' processor of videos has no other name for the edges of `size`.
+        names = ("min_pixels", "max_pixels") if kind == "image" else ("shortest_edge", "longest_edge")
         limits = (
-            self._limit("min_pixels", size, "shortest_edge", min_pixels),
-            self._limit("max_pixels", size, "longest_edge", max_pixels),
+            self._limit(names[0], size, "shortest_edge", min_pixels),
+            self._limit(names[1], size, "longest_edge", max_pixels),
         )
         if limits[0] > limits[1]:
             raise ModelError(f"{self.path}: {limits[0]} pixels at least, and {limits[1]} at most, cannot both hold")
@@ -251,7 +253,7 @@ class _Reader:
                 f"{self.path} has images of {least} to {most} tokens and tiles of {size} pixels; min_image_tokens "
                 f"should not be above max_image_tokens, and tile_size be one of the multiples of {patch * merge}"
             )
-        tolerance = self.values.get("max_pixels_tolerance", 2.0)
+        tolerance = self._value("max_pixels_tolerance", 2.0)
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
             raise self._error("max_pixels_tolerance", "a number")
         few, many = self._count("min_tiles", 2), self._count("max_tiles", 10)
@@ -299,8 +301,7 @@ class _Reader:
         size, most = self._count("pan_and_scan_min_crop_size", 256), self._count("pan_and_scan_max_num_crops", 4)
         if size < most:
             raise self._error("pan_and_scan_min_crop_size", f"at least pan_and_scan_max_num_crops, which is {most}")
-        ratio = self.values.get("pan_and_scan_min_ratio_to_activate")
-        ratio = 1.2 if ratio is None else ratio
+        ratio = self._value("pan_and_scan_min_ratio_to_activate", 1.2)
         if not isinstance(ratio, int | float) or ratio < 1:
             raise self._error("pan_and_scan_min_ratio_to_activate", "a number of at least 1")
         return CropSettings(size, most, float(ratio))
@@ -360,7 +361,7 @@ class _Reader:
         self._check_steps([step for step in _STEPS if step != "do_resize"])
         vision, side = self.vision, self._count("scale_resolution", 448)
         patch = self._as_encoder("patch_size", vision.patch_size)
-        if self.values.get("downsample_mode", "16x") != (mode := f"{vision.patches_per_token}x"):
+        if self._value("downsample_mode", "16x") != (mode := f"{vision.patches_per_token}x"):
             raise self._error("downsample_mode", f"{mode!r}, as config.json has it")
         if side < patch * vision.merge_size:
             raise self._error("scale_resolution", f"at least {patch * vision.merge_size}, the pixels of a token")
@@ -387,7 +388,7 @@ class _Reader:
     def in_floats(self) -> PixelSettings:
         """Read the settings of images within limits of patches, resized as float32 (Nemotron 3 Nano Omni)."""
         self._check_steps()
-        vision, ratio = self.vision, self.values.get("downsample_ratio", 0.5)
+        vision, ratio = self.vision, self._value("downsample_ratio", 0.5)
         if ratio != 1 / vision.merge_size:
             raise self._error("downsample_ratio", f"{1 / vision.merge_size}, as config.json has it")
         patch, length = self._as_encoder("patch_size", vision.patch_size), self._count("max_model_len", 16384)
@@ -414,36 +415,40 @@ class _Reader:
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
         for step in steps:
-            if self.values.get(step, True) is not True:
+            if self._value(step, True) is not True:
                 raise self._error(step, "true")
 
     def _resample(self, kind: str, default: int) -> int:
-        resample, filters = self.values.get("resample", default), _RESAMPLES[kind]
+        resample, filters = self._value("resample", default), _RESAMPLES[kind]
         if type(resample) is not int or resample not in filters:
             raise self._error("resample", "one of " + ", ".join(f"{n} ({name})" for n, name in filters.items()))
         return resample
 
     def _scale(self) -> float:
-        scale = self.values.get("rescale_factor", 1 / 255)
+        scale = self._value("rescale_factor", 1 / 255)
         if not isinstance(scale, int | float) or not 1 / _LARGEST < scale < _LARGEST:
             raise self._error("rescale_factor", "a number above 0")
         return float(scale)
 
-    def _of(self, name: str, kind: type, default: object) -> Any:
+    def _value(self, name: str, default: object) -> Any:
+        """Return a value, unchecked; null means the default, as in transformers."""
         value = self.values.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise self._error(name, f"of the type {kind.__name__}")
         return default if value is None else value
 
+    def _of(self, name: str, kind: type, default: object) -> Any:
+        value = self._value(name, default)
+        if not isinstance(value, kind):
+            raise self._error(name, f"of the type {kind.__name__}")
+        return value
+
     def _count(self, name: str, default: object) -> int:
-        value = self.values.get(name)
-        value = default if value is None else value
+        value = self._value(name, default)
         if type(value) is not int or value < 1:
             raise ModelError(f"{self.path} has {name} = {value!r}, which should be a whole number of at least 1")
         return value
 
     def _limit(self, name: str, size: Mapping[str, object], edge: str, default: int) -> int:
-        if size and edge not in size and self.values.get(name) is None:
+        if size and edge not in size and self._value(name, None) is None:
             raise self._error("size", f"with {edge}, the number of pixels of an image that is too small or too large")
         return self._count(name, size.get(edge, default))
 

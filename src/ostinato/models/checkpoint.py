@@ -309,7 +309,7 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
         least = settings.get("min_image_tokens", vision.smallest_item)
         settings = {"min_pixels": least * vision.token_side**2 if type(least) is int else least}
     if vision.canvas is not None:
-        side = settings.get("scale_resolution", 448)
+        side = settings.get("scale_resolution") or 448
         settings = {"min_pixels": side**2 if type(side) is int else side}
     if vision.crops_positions:
         patches = settings.get("min_num_patches", 1024)
@@ -337,6 +337,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         raise ModelError(f"architecture {architecture!r} is not known: {NOT_IMPLEMENTED[architecture]}")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
+    _check_layer_changes(config, architecture)
     reader = import_module(f"ostinato.models.{architecture}.spec")
     try:
         stored = stored_weights(config)
@@ -358,6 +359,23 @@ def model_spec(config: JsonObject) -> ModelSpec:
         # A checkpoint quantises linears; an LM head that shares the embedding's matrix is stored as the embedding.
         stored = replace(stored, ignore=(*stored.ignore, "lm_head"))
     return replace(spec, stored_quantization=stored, quantization=stored.quantization(read=()))
+
+
+def _check_layer_changes(config: JsonObject, architecture: str) -> None:
+    """Raise ModelError for layers that differ from their model by `per_layer_config`, which Gemma 4's text alone reads.
+
+    transformers applies it to every architecture. Values that the whole model has too change nothing.
+    """
+    parts = {"": config, **{name: part for name, part in config.items() if isinstance(part, dict)}}
+    for name, part in parts.items():
+        given = part.get("per_layer_config")
+        if given is None or (architecture.startswith("gemma4") and name in ("", "text_config")):
+            continue
+        layers = list(given.values()) if isinstance(given, dict) else [None]
+        if any(not isinstance(layer, dict) or {**part, **layer} != part for layer in layers):
+            raise ModelError(
+                f"config.json has per_layer_config = {given!r:.200}; supported: only values that the whole model has"
+            )
 
 
 def _check_sizes(spec: ModelSpec) -> None:

@@ -307,6 +307,7 @@ def _malformed(name: str, value: object, expected: str) -> ModelError:
 
 
 DEFAULT_THETA = 10000.0
+AXIAL = ("axial", "default")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "factors")
 
 _REQUIRED = {
@@ -378,13 +379,16 @@ def ropes_by_kind(config: JsonMapping, defaults: Mapping[str, JsonObject]) -> Ma
     return given
 
 
-def axial_theta(vision: JsonMapping, default: float, kinds: Sequence[str] = ("axial",)) -> float:
-    """Return the theta of an encoder's rotary embedding. ModelError if `rope_type` is none of its names, `kinds`."""
-    rope = vision.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "axial")
-    if kind not in kinds:
-        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(kinds)}")
-    return number(rope, "rope_theta", default)
+def axial_theta(vision: JsonMapping, default: float) -> float:
+    """Return the theta of an encoder's rotary embedding by rows and columns, in whose older name it is `default`.
+
+    ModelError for other kinds.
+    """
+    rope = vision.get("rope_scaling") or vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in AXIAL:
+        raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(AXIAL)}")
+    return number(rope, "rope_theta", number(vision, "rope_theta", default))
 
 
 def rope_pair(
@@ -392,20 +396,20 @@ def rope_pair(
     head_dim: int,
     theta: float,
     local_theta: float,
-    local_name: str = "rope_theta",
+    local_name: str | None = None,
     default_partial: float | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """Return the rotary embeddings of layers over the whole context and of those with a window.
 
     `rope_parameters` has a dict for each. In the older spelling `rope_theta` and `rope_scaling` are the first's, and
-    `local_name` is the key of the other's theta. The thetas are defaults for a config.json without them;
+    `local_name` is the key of the other's theta, if it has one. The thetas are defaults for a config.json without them;
     `default_partial` is that of `parse_rope`.
     """
     given = ropes_by_kind(config, {})
     plain = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
     of_all = rope_parameters_of_kind({**(given.get(FULL) or {}), **(config.get("rope_scaling") or {})})
     local = rope_parameters_of_kind(given.get(SLIDING) or {})
-    local_plain = {**plain, "rope_theta": config.get(local_name)}
+    local_plain = {**plain, "rope_theta": config.get(local_name) if local_name else None}
     return (
         parse_rope({**plain, "rope_parameters": of_all}, head_dim, default_partial, theta),
         parse_rope({**local_plain, "rope_parameters": local}, head_dim, default_partial, local_theta),

@@ -231,7 +231,9 @@ def exaone4(metadata: Metadata) -> JsonObject:
 
 def olmo3(metadata: Metadata) -> JsonObject:
     """Return the config of OLMo 3; OLMo 2, which is the same without windows, has the same name in files."""
-    return _dense(metadata, "olmo3") | _windows(metadata, 4)
+    dense = _dense(metadata, "olmo3")
+    local = {"sliding_attention": {"rope_theta": dense["rope_theta"]}}
+    return dense | _windows(metadata, 4) | {"rope_parameters": local}
 
 
 def cohere2(metadata: Metadata) -> JsonObject:

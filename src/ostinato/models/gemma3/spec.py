@@ -11,14 +11,15 @@ from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
+from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number, respelled
 from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
-VOCABULARY, IMAGE_TOKENS, IMAGE, START, END = 262_208, 256, 262_144, 255_999, 256_000
+VOCABULARY, IMAGE_TOKENS = 262_208, 256
+TOKENS = {"image_token_index": 262_144, "boi_token_index": 255_999, "eoi_token_index": 256_000}
 """Defaults of a config.json without these values."""
 
 
@@ -32,6 +33,7 @@ class Gemma3VLHyperparameters(Gemma3Hyperparameters):
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma3` config.json. ModelError as for `gemma3_text`, and for windows below an image."""
+    config = respelled(config, {name.replace("index", "id"): name for name in TOKENS})
     text = spec_of_text(config, text_spec, "gemma3", None, {"vocab_size": VOCABULARY})
     vision = part(config, "vision_config")
     encoder = _vision(config, vision, text.hidden_size)
@@ -85,10 +87,10 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         out_hidden_size=text_size,
         num_positions=patches**2,
         deepstack_layers=(),
-        image_token_id=integer(config, "image_token_index", IMAGE),
+        image_token_id=integer(config, "image_token_index", TOKENS["image_token_index"]),
         video_token_id=None,
-        start_token_id=integer(config, "boi_token_index", START),
-        end_token_id=integer(config, "eoi_token_index", END),
+        start_token_id=integer(config, "boi_token_index", TOKENS["boi_token_index"]),
+        end_token_id=integer(config, "eoi_token_index", TOKENS["eoi_token_index"]),
         smallest_item=count,
         image_side=patches * patch,
         is_bidirectional=True,

@@ -47,7 +47,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     hyper = Gemma4VLHyperparameters(
         **vars(text.hyperparameters),
         encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
-        theta=axial_theta(vision, THETA, ("axial", "default")),
+        theta=axial_theta(vision, THETA),
         standardises=flag(vision, "standardize", False),
         clips=flag(vision, "use_clipped_linears", False),
     )

@@ -14,6 +14,8 @@ THETA, LOCAL_THETA, WINDOW = 500_000.0, 10_000.0, 1024
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mellum` config.json. Its prediction head, if any, is not read."""
+    # Rotary embeddings are read in their newer spelling alone.
+    config = {name: value for name, value in config.items() if name not in ("rope_theta", "partial_rotary_factor")}
     num_layers = integer(config, "num_hidden_layers")
     slides = sliding_layers({"layer_types": [FULL] * num_layers, **config}, 1)
     kinds = layer_kinds(config, {"dense": "", "sparse": "experts"}, ("mlp_layer_types",)) or ("experts",) * num_layers

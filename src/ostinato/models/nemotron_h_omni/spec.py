@@ -27,7 +27,7 @@ LEGACY = {
     "sound_config": "audio_config",
     "vit_hidden_size": "vision_hidden_size",
 }
-"""Names in released checkpoints -> those of transformers, which win if both are set."""
+"""Names in released checkpoints -> those of transformers, which win if both are set, but to a default."""
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu2")
 
 
@@ -74,7 +74,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def _respelled(config: JsonMapping) -> JsonObject:
     old = {name: config[old] for old, name in LEGACY.items() if config.get(old) is not None}
-    return {**config, **{name: value for name, value in old.items() if config.get(name) is None}}
+    defaults = {"vision_hidden_size": WIDTH}
+    return {**config, **{name: value for name, value in old.items() if config.get(name) in (None, defaults.get(name))}}
 
 
 def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:

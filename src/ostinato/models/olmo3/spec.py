@@ -1,4 +1,7 @@
-"""OLMo 3: norms after attention and MLP, and layers with a window; scaled positions in the other ones alone."""
+"""OLMo 3: norms after attention and MLP, and layers with a window; scaled positions in the other ones alone.
+
+As in transformers, `rope_theta` outside of `rope_parameters` is the other ones' too.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from ostinato.models.config_json import (
     flag,
     integer,
     parse_rope,
+    respelled,
     shared_fields,
     with_sections,
 )
@@ -30,6 +31,8 @@ SECTIONS = (24, 20, 20)
 TOKENS = {"image": 151655, "video": 151656, "vision_start": 151652, "vision_end": 151653}
 DEEPSTACK = (8, 16, 24)
 """Defaults of a config.json without these values."""
+OTHER_NAMES = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
+"""Names that transformers takes for those of the encoder's sizes."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,10 @@ def vl_spec(
 
     `tokens` and `deepstack` are defaults for a config.json without these values.
     """
-    text, vision = part(config, "text_config"), part(config, "vision_config")
+    text, vision = part(config, "text_config"), respelled(part(config, "vision_config"), OTHER_NAMES)
     activation(text, "hidden_act", "silu", ("silu",))
-    # The whole model's value overrides the text part's.
-    tied = flag(config, "tie_word_embeddings", flag(text, "tie_word_embeddings", False))
+    # transformers heeds no flag of the text part.
+    tied = flag(config, "tie_word_embeddings", False)
     shared = shared_fields({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
     if rope is None:
         [attention] = {layer.attention for layer in layers}
