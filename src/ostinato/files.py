@@ -58,6 +58,16 @@ def why_unwritable(path: Path, error: OSError | UnicodeError) -> str:
     return os_error_text(error)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a user's file, without the mark that editors put first. OSError or UnicodeDecodeError."""
+    return path.read_text(encoding="utf-8").removeprefix("\ufeff")
+
+
+def full_lines(text: str) -> list[str]:
+    """Return the lines of a text that are not blank. Only a line break ends one: a prompt may hold U+2028."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
 _NO_PART = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG, errno.EXDEV)
 """Errors of a file beside the one to write, or of its taking that one's place."""
 
