@@ -22,6 +22,7 @@ from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 from ostinato.scheduler.limits import check_prompt_length
+from ostinato.setting_names import plain_numbers
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -63,7 +64,8 @@ class PromptInput(NamedTuple):
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
         has_none = isinstance(checkpoints, tuple) and not checkpoints  # as almost all prompts
         positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
-        return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in positions])
+        ttl = plain_numbers(checkpoint_ttl)
+        return cls(_unwrap_mapping(prompt), marks=[Mark(position, ttl) for position in positions])
 
     @classmethod
     def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:
