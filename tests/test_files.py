@@ -67,6 +67,8 @@ def test_a_prompt_ends_where_its_line_does_and_an_editors_mark_is_no_part_of_it(
     assert read_prompts(path) == ("one\u2028and\x0bmore", "\x85two")
     path.write_text("\ufeff{{ messages }}", encoding="utf-8")
     assert read_chat_template(path) == "{{ messages }}"
+    with pytest.raises(ConfigError, match="/dev/null is a pipe or a device; give a file, which several processes read"):
+        read_chat_template(Path("/dev/null"))
     path.write_text("\ufeffthe-key\n", encoding="utf-8")
     assert [key.key for key in read_keys((), path).values()] == ["the-key"]
 

@@ -18,6 +18,11 @@ is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
 """Look-ups that follow links, and never raise."""
 
 
+def is_stream(path: Path | str) -> bool:
+    """Return whether a path is a pipe or a device, which cannot be read again, and may wait for its other end."""
+    return exists(path) and not is_file(path) and not is_directory(path)
+
+
 def matches(directory: Path, pattern: str) -> list[Path]:
     """Return the entries of `directory` whose names match, in the order of names; none if it cannot be read."""
     try:
