@@ -32,6 +32,7 @@ from ostinato import (
 )
 from ostinato.engine.outputs import RequestTimes, decode_logprobs
 from ostinato.errors import OstinatoError
+from ostinato.verify.verify import Trial
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 IDS = [5, 9, 7]
@@ -508,8 +509,33 @@ def test_a_model_is_verified_from_python() -> None:
     report = ostinato.verify_model("demo", extent="quick", num_prompts=0, max_tokens=2, **one_way)
     assert report["passed"], report["summary"]
     assert report["summary"]["cells"] == len(report["cells"]) > 0
-    with pytest.raises(ConfigError, match="should be quick, pairs, full"):
-        ostinato.verify_model("demo", extent="all")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"extent": "all"}, "should be quick, pairs, full"),
+        ({"extent": ["quick"]}, "should be quick, pairs, full"),
+        ({"num_prompts": None}, "num_prompts = None: should be a whole number of at least 0"),
+        ({"max_tokens": 0}, "max_tokens = 0: should be a whole number of at least 1"),
+        ({"max_tokens": 2.0}, r"max_tokens = 2\.0: should be a whole number of at least 1"),
+        ({"seed": True}, "seed = True: should be a whole number of at least 0"),
+        ({"prompts": [5]}, r"prompts = \[5\]: should be a list of texts"),
+        ({"prompts": None}, "prompts = None: should be a list of texts"),
+    ],
+)
+def test_arguments_of_a_verification_are_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OstinatoError, match=message):
+        ostinato.verify_model(str(text_checkpoint()), **given)
+
+
+def test_a_verification_takes_a_text_as_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(settings: dict[str, Any], trial: Trial, progress: object) -> None:
+        raise RequestError(str(trial.lines))
+
+    monkeypatch.setattr("ostinato.verify.verify.verify", verify)
+    with pytest.raises(RequestError, match=r"^\('a prompt',\)$"):
+        ostinato.verify_model(prompts="a prompt")
 
 
 def test_all_errors_that_a_program_may_catch_are_in_one_module_and_the_main_ones_in_the_package() -> None:
