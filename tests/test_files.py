@@ -79,6 +79,15 @@ def test_a_size_of_more_digits_than_any_is_none(text):
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("path", [None, 5, b"plan.json", ["plan.json"], "plan\0.json", "\ud800"])
+def test_what_is_no_name_of_a_file_is_refused_by_name(path):
+    for what, save in SAVES.items():
+        with pytest.raises(OstinatoError, match=f"{what} cannot be written to "):
+            save(path)
+    with pytest.raises(ConfigError, match="the plan cannot be read from "):
+        Plan.load(path)
+
+
 def test_a_link_stays_one_and_permissions_stay(tmp_path):
     kept, link = tmp_path / "kept", tmp_path / "link"
     kept.write_text("before")

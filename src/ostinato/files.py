@@ -77,13 +77,17 @@ _NO_PART = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG, errno.EX
 """Errors of a file beside the one to write, or of its taking that one's place."""
 
 
-def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
+def write_text(path: str | Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
     """Write a text file whole, or leave what was there.
 
     An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are,
     and a file that none can take the place of (a folder without permission, a mount) is written in place.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    try:
+        path = Path(path)
+        target = Path(os.path.realpath(path))  # a link stays one
+    except (TypeError, ValueError) as error:  # None, a file that is open, a zero byte
+        raise error_class(f"{what} cannot be written to {path!r}: {error}") from None
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         content = text.encode()

@@ -530,7 +530,7 @@ def test_arguments_of_a_verification_are_refused_by_name(given: dict[str, Any], 
 
 
 def test_a_verification_takes_a_text_as_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verify(settings: dict[str, Any], trial: Trial, progress: object) -> None:
+    def verify(_settings: object, trial: Trial, _progress: object) -> None:
         raise RequestError(str(trial.lines))
 
     monkeypatch.setattr("ostinato.verify.verify.verify", verify)

@@ -238,7 +238,7 @@ class LLM:
         RequestError if the file cannot be written.
         """
         with self._shared.between_steps() as engine:
-            engine.traffic().save(Path(path))
+            engine.traffic().save(path)
 
     def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""
