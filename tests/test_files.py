@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.cli.flags import read_prompts
 from ostinato.config import EngineConfig
+from ostinato.engine.text.chat_template import read_chat_template
 from ostinato.errors import ConfigError, OstinatoError, RequestError
 from ostinato.files import write_text
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.traffic import Traffic
+from ostinato.serve.http.api_key_file import read_keys
+from ostinato.units import parse_bytes
 from tests.support.plan_cases import GIB, gpu, hybrid
 
 PLAN = make_plan(EngineConfig(), hybrid(), gpu(GIB))
@@ -55,6 +59,33 @@ def test_a_full_device_is_named_with_what_to_do():
 def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path):
     with pytest.raises(RequestError, match=f"make its folder first: mkdir -p {tmp_path}/gone"):
         write_text(tmp_path / "gone" / "plan.json", "text", "the plan")
+
+
+def test_a_prompt_ends_where_its_line_does_and_an_editors_mark_is_no_part_of_it(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\ufeffone\u2028and\x0bmore\r\n\n \n\x85two\n", encoding="utf-8")
+    assert read_prompts(path) == ("one\u2028and\x0bmore", "\x85two")
+    path.write_text("\ufeff{{ messages }}", encoding="utf-8")
+    assert read_chat_template(path) == "{{ messages }}"
+    with pytest.raises(ConfigError, match="/dev/null is a pipe or a device; give a file, which several processes read"):
+        read_chat_template(Path("/dev/null"))
+    path.write_text("\ufeffthe-key\n", encoding="utf-8")
+    assert [key.key for key in read_keys((), path).values()] == ["the-key"]
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "9" * 400 + "GiB", "0." + "9" * 5000])
+def test_a_size_of_more_digits_than_any_is_none(text):
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"plan.json", ["plan.json"], "plan\0.json", "\ud800"])
+def test_what_is_no_name_of_a_file_is_refused_by_name(path):
+    for what, save in SAVES.items():
+        with pytest.raises(OstinatoError, match=f"{what} cannot be written to "):
+            save(path)
+    with pytest.raises(ConfigError, match="the plan cannot be read from "):
+        Plan.load(path)
 
 
 def test_a_link_stays_one_and_permissions_stay(tmp_path):

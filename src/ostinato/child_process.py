@@ -31,7 +31,9 @@ def child_environment() -> dict[str, str]:
     """Return the environment of a process that belongs to this one: the same module paths, and no secrets."""
     secrets = SECRET_VARIABLES.values()
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
-    return {**environment, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
+    # Imports pass over what is no text, such as a Path; the working directory may be gone.
+    paths = [each or os.curdir for each in sys.path if isinstance(each, str)]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 _SET_SIGNAL = 1

@@ -28,7 +28,7 @@ def checked_sizes(setting: str, given: object, max_capture_size: object = None) 
 
     ConfigError if there are none, one is not a size, or the largest is not `max_capture_size`, where that is given too.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
         message = f"{setting} = {given!r} is not a list of whole numbers"
         raise ConfigError(message, [Remedy(setting, _repaired([given], max_capture_size))])
     values = list(given)

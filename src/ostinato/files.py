@@ -18,6 +18,11 @@ is_file, is_directory, exists = os.path.isfile, os.path.isdir, os.path.exists
 """Look-ups that follow links, and never raise."""
 
 
+def is_stream(path: Path | str) -> bool:
+    """Return whether a path is a pipe or a device, which cannot be read again, and may wait for its other end."""
+    return exists(path) and not is_file(path) and not is_directory(path)
+
+
 def matches(directory: Path, pattern: str) -> list[Path]:
     """Return the entries of `directory` whose names match, in the order of names; none if it cannot be read."""
     try:
@@ -58,17 +63,31 @@ def why_unwritable(path: Path, error: OSError | UnicodeError) -> str:
     return os_error_text(error)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a user's file, without the mark that editors put first. OSError or UnicodeDecodeError."""
+    return path.read_text(encoding="utf-8").removeprefix("\ufeff")
+
+
+def full_lines(text: str) -> list[str]:
+    """Return the lines of a text that are not blank. Only a line break ends one: a prompt may hold U+2028."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
 _NO_PART = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG, errno.EXDEV)
 """Errors of a file beside the one to write, or of its taking that one's place."""
 
 
-def write_text(path: Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
+def write_text(path: str | Path, text: str, what: str, error_class: type[OstinatoError] = RequestError) -> None:
     """Write a text file whole, or leave what was there.
 
     An `error_class`, whose message begins with `what`, if it cannot be written. Devices and pipes stay what they are,
     and a file that none can take the place of (a folder without permission, a mount) is written in place.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    try:
+        path = Path(path)
+        target = Path(os.path.realpath(path))  # a link stays one
+    except (TypeError, ValueError) as error:  # None, a file that is open, a zero byte
+        raise error_class(f"{what} cannot be written to {path!r}: {error}") from None
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         content = text.encode()

@@ -36,18 +36,18 @@ def from_plain(kind: type[Data], data: object) -> Data:
     return found
 
 
-def save_json(value: object, path: Path, what: str) -> None:
+def save_json(value: object, path: str | Path, what: str) -> None:
     """Write the result of `to_json_data` as indented JSON. ConfigError, as of `write_text`, if it cannot be written."""
     write_text(path, json.dumps(to_json_data(value), indent=2) + "\n", what, ConfigError)
 
 
-def load_json(kind: type[Data], path: Path, what: str) -> Data:
+def load_json(kind: type[Data], path: str | Path, what: str) -> Data:
     """Read a file that `save_json` wrote. ConfigError if it holds something else."""
     try:
-        return from_plain(kind, parse_json(path.read_text(encoding="utf-8")))
+        return from_plain(kind, parse_json(Path(path).read_text(encoding="utf-8")))
     except ValidationError as error:
         why = f"{error.error_count()} of its values are not as {what} has them"
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         why = os_error_text(error)
     raise ConfigError(f"{what} cannot be read from {path}: {why}") from None
 

@@ -38,7 +38,8 @@ def describe_fields(model: type[Model]) -> type[Model]:
 def plain_numbers(value: Any) -> Any:
     """Return `value` with Python's own numbers in place of numpy's, also inside lists, tuples, sets and dictionaries.
 
-    Fields are strict, so that True is no number and 1.5 no whole one; this keeps it so.
+    Arrays and tensors become numbers and lists. Fields are strict, so that True is no number and 1.5 no whole one; this
+    keeps it so.
     """
     if isinstance(value, (bool, int, float, str)) or value is None:
         return float(value) if isinstance(value, float) else value
@@ -46,6 +47,8 @@ def plain_numbers(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if hasattr(value, "tolist") and not isinstance(value, type):  # numpy's booleans too
+        return value.tolist()
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(map(plain_numbers, value))
     if type(value) is dict:

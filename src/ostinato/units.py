@@ -19,7 +19,7 @@ _UNITS = {
 
 def parse_bytes(text: str) -> int:
     """Return the bytes of `40GiB`, `512 MiB`, `1.5g`, `2GB` (decimal) or a plain number; else raise ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{text!r} is not a size; write it like 4GiB, 512MiB or 2GB")
     unit = _UNITS[match[2].lower()]

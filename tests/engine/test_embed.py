@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from ostinato import LLM
 from ostinato.errors import ModelError, RequestError
 from ostinato.models.pooling import Pooling, PoolingKind, load_pooling
-from ostinato.sampling.pooler import POOLING_PARAMS, HiddenStatePooler, finish_embedding
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions, HiddenStatePooler, finish_embedding
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.engines import make_engine
 
@@ -184,6 +185,7 @@ def test_a_checkpoint_says_how_it_pools(
         ),
         (("Transformer", "Pooling"), {"pooling_mode": ["mean", "max"]}, "by mean and max"),
         (("Transformer", "Pooling"), FLAGS, "by nothing"),
+        *((("Transformer", "Pooling"), {"pooling_mode": odd}, "to pool by") for odd in (5, True, {}, [["mean"]], [])),
         (("Transformer", "Pooling"), [], "should be an object"),
         (("Transformer", "Pooling", "Dense"), {"pooling_mode": "mean"}, "by Transformer, Pooling, Dense; implemented"),
         (("Transformer",), {}, "by Transformer; implemented"),
@@ -202,3 +204,20 @@ def test_a_damaged_description_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("{")
     with pytest.raises(ModelError, match=r"modules.json cannot be read"):
         load_pooling(tmp_path)
+
+
+def test_arguments_of_another_type_are_numbers_or_refused_by_name() -> None:
+    def resolve(pooling: Any = None, normalize: Any = None, dimensions: Any = None) -> EmbeddingOptions:
+        return EmbeddingOptions.resolve(checkpoint("qwen3"), 64, pooling, normalize, dimensions)
+
+    asked = resolve("mean", np.True_, np.int64(8))
+    assert (asked.kind, asked.normalize, asked.dimensions) == ("mean", True, 8)
+    for odd in ("", 5, ["last"], np.array(["last", "mean"]), b"last"):
+        with pytest.raises(RequestError, match="should be last or mean"):
+            resolve(pooling=odd)
+    for odd in (0, "", 1, np.array([True, False])):
+        with pytest.raises(RequestError, match="should be True or False"):
+            resolve(normalize=odd)
+    for odd in (True, 8.0, "8", 65, np.array([8])):
+        with pytest.raises(RequestError, match="should be from 1 to 64"):
+            resolve(dimensions=odd)

@@ -232,20 +232,26 @@ def test_an_output_ends_where_the_model_length_is_reached(engine: EngineCore, ma
     assert output.finish_reason == "length"
 
 
-def test_an_end_token_beyond_the_vocabulary_of_the_model_disturbs_nobody(tmp_path: Path) -> None:
-    """A tokenizer may have more tokens than the model; `min_tokens` rules the end tokens out."""
+@pytest.mark.parametrize("outside", [VOCAB_SIZE + 2, -1])
+def test_an_end_token_outside_the_vocabulary_of_the_model_disturbs_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, outside: int
+) -> None:
+    """A tokenizer may have more tokens than the model, and -1 is none in old files; `min_tokens` rules the end tokens
+    out, and -1 is the last place of an array. What is left out is said."""
     directory = tmp_path / "model"
     shutil.copytree(checkpoint(NAME), directory)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((directory / name).read_text())
-        (directory / name).write_text(json.dumps(config | {"eos_token_id": [EOS, VOCAB_SIZE + 2]}))
+        (directory / name).write_text(json.dumps(config | {"eos_token_id": [EOS, outside]}))
     settings = {"max_model_len": 96, "max_num_seqs": 4, "cache_memory": "8MiB", "threads": 1}
     engine = EngineCore(EngineConfig(model=str(directory), **settings))
-    favourite = greedy(ignore_eos=False, logit_bias={2: 100.0})
+    assert f"end tokens [{outside}] are none of its {VOCAB_SIZE} tokens; outputs end at [{EOS}]" in caplog.text
+    last = VOCAB_SIZE - 1
+    favourite = greedy(ignore_eos=False, logit_bias={last: 100.0})
     held_back = engine.add_request(PROMPT, favourite.replace(min_tokens=8))
     other = engine.add_request(PROMPT, favourite)
     done = run(engine)
-    assert done[held_back].outputs[0].token_ids == done[other].outputs[0].token_ids == [2] * 12
+    assert done[held_back].outputs[0].token_ids == done[other].outputs[0].token_ids == [last] * 12
 
 
 # Who runs, and who leaves

@@ -138,7 +138,7 @@ def test_checkpoints_that_are_no_list_are_refused(llm: LLM, wrong: Any) -> None:
 
 
 def test_checkpoints_may_be_integers_of_any_kind_and_none(llm: LLM) -> None:
-    [output] = llm.generate(TEXT, PARAMS, checkpoints=np.array([20]))
+    [output] = llm.generate(TEXT, PARAMS, checkpoints=np.array([20]), checkpoint_ttl=np.float32(30))
     assert output.cache is not None
     assert output.cache.marks == {16: True}
     llm.generate(TEXT, PARAMS, checkpoints=None)  # type: ignore[arg-type]

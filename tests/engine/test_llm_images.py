@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import RequestError
-from ostinato.media.media_input import RenderedChat
+from ostinato.media.media_input import RenderedChat, load_media_input
 from tests.support.checkpoints import randomize
 from tests.support.folders import shared_folder
 from tests.support.media_cases import END, IMAGE, START, TEMPLATE, VIDEO, drawn, tokenizer
@@ -264,3 +265,22 @@ def test_a_placeholder_in_a_text_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="stands for an image"):
         llm.chat([user(text(f"a {IMAGE} b"))])
     assert llm.generate(f"a {IMAGE} b", SamplingParams(max_tokens=1))[0].finished
+
+
+@pytest.mark.parametrize("name", ["audio_token_id", "sound_context_token_id"])
+def test_a_placeholder_of_sounds_in_a_text_is_refused(llm: LLM, tmp_path: Path, name: str) -> None:
+    """Models read another token in its place, so that it is no text either."""
+    for path in checkpoint().iterdir():
+        shutil.copy(path, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: tokenizer().token_id("<|im_end|>")}))
+    tokens, plan = llm.get_tokenizer(), llm.plan
+    media = load_media_input(tmp_path, llm.engine.spec.vision, tokens, plan, remote=False)
+    assert media is not None
+    with pytest.raises(RequestError, match=r"holds the text <\|im_end\|>, which stands for a sound"):
+        media.placeholders.check_absent("a <|im_end|> b")
+    for none in (None, -1, 10**9, "<|im_end|>"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, name: none}))
+        media = load_media_input(tmp_path, llm.engine.spec.vision, tokens, plan, remote=False)
+        assert media is not None
+        assert media.placeholders.sound is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import json
 import pickle
 import shutil
@@ -31,6 +32,7 @@ from ostinato import (
 )
 from ostinato.engine.outputs import RequestTimes, decode_logprobs
 from ostinato.errors import OstinatoError
+from ostinato.verify.verify import Trial
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 IDS = [5, 9, 7]
@@ -203,6 +205,31 @@ def test_a_keyword_that_a_call_does_not_have_is_refused_with_advice(
             call("ab", **given)
 
 
+@pytest.mark.parametrize(
+    ("call", "args", "given", "message"),
+    [
+        ("generate", (), {"prompt_token_ids": IDS}, "generate has no keyword prompt_token_ids: token ids are a prompt"),
+        ("embed", (), {"input": "ab"}, "embed has no keyword input: its keywords are prompts, "),
+        ("stream", (), {}, "stream: missing a required argument: 'prompt'; its arguments are prompt, params, "),
+        ("chat", (), {"prompts": "ab"}, "chat has no keyword prompts: its keywords are messages, "),
+        ("generate", ("ab", GREEDY, True), {}, "generate: too many positional arguments; its arguments are prompts, "),
+        ("stream_chat", ([], GREEDY), {"params": GREEDY}, "multiple values for argument 'params'"),
+    ],
+)
+def test_arguments_that_a_call_does_not_have_or_lacks_are_named(
+    llm: LLM, call: str, args: tuple[Any, ...], given: dict[str, Any], message: str
+) -> None:
+    def begin(model: LLM | AsyncLLM) -> None:
+        found = getattr(model, call)(*args, **given)
+        if inspect.iscoroutine(found):
+            found.send(None)
+
+    for model in (llm, AsyncLLM()):
+        with pytest.raises(RequestError, match=message):
+            begin(model)
+    assert inspect.iscoroutinefunction(AsyncLLM().generate)
+
+
 def test_messages_and_several_prompts_that_go_to_the_wrong_call_are_told_where_to_go(llm: LLM) -> None:
     for call, prompt in ((llm.stream, MESSAGES), (llm.generate, MESSAGES), (llm.generate, [MESSAGES, MESSAGES])):
         with pytest.raises(RequestError, match="go to chat or stream_chat"):
@@ -335,6 +362,29 @@ def test_a_type_is_a_schema_for_a_guide(llm: LLM, kind: Any) -> None:
     assert llm.generate("ab", params)[0].outputs[0].finish_reason == "length"
 
 
+def test_arrays_and_tensors_are_the_numbers_and_lists_that_they_hold() -> None:
+    for make in (numpy.array, torch.tensor):
+        params = SamplingParams(top_k=make(5), temperature=make(0.5), seed=make(7), stop_token_ids=make(IDS))
+        assert params == SamplingParams(top_k=5, temperature=0.5, seed=7, stop_token_ids=IDS)
+        assert [type(params.top_k), type(params.temperature)] == [int, float]
+        assert EngineConfig(capture_sizes=make([1, 4]), max_num_seqs=make(4)).capture_sizes == (1, 4)
+        for setting in ("temperature", "top_k", "n", "min_p"):
+            for wrong in (make([1.0]), make(True), make([[1, 2]])):
+                with pytest.raises(RequestError, match=f"^{setting}=.* should be a (whole )?number"):
+                    SamplingParams(**{setting: wrong})  # type: ignore[typeddict-item]
+        with pytest.raises(ConfigError, match="capture_sizes = 4 is not a list"):
+            EngineConfig(capture_sizes=make(4))
+    assert SamplingParams(ignore_eos=numpy.True_).ignore_eos is True
+    with pytest.raises(ConfigError, match="is not a list of whole numbers"):
+        EngineConfig(capture_sizes={1: 2})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("device", [None, 5, b"cpu", ["cpu"], numpy.array([1]), Path("cpu-2")])
+def test_a_device_of_another_type_is_refused_by_name(device: Any) -> None:
+    with pytest.raises(ConfigError, match="is not known; "):
+        ostinato.plan_model(device=device)
+
+
 @pytest.mark.parametrize("setting", ["dtype", "ssm_state_dtype"])
 def test_a_dtype_may_be_that_of_torch(setting: str) -> None:
     assert getattr(EngineConfig(**{setting: torch.float32}), setting) == "float32"  # type: ignore[typeddict-item]
@@ -459,8 +509,33 @@ def test_a_model_is_verified_from_python() -> None:
     report = ostinato.verify_model("demo", extent="quick", num_prompts=0, max_tokens=2, **one_way)
     assert report["passed"], report["summary"]
     assert report["summary"]["cells"] == len(report["cells"]) > 0
-    with pytest.raises(ConfigError, match="should be quick, pairs, full"):
-        ostinato.verify_model("demo", extent="all")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"extent": "all"}, "should be quick, pairs, full"),
+        ({"extent": ["quick"]}, "should be quick, pairs, full"),
+        ({"num_prompts": None}, "num_prompts = None: should be a whole number of at least 0"),
+        ({"max_tokens": 0}, "max_tokens = 0: should be a whole number of at least 1"),
+        ({"max_tokens": 2.0}, r"max_tokens = 2\.0: should be a whole number of at least 1"),
+        ({"seed": True}, "seed = True: should be a whole number of at least 0"),
+        ({"prompts": [5]}, r"prompts = \[5\]: should be a list of texts"),
+        ({"prompts": None}, "prompts = None: should be a list of texts"),
+    ],
+)
+def test_arguments_of_a_verification_are_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OstinatoError, match=message):
+        ostinato.verify_model(str(text_checkpoint()), **given)
+
+
+def test_a_verification_takes_a_text_as_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(_settings: object, trial: Trial, _progress: object) -> None:
+        raise RequestError(str(trial.lines))
+
+    monkeypatch.setattr("ostinato.verify.verify.verify", verify)
+    with pytest.raises(RequestError, match=r"^\('a prompt',\)$"):
+        ostinato.verify_model(prompts="a prompt")
 
 
 def test_all_errors_that_a_program_may_catch_are_in_one_module_and_the_main_ones_in_the_package() -> None:

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostinato.child_process import start_bound_process
+from ostinato.child_process import child_environment, start_bound_process
 from tests.support.patience import PATIENCE
 
 
@@ -38,3 +39,14 @@ def test_a_process_whose_starter_is_interrupted_while_it_starts_is_killed_also_w
         signal.signal(signal.SIGINT, before)
         has_left.set()
     assert started[0].wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_child_has_the_paths_of_its_parent_without_what_imports_pass_over_and_in_a_folder_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys, "path", ["", Path("elsewhere"), "here", None])
+    gone.rmdir()
+    assert child_environment()["PYTHONPATH"].split(os.pathsep) == [".", "here"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -55,6 +56,15 @@ def test_the_file_is_read_again_and_a_broken_one_changes_nothing(file, caplog):
     assert name_of(keys, "key-of-b") == "team-b"
     assert "secret" not in caplog.text
     assert "sécret" not in caplog.text
+
+
+def test_a_pipe_is_read_once_and_never_waited_for_by_the_server(file, caplog):
+    keys = ApiKeys(ServeSettings(api_key_file=file))
+    file.unlink()
+    os.mkfifo(file)  # nobody writes to it
+    keys.reload()
+    assert f"the keys stay as they were: api_key_file {file} is a pipe or a device" in caplog.text
+    assert name_of(keys, "key-of-a") == "team-a"
 
 
 def test_a_broken_file_is_refused_at_the_start_without_telling_its_keys(tmp_path):

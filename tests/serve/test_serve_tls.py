@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -349,6 +350,15 @@ def test_a_client_that_has_tls_answer_without_end_and_reads_nothing_is_thrown_ou
         assert wire.is_aborted
 
     wired(attack, files, certificates)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_pipe_is_no_file_of_a_certificate(tmp_path: Path, place: int) -> None:
+    files = make_certificate(tmp_path)
+    files[place].unlink()
+    os.mkfifo(files[place])
+    with pytest.raises(ConfigError, match="is a pipe or a device; give a file, which is read several times"):
+        Certificates(*files, None)
 
 
 def test_a_certificate_that_is_read_again_is_for_new_connections(tmp_path: Path, caplog: Any) -> None:

@@ -17,6 +17,7 @@ from ostinato.bench.statistics import RoundTrace, paired_ratio, spread
 from ostinato.config import EngineConfig
 from ostinato.demo.problems import held_out
 from ostinato.errors import ConfigError, Remedy, os_error_text
+from ostinato.files import full_lines, read_text
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import checkpoint_of, load_spec
 from ostinato.ops.kernel_cost import StepShape
@@ -227,7 +228,7 @@ def make_prompts(config: EngineConfig, bench: SpeculativeBench) -> Prompts:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = full_lines(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {os_error_text(error)}") from None
     if not lines:

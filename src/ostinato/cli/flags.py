@@ -25,7 +25,7 @@ from ostinato.cli.output import note
 from ostinato.config import BYTE_SETTINGS, EngineConfig
 from ostinato.config_fields import flag_name, flag_value
 from ostinato.errors import ConfigError, RequestError, os_error_text
-from ostinato.files import expand
+from ostinato.files import expand, full_lines, read_text
 from ostinato.json_io import JsonObject, parse_json
 from ostinato.other_engines import SETTING_ADVICE
 from ostinato.setting_names import ALIASES
@@ -363,10 +363,10 @@ def as_message(text: str, role: str = "user") -> dict[str, str]:
 def read_prompts(file: Path) -> tuple[str, ...]:
     """Return the lines of a file, or of stdin as `-`, that are not blank. RequestError if there are none."""
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {file} cannot be read: {os_error_text(error)}") from None
-    lines = tuple(line for line in text.splitlines() if line.strip())
+    lines = tuple(full_lines(text))
     if not lines:
         raise RequestError(f"there is no prompt in {file}; put one on each line")
     return lines
@@ -443,7 +443,7 @@ def _text(name: str, given: str) -> str:
     if given.lstrip().startswith("{") or "\n" in given.strip() or given.startswith("start:"):
         return given
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return read_text(Path(given))
     except (OSError, ValueError) as error:
         message = (
             f"{flag_name(name)} {given} is neither the text itself nor a file that can be read: {os_error_text(error)}"

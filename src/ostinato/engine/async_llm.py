@@ -19,9 +19,9 @@ from ostinato.engine.input_processor import (
     Prompt,
     PromptInput,
     Prompts,
+    advised,
     as_conversations,
     as_prompts,
-    check_keywords,
     check_template_kwargs,
     merge_params_alias,
     numbered,
@@ -112,6 +112,7 @@ class AsyncLLM:
         def __getattr__(self, name: str) -> Never:
             raise missing_attribute(self, name)
 
+    @advised
     async def generate(
         self,
         prompts: Prompts,
@@ -121,13 +122,12 @@ class AsyncLLM:
         cache_salt: str | None = None,
         checkpoints: Sequence[int] = (),
         checkpoint_ttl: float = DEFAULT_TTL,
-        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
-        check_keywords(self.generate, others)
         inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
         return await self._run(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
+    @advised
     async def chat(
         self,
         messages: ConversationsInput,
@@ -145,6 +145,7 @@ class AsyncLLM:
                 prompts.append(await self._rendered(conversation, template_kwargs, cache_breakpoints))
         return await self._run(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
+    @advised
     async def embed(
         self,
         prompts: Prompts,
@@ -153,16 +154,15 @@ class AsyncLLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
-        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
-        check_keywords(self.embed, others)
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         outputs = await self._run(inputs, POOLING_PARAMS, cache_salt, asked.kind)
         return vectors_of(outputs, asked)
 
+    @advised
     def stream(
         self,
         prompt: Prompt,
@@ -170,15 +170,14 @@ class AsyncLLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
-        **others: Never,
     ) -> AsyncGenerator[str, None]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         RequestError, at the first piece, if the prompt cannot be served.
         """
-        check_keywords(self.stream, others)
         return self._stream(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
+    @advised
     async def stream_chat(
         self,
         messages: Sequence[Message],

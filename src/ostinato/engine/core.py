@@ -53,6 +53,7 @@ from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor
 
+log = logging.getLogger("ostinato.engine")
 kernel_log = logging.getLogger("ostinato.kernels")
 
 
@@ -132,8 +133,11 @@ class EngineCore:
         if plan.cache_files is not None:
             files = open_files(plan.cache_files, cache_fingerprint(plan), config.model, self._weights, memory)
             self.scheduler.cache.store.files = files
-        # A tokenizer may know end tokens that the model cannot give.
-        self._eos_token_ids = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size)
+        self._eos_token_ids = self.tokenizer.end_tokens(self.spec.vocab_size)
+        if outside := sorted(self.tokenizer.eos_token_ids - self._eos_token_ids):
+            known = f"end at {sorted(self._eos_token_ids)}" if self._eos_token_ids else "do not end by themselves"
+            message = "the checkpoint's end tokens %s are none of its %d tokens; outputs %s"
+            log.warning(message, outside, self.spec.vocab_size, known)
         remote = config.allow_remote_images
         self.media = load_media_input(self.directory, self.spec.vision, self.tokenizer, plan, remote)
         self._grammars = GrammarCompiler(self.tokenizer, self.spec.vocab_size, self._eos_token_ids)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, SupportsIndex, cast
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar, cast
 
 from ostinato.engine.text.chat_marks import list_of_marks
 from ostinato.engine.text.chat_template import ChatTemplate
@@ -21,6 +22,10 @@ from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 from ostinato.scheduler.limits import check_prompt_length
+from ostinato.setting_names import plain_numbers
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 Prompt = str | Sequence[int] | JsonMapping
 """Text; token ids; or `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -59,7 +64,8 @@ class PromptInput(NamedTuple):
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
         has_none = isinstance(checkpoints, tuple) and not checkpoints  # as almost all prompts
         positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
-        return cls(_unwrap_mapping(prompt), marks=[Mark(position, checkpoint_ttl) for position in positions])
+        ttl = plain_numbers(checkpoint_ttl)
+        return cls(_unwrap_mapping(prompt), marks=[Mark(position, ttl) for position in positions])
 
     @classmethod
     def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:
@@ -141,20 +147,44 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
     return given
 
 
-def check_keywords(call: Callable[..., object], others: Mapping[str, object]) -> None:
-    """Raise RequestError for keywords that a call does not have."""
-    known = list(inspect.signature(call).parameters)[:-1]
+def advised(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Make a method raise RequestError, with advice, in place of the TypeError for arguments that it does not have."""
+    signature = inspect.signature(method)
+
+    def check(*args: object, **kwargs: object) -> None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            known = list(signature.parameters)[1:]
+            raise _call_error(method.__name__, known, [name for name in kwargs if name not in known], error) from None
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
+        check(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    @wraps(method)
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> object:
+        check(*args, **kwargs)
+        return await cast(Awaitable[object], method(*args, **kwargs))
+
+    return cast(Callable[P, Result], awaited if inspect.iscoroutinefunction(method) else checked)
+
+
+def _call_error(call: str, known: list[str], others: list[str], error: TypeError) -> RequestError:
+    """Return the error for a call with the keywords `others`, which it does not have, or with another `error`."""
     advised, unknown = [], []
     for name in others:
         advice = _OTHER_KEYWORDS.get(name) or (sampling_advice(name) if "params" in known else LEFT_OUT.get(name))
         if advice is None:
             unknown.append(name)
         else:
-            advised.append(f"{call.__name__} has no keyword {name}: {advice}")
+            advised.append(f"{call} has no keyword {name}: {advice}")
     if unknown:
-        advised.append(f"{call.__name__} has no keyword {', '.join(unknown)}: its keywords are {', '.join(known)}")
-    if advised:
-        raise RequestError("\n".join(advised), setting=next(iter(others)))
+        advised.append(f"{call} has no keyword {', '.join(unknown)}: its keywords are {', '.join(known)}")
+    if not advised:
+        advised.append(f"{call}: {error}; its arguments are {', '.join(known)}")
+    return RequestError("\n".join(advised), setting=next(iter(others), None))
 
 
 def check_template_kwargs(chat_template_kwargs: Mapping[str, object], template: ChatTemplate) -> None:

@@ -20,9 +20,9 @@ from ostinato.engine.input_processor import (
     Prompt,
     PromptInput,
     Prompts,
+    advised,
     as_conversations,
     as_prompts,
-    check_keywords,
     merge_params_alias,
     numbered,
     params_per_prompt,
@@ -118,6 +118,7 @@ class LLM:
         def __getattr__(self, name: str) -> Never:
             raise missing_attribute(self, name)
 
+    @advised
     def generate(
         self,
         prompts: Prompts,
@@ -127,7 +128,6 @@ class LLM:
         cache_salt: str | None = None,
         checkpoints: Sequence[int] = (),
         checkpoint_ttl: float = DEFAULT_TTL,
-        **others: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt. Outputs come in the order of the prompts.
 
@@ -141,10 +141,10 @@ class LLM:
         runs does not end the others: its output has `finish_reason` "error" and `error`, and a line in the log names
         it. If all fail, the first one's error is raised.
         """
-        check_keywords(self.generate, others)
         inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
         return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
+    @advised
     def chat(
         self,
         messages: ConversationsInput,
@@ -171,6 +171,7 @@ class LLM:
                 prompts.append(self._render_chat(conversation, chat_template_kwargs, cache_breakpoints))
         return self._generate(prompts, merge_params_alias(params, sampling_params), cache_salt)
 
+    @advised
     def embed(
         self,
         prompts: Prompts,
@@ -179,7 +180,6 @@ class LLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
-        **others: Never,
     ) -> list[np.ndarray]:
         """Return a vector [hidden] float32 for each prompt: its last final hidden state, or the mean of all.
 
@@ -188,13 +188,13 @@ class LLM:
         `generate`, which has the forms of prompts too; PromptsFailed, with the other vectors as `outputs`, if some of
         the prompts fail while they run; ModelError if modules.json asks for what is not implemented.
         """
-        check_keywords(self.embed, others)
         engine = self.engine
         asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
         inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
         outputs = self._generate(inputs, POOLING_PARAMS, cache_salt, asked.kind)
         return vectors_of(outputs, asked)
 
+    @advised
     def stream(
         self,
         prompt: Prompt,
@@ -202,16 +202,15 @@ class LLM:
         *,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
-        **others: Never,
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the output's text, piece by piece as it is generated, never cut inside a character.
 
         Leaving the generator early aborts the request; its value is the whole output. Text needs a tokenizer; `n` must
         be 1. Raises RequestError at once, not at the first piece, if the prompt cannot be served.
         """
-        check_keywords(self.stream, others)
         return self.stream_input(PromptInput.parse(prompt), single_params(params, sampling_params), cache_salt)
 
+    @advised
     def stream_chat(
         self,
         messages: Sequence[Message],
@@ -239,7 +238,7 @@ class LLM:
         RequestError if the file cannot be written.
         """
         with self._shared.between_steps() as engine:
-            engine.traffic().save(Path(path))
+            engine.traffic().save(path)
 
     def stats(self) -> JsonObject:
         """Return the engine's counts since its start, as plain data."""

@@ -43,7 +43,7 @@ def device_of(name: str, memory: int | str | None = None, setting: str = "device
 
     ConfigError for a name or a size that is none.
     """
-    device = find_device(name)
+    device = find_device(str(name))  # torch.device("cpu") too
     if memory is None:
         return device
     try:

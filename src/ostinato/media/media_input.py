@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from PIL import Image
 
 from ostinato.errors import MediaError, Remedy, RequestError
+from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.media.load import MediaSources, load_image
 from ostinato.media.media_item import MediaItem
 from ostinato.media.media_prompt import AnyMedia, Encode, MediaPrompt, Placeholders, media_prompt, placeholders
@@ -24,6 +25,9 @@ from ostinato.plan.plan import Plan
 
 Render = Callable[[Sequence[Message]], str]
 """Function from a conversation, whose images have no content, to its text."""
+
+SOUND_TOKENS = ("audio_token_id", "sound_context_token_id")
+"""Names in config.json of the token of sounds, which no model takes here."""
 
 SizeOf = Callable[[PixelSettings], tuple[int, int]]
 """Function from settings to the height and width of a resized item."""
@@ -177,10 +181,13 @@ def load_media_input(
         return tokenizer.encode(text, add_special_tokens=False)
 
     settings = load_media_settings(directory, vision)
+    config = read_checkpoint_json(directory, "config.json")
+    sounds = (config[name] for name in SOUND_TOKENS if type(config.get(name)) is int and config[name] >= 0)
+    sound = next(filter(None, map(tokenizer.token_text, sounds)), None)
     return MediaInput(
         vision,
         settings,
-        placeholders(tokenizer.token_text, encode, vision, settings.image),
+        replace(placeholders(tokenizer.token_text, encode, vision, settings.image), sound=sound),
         encode,
         MediaSources(files=True, remote=remote),
         max_item_tokens=plan.encoder.max_item_tokens,

@@ -81,14 +81,17 @@ class Placeholders:
     """Texts around a slice of a large image, in models that have slices."""
     number_of_image: str = ""
     """Text before an image, with `{}` for its number in the conversation; empty if it is not written."""
+    sound: str | None = None
+    """Text of the token of sounds, which the model does not read as text; None if it has none."""
 
     def check_absent(self, text: str) -> None:
         """Raise RequestError if a text that is not the template's own holds one: it would be taken for an image."""
-        for placeholder in (self.image, self.video, self.token):
+        for placeholder in (self.image, self.video, self.token, self.sound):
             if placeholder is not None and placeholder in text:
+                stands_for = "a sound" if placeholder == self.sound else "an image"
                 raise RequestError(
-                    f"a message holds the text {placeholder}, which stands for an image in this model's prompts; leave "
-                    "it out, and give images as parts of a message"
+                    f"a message holds the text {placeholder}, which stands for {stands_for} in this model's prompts; "
+                    "leave it out, and give images as parts of a message"
                 )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ostinato.errors import MediaError
 from ostinato.json_io import JsonMapping
 from ostinato.media.processor_config import PixelSettings
+from ostinato.setting_names import plain_numbers
 
 LOW_PIXELS = 512 * 512
 """Largest number of pixels of an image with the detail `low`."""
@@ -140,7 +141,7 @@ def _part(part: Mapping[str, object], kind: str, where: str) -> MediaPart:
         raise MediaError(where, "a video should be a list of its frames, each as an image is given, with their fps")
     if part.get("fps") is None:
         raise MediaError(where, "a video needs fps: how many of its frames make a second")
-    return MediaPart("video", tuple(value), where, fps=part["fps"], min_pixels=low, max_pixels=high)
+    return MediaPart("video", tuple(value), where, fps=plain_numbers(part["fps"]), min_pixels=low, max_pixels=high)
 
 
 def _url(value: object, where: str) -> tuple[object, object]:
@@ -156,7 +157,8 @@ def _url(value: object, where: str) -> tuple[object, object]:
     return value["url"], value.get("detail")
 
 
-def _pixels(value: object, name: str, where: str) -> int | None:
+def _pixels(given: object, name: str, where: str) -> int | None:
+    value = plain_numbers(given)
     if value is not None and (type(value) is not int or not 1 <= value <= MAX_PIXELS):
         raise MediaError(where, f"{name} {str(value)[:100]!r} should be a whole number from 1 to {MAX_PIXELS}")
-    return value
+    return value  # type: ignore[no-any-return]

@@ -55,8 +55,8 @@ def _kind(config: object, name: str) -> Any:
     modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
     given = config.get("pooling_mode")
     if given is not None:
-        modes = [given] if isinstance(given, str) else list(given)
+        modes = list(map(str, given)) if isinstance(given, list) else [str(given)]
     if len(modes) != 1 or modes[0] not in _MODES:
-        asked = " and ".join(map(str, modes)) or "nothing"
+        asked = " and ".join(modes) or "nothing"
         raise ModelError(f"{name} asks to pool by {asked}; implemented are lasttoken and mean")
     return _MODES[modes[0]]

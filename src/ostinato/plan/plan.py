@@ -130,12 +130,12 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON. ConfigError if the file cannot be written."""
-        save_json(self, Path(path), "the plan")
+        save_json(self, path, "the plan")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote. ConfigError if the file holds none."""
-        return load_json(cls, Path(path), "the plan")
+        return load_json(cls, path, "the plan")
 
 
 def make_plan(config: EngineConfig, model: ModelSpec, device: DeviceSpec) -> Plan:

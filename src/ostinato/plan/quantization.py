@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, Blocks, formats_of, merge_adjacent
@@ -231,15 +231,27 @@ def weights_alone(quantization: AnyQuantization | None) -> AnyQuantization | Non
     return quantization
 
 
-def is_named(name: str, entries: Iterable[str]) -> bool:
-    """Return whether one of the entries is this name, or `re:` and a pattern that it begins with."""
-    for entry in entries:
-        if entry.startswith("re:"):
-            if any(re.match(entry.removeprefix("re:"), spelling) for spelling in spellings(name)):
-                return True
-        elif entry in spellings(name):
-            return True
-    return False
+_TEXT_PARTS = ("", "model.", "backbone.", "language_model.", "model.language_model.", "language_model.model.")
+"""Prefixes that releases of libraries have given the same text model, whose names a quantised checkpoint keeps."""
+
+
+@cache
+def is_named(name: str, entries: tuple[str, ...]) -> bool:
+    """Return whether one of the entries is this name, or `re:` and a pattern that it begins with.
+
+    The text part of the model may have any of the prefixes that libraries give it.
+    """
+    bare = re.sub(r"^(?:model\.|backbone\.|language_model\.)*", "", name)
+    names = {name, *(prefix + bare for prefix in _TEXT_PARTS)}
+    patterns, others = _split_entries(entries)
+    return not names.isdisjoint(others) or any(pattern.match(each) for pattern in patterns for each in names)
+
+
+@cache
+def _split_entries(entries: tuple[str, ...]) -> tuple[list[re.Pattern[str]], frozenset[str]]:
+    """Return the patterns among the entries, and the names."""
+    patterns = [re.compile(entry.removeprefix("re:")) for entry in entries if entry.startswith("re:")]
+    return patterns, frozenset(entries)
 
 
 def spellings(name: str) -> tuple[str, ...]:

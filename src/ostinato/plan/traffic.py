@@ -213,7 +213,7 @@ class Traffic:
         requests = RequestLengths.from_json(fields["requests"]) if "requests" in fields else None
         return cls(decode, read_counts("mixed", fields.get("mixed", {})), requests)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the traffic as JSON. RequestError if the file cannot be written."""
         write_text(path, json.dumps(self.to_json(), indent=2) + "\n", "the traffic")
 

@@ -102,7 +102,7 @@ class SamplingParams(BaseModel):
     @field_validator("top_k", mode="before")
     @classmethod
     def _minus_one_means_all(cls, value: object) -> object:
-        return 0 if value == -1 else value
+        return 0 if type(value) is int and value == -1 else value
 
     @field_validator("guide", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.errors import Remedy, RequestError
 from ostinato.models.pooling import PoolingKind, load_pooling
 from ostinato.sampling.params import SamplingParams
+from ostinato.setting_names import plain_numbers
 
 POOLING_PARAMS = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 """Sampling parameters of a request for an embedding: the step that ends its prompt ends it."""
@@ -75,9 +76,10 @@ class EmbeddingOptions:
         """
         if kind is None or normalize is None:
             of_checkpoint = load_pooling(directory)
-            kind = kind or of_checkpoint.kind
+            kind = of_checkpoint.kind if kind is None else kind
             normalize = of_checkpoint.normalize if normalize is None else normalize
-        if kind not in get_args(PoolingKind):
+        normalize, dimensions = plain_numbers(normalize), plain_numbers(dimensions)
+        if not isinstance(kind, str) or kind not in get_args(PoolingKind):
             raise RequestError(f"pooling {kind!r} should be {' or '.join(get_args(PoolingKind))}")
         if not isinstance(normalize, bool):
             raise RequestError(f"normalize {normalize!r} should be True or False")

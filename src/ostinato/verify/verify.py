@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ostinato.config import EngineConfig
+from ostinato.config_fields import is_count
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
@@ -16,6 +17,7 @@ from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.open_settings import choose_chunks
 from ostinato.sampling.params import SamplingParams
+from ostinato.setting_names import plain_numbers
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
 from ostinato.verify.engine_configs import base_config, check_length, check_memory, plain_config, way_config, with_cache
@@ -133,7 +135,15 @@ def verify_model(
     """
     if extent not in get_args(MatrixSize):
         raise ConfigError(f"extent = {extent!r}: should be {', '.join(get_args(MatrixSize))}")
-    trial = Trial(extent, num_prompts, max_tokens, seed, tuple(prompts), draft)
+    counts = plain_numbers({"num_prompts": num_prompts, "max_tokens": max_tokens, "seed": seed})
+    for name, value in counts.items():
+        least = 1 if name == "max_tokens" else 0
+        if not is_count(value, least):
+            raise ConfigError(f"{name} = {value!r}: should be a whole number of at least {least}")
+    lines = (prompts,) if isinstance(prompts, str) else tuple(prompts) if isinstance(prompts, Iterable) else (None,)
+    if not all(isinstance(line, str) for line in lines):
+        raise ConfigError(f"prompts = {prompts!r}: should be a list of texts")
+    trial = Trial(extent, lines=lines, draft=draft, **counts)
     report = verify({**settings, "model": model, "seed": seed}, trial, progress or (lambda *_: None))
     return {**report, "passed": has_passed(report)}
 

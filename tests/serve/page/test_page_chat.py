@@ -72,6 +72,19 @@ def test_the_end_of_an_answer_and_what_can_be_done_with_it_are_seen_on_a_phone(p
     page.until(lambda: page.script(ENDS) == [True, True, True])
 
 
+@pytest.mark.parametrize("takes_room", ["a long question", "a keyboard", "a turn"])
+def test_the_end_of_an_answer_stays_in_sight_when_there_is_less_room_for_it(page, takes_room):
+    page.resize(390, 844, phone=True)
+    for _ in range(3):
+        answered(page, QUESTION, temperature=0)
+    page.until(lambda: page.script(ENDS) == [True, True, True])
+    if takes_room == "a long question":
+        page.type("question", (SHIFT + ENTER).join("abcdefgh"))
+    else:
+        page.resize(*((390, 480) if takes_room == "a keyboard" else (844, 390)), phone=True)
+    page.until(lambda: page.script(ENDS) == [True, True, True])
+
+
 def test_who_reads_what_was_before_stays_there(page, steps):
     page.resize(390, 844, phone=True)
     steps.go()

@@ -30,7 +30,7 @@ from ostinato.engine.text.template_sandbox import (
     TemplateBudgetExceeded,
 )
 from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
-from ostinato.files import find_in_checkpoint, matches
+from ostinato.files import find_in_checkpoint, is_stream, matches, read_text
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.json_io import JsonMapping, JsonObject
 
@@ -215,8 +215,11 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str] | None
 def read_chat_template(path: Path) -> str:
     """Return a chat template from a separate file. ConfigError, with line and cause, if it is none or unreadable."""
     remedies = [Remedy("chat_template", None)]
+    if is_stream(path):
+        message = f"the chat template {path} is a pipe or a device; give a file, which several processes read"
+        raise ConfigError(message, remedies)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {path} cannot be read: {os_error_text(error)}", remedies) from None
     if not text.strip():

@@ -140,6 +140,10 @@ class Tokenizer:
         """Highest id that has a text; -1 if there is none."""
         return -1 if self._backend is None else max(self._backend.get_vocab(True).values(), default=-1)
 
+    def end_tokens(self, vocab_size: int) -> frozenset[int]:
+        """Return the `eos_token_ids` that a model with so many tokens can give."""
+        return frozenset(token for token in self.eos_token_ids if 0 <= token < vocab_size)
+
     def to_json(self) -> str | None:
         """Return tokenizer.json as text, without truncation and padding; None if there is none."""
         return None if self._backend is None else self._backend.to_str()

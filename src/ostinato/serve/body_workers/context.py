@@ -118,8 +118,7 @@ class WorkerContext:
         """Return the context of a worker process."""
         started, text = self.started, self.text()
         tokenizer = text.tokenizer
-        ends = [token for token in tokenizer.eos_token_ids if token < started.vocab_size]
-        grammars = GrammarCompiler(tokenizer, started.vocab_size, ends)
+        grammars = GrammarCompiler(tokenizer, started.vocab_size, tokenizer.end_tokens(started.vocab_size))
         with suppress(RequestError):  # which each guide raises again
             grammars.prepare()  # here, so that all workers have it
         return RequestContext(

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
-from ostinato.engine.input_processor import PromptInput
+from ostinato.config_fields import is_count
+from ostinato.engine.input_processor import PromptInput, single_params
 from ostinato.engine.llm import LLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import RequestError
@@ -49,12 +50,24 @@ MAX_TOOL_ROUNDS = 8
 """Most times that one answer may call functions, each with the results of the time before."""
 
 
+_WITHOUT_RESULT = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+
+
 class FunctionTool:
     """A Python function as a tool, which the model knows by its name, docstring and signature."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        """Read the function's signature. RequestError if a parameter has no JSON schema, or no name that can be set."""
-        self.name = function.__name__
+        """Read the function's signature.
+
+        RequestError if a parameter has no JSON schema, or no name that can be set, and for what returns no result: a
+        generator, or a coroutine.
+        """
+        name = getattr(function, "__name__", None)
+        if name is None or not callable(function):
+            raise RequestError(f"a tool is a function that has a name, and not {function!r}; wrap it in one")
+        self.name: str = name
+        if any(returns_later(function) for returns_later in _WITHOUT_RESULT):
+            raise RequestError(f"the function {self.name} cannot be a tool: its result comes later; return it at once")
         try:
             target: Any = function
             self._adapter: TypeAdapter[Any] = TypeAdapter(target)
@@ -74,7 +87,8 @@ class FunctionTool:
         """Return the function's result as text, JSON unless it is a string; of an error, its kind and message."""
         try:
             result = self._adapter.validate_python(ArgsKwargs((), arguments))
-            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            return text.encode(errors="replace").decode()  # names of files may hold what is no Unicode
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {plain_words(one)}" for one in error.errors())
             return f"error: {wrong}"
@@ -160,8 +174,11 @@ class ToolChat:
 
         RequestError if a function cannot be a tool, or the model takes no such tools; ConfigError for an unknown form.
         """
-        if max_rounds < 1:
-            raise RequestError(f"max_rounds must be at least 1, not {max_rounds}")
+        if not is_count(max_rounds):
+            raise RequestError(f"max_rounds must be a whole number of at least 1, not {max_rounds!r}")
+        if not isinstance(llm, LLM) or not isinstance(functions, list | tuple):
+            given = f"{type(llm).__name__} and {type(functions).__name__}"
+            raise RequestError(f"ToolChat takes an LLM and a list of functions, and not {given}")
         self._llm, self._max_rounds = llm, max_rounds
         tools = list(map(FunctionTool, functions))
         self._functions = {tool.name: tool for tool in tools}
@@ -200,8 +217,8 @@ class ToolChat:
 
         Its value is the whole answer. Leaving it early aborts the request. RequestError if the prompt is refused.
         """
-        answer = ToolAnswer()
-        params = params or self._llm.engine.default_params()
+        answer, messages = ToolAnswer(), list(messages)
+        params = single_params(params, None) or self._llm.engine.default_params()
         while answer.rounds < self._max_rounds:
             parts = yield from self._round([*messages, *answer.messages], params, chat_template_kwargs, answer)
             message: JsonObject = {"role": "assistant", "content": parts.content}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostinato.errors import ConfigError, os_error_text
+from ostinato.files import read_text
 
 MAX_KEYS = 10_000
 """Largest number of keys in an api_key_file: each has series in the metrics, and all are compared in each request."""
@@ -41,7 +42,7 @@ def named_keys(given: Sequence[str], path: Path | None) -> dict[str, ApiKey]:
     if path is None:
         return keys
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"api_key_file {path} cannot be read: {os_error_text(error)}") from None
     known = set(given)

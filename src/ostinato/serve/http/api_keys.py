@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from ostinato.errors import ConfigError
+from ostinato.files import is_stream
 from ostinato.scheduler.request_queues import Client
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.api_key_file import ApiKey, read_keys
@@ -31,11 +32,15 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Read the file of keys again. If it is broken, the keys stay, and the log says why."""
-        if self._settings.api_key_file is None:
+        path = self._settings.api_key_file
+        if path is None:
             log.info("there is no api_key_file to read again")
             return
+        if is_stream(path):
+            log.error("the keys stay as they were: api_key_file %s is a pipe or a device, which is read once", path)
+            return
         try:
-            self._use(read_keys(self._settings.api_key, self._settings.api_key_file))
+            self._use(read_keys(self._settings.api_key, path))
         except ConfigError as error:
             log.error("the keys stay as they were: %s", error.message)
         else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ostinato.errors import ConfigError, os_error_text
+from ostinato.files import is_stream
 from ostinato.serve.http.api_errors import ApiError
 from ostinato.serve.http.connection_limits import RefusalLog
 from ostinato.serve.http.request_cycle import refusal
@@ -68,6 +69,8 @@ def _context(certfile: Path, keyfile: Path | None, password: str | None) -> ssl.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     for name, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
+        if path is not None and is_stream(path):
+            raise ConfigError(f"{name} {path} is a pipe or a device; give a file, which is read several times")
         try:
             text = path.read_bytes() if path is not None else b"-----BEGIN "
         except OSError as error:

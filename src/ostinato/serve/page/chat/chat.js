@@ -5,7 +5,7 @@ import { announce, byId, newId } from "../dom.js";
 import { forRequest, readAnswer } from "./answer.js";
 import { errorBox } from "./errors.js";
 import { Pictures, filesOf } from "./images.js";
-import { AnswerNode, questionNode, resultForm, resultNode } from "./message.js";
+import { AnswerNode, keepEnd, questionNode, resultForm, resultNode } from "./message.js";
 import { Settings } from "./settings.js";
 import { welcome } from "./welcome.js";
 
@@ -17,6 +17,7 @@ export class Chat {
     Object.assign(this, { onChange, onError, onBusy, about: null, abort: null });
     this.settings = new Settings();
     this.pictures = new Pictures(byId("pictures"), () => this.ready());
+    keepEnd(byId("messages"));
     this.listen();
     this.begin();
   }

@@ -46,12 +46,21 @@ function editIn(node, text, onEdit) {
   field.focus();
 }
 
+const isAtEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+
 /** Changes the log. Who reads its end goes on to see it. */
 function follow(change) {
   const log = byId("messages");
-  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  const follows = isAtEnd(log);
   change();
   if (follows) log.scrollTop = log.scrollHeight;
+}
+
+/** Who reads the end of the log goes on to see it where a longer question, a keyboard or a turn takes room from it. */
+export function keepEnd(log) {
+  let follows = true;
+  log.addEventListener("scroll", () => (follows = isAtEnd(log)));
+  new ResizeObserver(() => follows && (log.scrollTop = log.scrollHeight)).observe(log);
 }
 
 /** An answer, which may still be coming. */
