@@ -216,3 +216,19 @@ class VisionEncoder(Module):
         for each in deepstack:
             out = self.concat(out, each)
         return out.reshape(merged.shape[0], 1 + len(deepstack), -1)
+
+
+class Encoder(Module):
+    """Encoder of images in two parts, which stand beside the language model in checkpoints."""
+
+    def __init__(self, tower: Module, projector: Module, names: dict[str, str] | None = None) -> None:
+        """Join the parts; `names` are a checkpoint's for them, if they differ."""
+        super().__init__()
+        self.names = names or {}
+        self.vision_tower = tower
+        self.multi_modal_projector = projector
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Encode images -> [tokens, 1, hidden of the text part]."""
+        tokens = self.multi_modal_projector(self.vision_tower(inputs))
+        return tokens.reshape(tokens.shape[0], 1, -1)

@@ -12,7 +12,7 @@ from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
 
@@ -165,6 +165,8 @@ class Decoder(CausalLM):
             self.mtp = self.make_head(spec.drafter.layers)
         elif spec.drafter is not None and spec.drafter.starts_from_hidden:
             self.keeper = HiddenStateKeeper(build)
+        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
+        self.names = {"images": ""}  # Most encoders have parts beside the language model.
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
@@ -174,6 +176,10 @@ class Decoder(CausalLM):
         """Make the prediction head of these layers, in architectures that have one."""
         raise NotImplementedError
 
+    def make_encoder(self, vision: VisionSpec) -> Module:
+        """Make the encoder of images, in architectures that have one."""
+        raise NotImplementedError
+
     @property
     def backbone(self) -> Backbone:
         return self.model
@@ -181,6 +187,10 @@ class Decoder(CausalLM):
     @property
     def head(self) -> PredictionHead | None:
         return self.mtp
+
+    @property
+    def encoder(self) -> Module | None:
+        return self.images
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         hidden = self.model(inputs, memory)

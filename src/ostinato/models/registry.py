@@ -54,7 +54,7 @@ MODELS = {
     "olmo_hybrid": "olmo_hybrid.model:OlmoHybrid",
     "phi3": "llama.model:Llama",
     "qwen2": "llama.model:Llama",
-    "qwen3": "qwen3.model:Qwen3",
+    "qwen3": "llama.model:Llama",
     "qwen3_5": "qwen3_5.model:Qwen35VL",
     "qwen3_5_moe": "qwen3_5.model:Qwen35MoeVL",
     "qwen3_5_text": "qwen3_5_text.model:Qwen35",

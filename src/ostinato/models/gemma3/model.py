@@ -6,16 +6,12 @@ from typing import Any
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.gemma3.spec import Gemma3VLHyperparameters
+from ostinato.layers.vision import Encoder
+from ostinato.models.gemma3.spec import SiglipHyperparameters
 from ostinato.models.gemma3_text.model import Gemma3
 from ostinato.models.lfm2_vl.model import VisionTower
-from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import VisionSpec
-from ostinato.plan.model import ModelSpec
-
-NORM_EPS = 1e-6
-"""Default epsilon of the encoder's norms."""
 
 
 class MeanOfPatches(Module):
@@ -58,17 +54,10 @@ class Projector(Module):
 class Gemma3VL(Gemma3):
     """Language model with its encoder."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        assert spec.vision is not None
-        hyper: Gemma3VLHyperparameters = spec.hyperparameters
-        eps = hyper.encoder_norm_eps
-        tower = VisionTower(build, spec.vision, hyper.encoder_activation, eps)
-        self.images = Encoder(tower, Projector(build, spec.vision, eps))
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.images
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        hyper: SiglipHyperparameters = self.spec.encoder_hyperparameters
+        tower = VisionTower(self.build, vision, hyper.activation, hyper.norm_eps)
+        return Encoder(tower, Projector(self.build, vision, hyper.norm_eps))
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; transformers 5 writes `model.` before each part, the hub's checkpoints do not."""

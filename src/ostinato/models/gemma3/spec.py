@@ -6,13 +6,12 @@ Every image becomes as many tokens, which see each other in both directions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
-from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -23,11 +22,19 @@ VOCABULARY, IMAGE_TOKENS, IMAGE, START, END = 262_208, 256, 262_144, 255_999, 25
 
 
 @dataclass(frozen=True)
-class Gemma3VLHyperparameters(Gemma3Hyperparameters):
-    """Hyperparameters of models/gemma3/model.py, besides the VisionSpec: those of the text, and the encoder's."""
+class SiglipHyperparameters:
+    """Hyperparameters of SigLIP, as in models/gemma3/model.py, besides the VisionSpec."""
 
-    encoder_norm_eps: float
-    encoder_activation: str
+    norm_eps: float
+    activation: str
+
+
+def siglip_hyperparameters(vision: JsonMapping) -> SiglipHyperparameters:
+    """Return the hyperparameters from the part of a config.json on the encoder."""
+    return SiglipHyperparameters(
+        norm_eps=number(vision, "layer_norm_eps", 1e-6),
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+    )
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -41,16 +48,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"config.json has sliding_window = {min(windows)}, and images of {encoder.smallest_item} tokens "
             "(mm_tokens_per_image), which see each other; supported: windows of no fewer tokens"
         )
-    of_text = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma3Hyperparameters)}
     return replace(
         text,
         vision=encoder,
         layers=tuple(map(sees_images, text.layers)),
-        hyperparameters=Gemma3VLHyperparameters(
-            **of_text,
-            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            encoder_activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
-        ),
+        encoder_hyperparameters=siglip_hyperparameters(vision),
     )
 
 

@@ -13,7 +13,6 @@ from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, axial_theta, flag, flag_is, integer, number
 from ostinato.models.gemma3.spec import sees_images, spec_of_text
-from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -27,10 +26,10 @@ THETA = 100.0
 
 
 @dataclass(frozen=True)
-class Gemma4VLHyperparameters(Gemma4Hyperparameters):
-    """Hyperparameters of models/gemma4/model.py, besides the VisionSpec: those of the text, and the encoder's."""
+class Gemma4VLHyperparameters:
+    """Hyperparameters of the encoder in models/gemma4/model.py, besides the VisionSpec."""
 
-    encoder_norm_eps: float
+    norm_eps: float
     theta: float
     standardises: bool
     """True if the mean of a token's patches is shifted and scaled by learned vectors."""
@@ -45,13 +44,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
         return text
     vision = part(config, "vision_config")
     hyper = Gemma4VLHyperparameters(
-        **vars(text.hyperparameters),
-        encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
+        norm_eps=number(vision, "rms_norm_eps", 1e-6),
         theta=axial_theta(vision, THETA, ("axial", "default")),
         standardises=flag(vision, "standardize", False),
         clips=flag(vision, "use_clipped_linears", False),
     )
-    return with_images(replace(text, hyperparameters=hyper), config, _encoder_sizes(vision))
+    return with_images(replace(text, encoder_hyperparameters=hyper), config, _encoder_sizes(vision))
 
 
 def text_part(config: JsonObject, text_spec: Callable[[JsonObject], ModelSpec], architecture: str) -> ModelSpec:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import EncoderBlock, PositionEmbedding, linear
-from ostinato.models.decoder import Block
-from ostinato.models.lfm2.model import lfm2_block
+from ostinato.layers.vision import Encoder, EncoderBlock, PositionEmbedding, linear
+from ostinato.models.lfm2.model import Lfm2
 from ostinato.models.lfm2_vl.spec import Lfm2VLHyperparameters
-from ostinato.models.lfm3_vl.model import Encoder, Lfm3VL
 from ostinato.ops.step_inputs import Array, EncoderInputs
-from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.model import ModelSpec
 
 PROJECTOR_EPS = 1e-5
 
@@ -75,16 +74,17 @@ class Projector(Module):
         return self.linear_2(self.linear_1(merged, activation="gelu"))
 
 
-class Lfm2VL(Lfm3VL):
+class Lfm2VL(Lfm2):
     """Language model with its encoder."""
 
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.names = {"model": "model.language_model", "images": "model"}
+
     def make_encoder(self, vision: VisionSpec) -> Encoder:
-        hyper: Lfm2VLHyperparameters = self.spec.hyperparameters
+        hyper: Lfm2VLHyperparameters = self.spec.encoder_hyperparameters
         tower = VisionTower(self.build, vision, hyper.activation, hyper.norm_eps)
         return Encoder(tower, Projector(self.build, vision, hyper))
-
-    def make_block(self, layer: LayerSpec) -> Block:
-        return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Take the tower's tensors with and without `vision_model`, and leave out those of its pooling head."""

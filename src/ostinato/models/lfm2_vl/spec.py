@@ -7,7 +7,8 @@ from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
+from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer
+from ostinato.models.gemma3.spec import SiglipHyperparameters, siglip_hyperparameters
 from ostinato.models.lfm2 import spec as lfm2
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
@@ -18,12 +19,9 @@ IMAGE = 396
 
 
 @dataclass(frozen=True)
-class Lfm2VLHyperparameters:
-    """Hyperparameters of models/lfm2_vl/model.py, besides the VisionSpec. All but `text` are the encoder's."""
+class Lfm2VLHyperparameters(SiglipHyperparameters):
+    """Hyperparameters of the encoder in models/lfm2_vl/model.py, besides the VisionSpec."""
 
-    text: lfm2.Lfm2Hyperparameters
-    norm_eps: float
-    activation: str
     projector_size: int
     projector_bias: bool
     projector_has_norm: bool
@@ -44,12 +42,9 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         architecture="lfm2_vl",
-        sharded_dims=("text.intermediate_size",),
         vision=_vision(config, vision, plain.hidden_size),
-        hyperparameters=Lfm2VLHyperparameters(
-            text=plain.hyperparameters,
-            norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+        encoder_hyperparameters=Lfm2VLHyperparameters(
+            **vars(siglip_hyperparameters(vision)),
             projector_size=integer(config, "projector_hidden_size", 2560),
             projector_bias=flag(config, "projector_bias", True),
             projector_has_norm=flag(config, "projector_use_layernorm", True),
