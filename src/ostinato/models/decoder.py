@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
+from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 
@@ -135,6 +138,20 @@ class MixerBlock(Module):
         return self.mixer(self.norm(x), inputs, memory, x)
 
 
+def mamba2_mixer(build: ModelBuilder, size: int, spec: Mamba2Spec, hyper: Any, **further: Any) -> Mamba2Mixer:
+    """Make a mixer with the biases, limits and epsilon of hyperparameters such as `HybridHyperparameters`."""
+    return Mamba2Mixer(
+        build,
+        size,
+        spec,
+        eps=hyper.norm_eps,
+        proj_bias=hyper.mamba_proj_bias,
+        conv_bias=hyper.conv_bias,
+        dt_limit=hyper.dt_limit,
+        **further,
+    )
+
+
 class Decoder(CausalLM):
     """A language model of a backbone and an LM head. An architecture adds its blocks."""
 
@@ -200,17 +217,3 @@ class Decoder(CausalLM):
         elif self.keeper is not None:
             self.keeper.previous_hidden(hidden, inputs, behind[-1])
         return hidden
-
-
-class StateSpaceDecoder(Decoder):
-    """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
-
-    backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, is_wide=spec.hyperparameters.residual_in_float32)
-        self.names = {"model": "backbone"}
-
-    def checkpoint_name(self, name: str) -> str | None:
-        """Translate the embedding's name, which the original checkpoints have in the singular."""
-        return super().checkpoint_name(name.replace("backbone.embedding.", "backbone.embeddings."))

@@ -42,7 +42,7 @@ MODELS = {
     "lfm3_vl": "lfm3_vl.model:Lfm3VL",
     "llama": "llama.model:Llama",
     "mamba": "mamba.model:Mamba",
-    "mamba2": "mamba2.model:Mamba2",
+    "mamba2": "mamba.model:Mamba2",
     "mellum": "llama.model:Llama",
     "minicpmv4_7": "minicpmv4_7.model:MiniCPMV",
     "ministral3": "llama.model:Llama",

@@ -66,10 +66,8 @@ def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], b
     is_bidirectional = of_text.get("use_bidirectional_attention", by_default) == "vision"
     vision = VisionSpec(
         **sizes,
-        temporal_patch_size=1,
         in_channels=3,
         out_hidden_size=text.hidden_size,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
         video_token_id=_video_token(config, text.vocab_size),
         start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.conv import ShortConv
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.module import Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
@@ -26,19 +26,18 @@ class Lfm2(Decoder):
     backbone_names = (("norm", "embedding_norm"),)
 
     def make_block(self, layer: LayerSpec) -> Block:
-        return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
+        build, size, attention, conv = self.build, self.spec.hidden_size, None, None
+        hyper: Lfm2Hyperparameters = self.spec.hyperparameters
+        if layer.attention is not None:
+            attention = Attention(build, size, layer.attention, qk_norm_eps=hyper.norm_eps)
+            attention.names = ATTENTION_NAMES
+        if isinstance(layer.mixer, ShortConvSpec):
+            conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
+        return Block(
+            build, size, hyper.norm_eps, attention=attention, mixer=conv, mlp=self.make_mlp(layer), names=NAMES
+        )
 
-
-def lfm2_block(
-    build: ModelBuilder, size: int, layer: LayerSpec, hyper: Lfm2Hyperparameters, mlp: Module | None = None
-) -> Block:
-    """Build a layer of LFM2; `mlp` replaces the gated MLP (by experts)."""
-    attention = conv = None
-    if layer.attention is not None:
-        attention = Attention(build, size, layer.attention, qk_norm_eps=hyper.norm_eps)
-        attention.names = ATTENTION_NAMES
-    if isinstance(layer.mixer, ShortConvSpec):
-        conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
-    if mlp is None:
-        mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
-    return Block(build, size, hyper.norm_eps, attention=attention, mixer=conv, mlp=mlp, names=NAMES)
+    def make_mlp(self, _: LayerSpec) -> Module:
+        """Make the MLP of a block."""
+        size = self.spec.hyperparameters.intermediate_size
+        return GatedMLP(self.build, self.spec.hidden_size, size, names=("w1", "w3", "w2"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block
-from ostinato.models.lfm2.model import Lfm2, lfm2_block
+from ostinato.models.lfm2.model import Lfm2
 from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -37,7 +36,7 @@ class SparseMLP(Module):
 class Lfm2Moe(Lfm2):
     """The language model."""
 
-    def make_block(self, layer: LayerSpec) -> Block:
-        hyper: Lfm2MoeHyperparameters = self.spec.hyperparameters
-        mlp = None if layer.experts is None else SparseMLP(self.build, layer.experts, hyper)
-        return lfm2_block(self.build, self.spec.hidden_size, layer, hyper, mlp)
+    def make_mlp(self, layer: LayerSpec) -> Module:
+        if layer.experts is None:
+            return super().make_mlp(layer)
+        return SparseMLP(self.build, layer.experts, self.spec.hyperparameters)

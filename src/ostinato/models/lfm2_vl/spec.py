@@ -72,13 +72,8 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         raise ModelError(f"config.json has num_patches = {sizes['num_positions']}, which is no square")
     return VisionSpec(
         **sizes,
-        temporal_patch_size=1,
         out_hidden_size=text_size,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", IMAGE),
-        video_token_id=None,
-        start_token_id=None,
-        end_token_id=None,
         is_naflex=True,
         cuts_tiles=True,
     )

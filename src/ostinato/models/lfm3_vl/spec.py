@@ -88,7 +88,6 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         **sizes,
         out_hidden_size=text_size,
         num_positions=0,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", TOKENS["image"]),
         video_token_id=integer(config, "video_token_id", TOKENS["video"]),
         start_token_id=integer(config, "vision_start_token_id", TOKENS["vision_start"]),

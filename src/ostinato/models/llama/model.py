@@ -72,17 +72,18 @@ class Llama(Decoder):
             query_scales=self.query_scales,
         )
         if hyper.norms_results:
-            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer, hyper))
+            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer))
         names = {"mlp": hyper.experts_in} if layer.experts is not None else {}
-        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer, hyper), names=names)
+        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer), names=names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Leave out the tensors that are not read."""
         unread = self.spec.hyperparameters.unread
         return None if unread and name.startswith(unread) else super().checkpoint_name(name)
 
-    def make_mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
+    def make_mlp(self, layer: LayerSpec) -> GatedMLP | RoutedMLP:
         """Make the MLP of a block, or its experts."""
+        hyper: LlamaHyperparameters = self.spec.hyperparameters
         if layer.experts is None:
             return GatedMLP(
                 self.build,

@@ -20,8 +20,6 @@ class Qwen3NextHyperparameters(Qwen35Hyperparameters):
     """Number of inner activations of the shared expert."""
     normalizes: bool
     """True if the weights of the chosen experts add up to 1."""
-    stored: StoredDeltaNet
-    """Layout of delta nets in the checkpoint."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -39,12 +37,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) -> ModelSpec:
     """Return the spec of a model with experts."""
-    plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
+    plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632), stored)
     hyper = Qwen3NextHyperparameters(
         **vars(plain.hyperparameters),
         shared_size=integer(config, "shared_expert_intermediate_size", 512),
         normalizes=flag(config, "norm_topk_prob", True),
-        stored=stored,
     )
     experts, has_experts = experts_spec(config), sparse_layers(config, len(plain.layers))
     layers = tuple(

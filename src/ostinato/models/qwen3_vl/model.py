@@ -12,7 +12,6 @@ from ostinato.layers.vision import VisionEncoder
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.llama.model import STACKS, Llama
-from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -73,7 +72,7 @@ class Qwen3VLMoe(Qwen3VL):
 
     transposable = tuple(f".experts.{name}" for name in STACKS)
 
-    def make_mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
+    def make_mlp(self, layer: LayerSpec) -> GatedMLP | RoutedMLP:
         if layer.experts is None:
-            return super().make_mlp(layer, hyper)
+            return super().make_mlp(layer)
         return RoutedMLP(self.build, layer.experts, stacked_as=STACKS)
