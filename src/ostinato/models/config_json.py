@@ -15,7 +15,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.plan.layer_specs import AttentionSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
@@ -223,6 +223,21 @@ def top_k(config: JsonMapping, num_experts: int, default: int | None = None) -> 
     if not 1 <= chosen <= num_experts:
         raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
     return chosen
+
+
+def usual_experts(
+    config: JsonMapping,
+    num_experts: int,
+    chosen: int | None = None,
+    width: str = "intermediate_size",
+    default_width: int | None = None,
+) -> ExpertsSpec:
+    """Return the experts of a layer; `width` is the key of their inner size.
+
+    `chosen` and `default_width` are defaults for a config.json without `num_experts_per_tok` and that size.
+    """
+    router = top_k(config, num_experts, chosen)
+    return ExpertsSpec(num_experts, router, integer(config, "hidden_size"), integer(config, width, default_width))
 
 
 def sparse_layers(config: JsonMapping, num_layers: int) -> list[bool]:

@@ -122,6 +122,23 @@ class PostNormBlock(Module):
         return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
 
 
+class ParallelBlock(Module):
+    """x + attention(norm(x)) + mlp(norm(x)), with a layer norm (Cohere)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, *, attention: Attention, mlp: Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, hidden_size, norm_eps, has_bias=False)
+        self.self_attn = attention
+        self.mlp = mlp
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        return self.mlp(y, self.self_attn(y, angles, inputs, memory, x))
+
+
 class MixerBlock(Module):
     """x + mixer(norm(x)), the whole layer of a pure state-space model."""
 

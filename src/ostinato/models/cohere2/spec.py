@@ -23,5 +23,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
         rotates=slides,
         windows=layer_windows(config, slides, WINDOW),
         has_neighbours=True,
+        is_parallel=True,
         logits_multiplier=number(config, "logit_scale", 0.0625),
     )

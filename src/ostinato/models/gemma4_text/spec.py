@@ -22,7 +22,7 @@ from ostinato.models.config_json import (
     shared_fields,
     sliding_layers,
     soft_cap,
-    top_k,
+    usual_experts,
 )
 from ostinato.models.lfm3.spec import rope_of_kind
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
@@ -148,8 +148,8 @@ def _experts(config: JsonMapping) -> ExpertsSpec | None:
     if not flag(config, "enable_moe_block", False):
         return None
     count = integer(config, "num_experts")
-    chosen = top_k({**config, "num_experts_per_tok": integer(config, "top_k_experts")}, count)
-    return ExpertsSpec(count, chosen, integer(config, "hidden_size"), integer(config, "moe_intermediate_size"))
+    config = {**config, "num_experts_per_tok": integer(config, "top_k_experts")}
+    return usual_experts(config, count, width="moe_intermediate_size")
 
 
 def _keys_of(config: JsonMapping, slides: list[bool]) -> list[int | None]:

@@ -47,6 +47,8 @@ class LlamaHyperparameters:
     """Norms of queries and keys: for each head, or for all heads together."""
     norms_results: bool = False
     """True if norms follow attention and MLP, in place of preceding them."""
+    is_parallel: bool = False
+    """True if attention and MLP have one input, a layer norm of the residual stream; the last norm is one too."""
     normalizes: bool = True
     """True if the weights of the chosen experts add up to 1."""
     experts_in: str = "mlp"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer, layer_windows, respelled, top_k
+from ostinato.models.config_json import integer, layer_windows, respelled, usual_experts
 from ostinato.models.llama.spec import llama_spec
-from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
 
 THETA, LONGEST = 1_000_000.0, 131072
@@ -16,9 +15,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mixtral` config.json."""
     config = respelled(config, {"num_experts": "num_local_experts"})
     config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
-    num_layers, num_experts = integer(config, "num_hidden_layers"), integer(config, "num_local_experts", 8)
-    chosen, size = top_k(config, num_experts, 2), integer(config, "hidden_size")
-    experts = ExpertsSpec(num_experts, chosen, size, integer(config, "intermediate_size"))
+    num_layers = integer(config, "num_hidden_layers")
+    experts = usual_experts(config, integer(config, "num_local_experts", 8), 2)
     return llama_spec(
         config,
         "mixtral",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, sparse_layers, top_k
+from ostinato.models.config_json import flag, integer, sparse_layers, usual_experts
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
@@ -61,10 +61,4 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
 
 def experts_spec(config: JsonMapping) -> ExpertsSpec:
     """Return the experts of a layer, besides the shared one."""
-    num_experts = integer(config, "num_experts", 512)
-    return ExpertsSpec(
-        num_experts=num_experts,
-        top_k=top_k(config, num_experts, 10),
-        size=integer(config, "hidden_size"),
-        intermediate_size=integer(config, "moe_intermediate_size", 512),
-    )
+    return usual_experts(config, integer(config, "num_experts", 512), 10, "moe_intermediate_size", 512)
