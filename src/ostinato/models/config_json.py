@@ -402,6 +402,22 @@ def axial_theta(vision: JsonMapping, default: float, kinds: Sequence[str] = ("ax
     return number(rope, "rope_theta", default)
 
 
+@dataclass(frozen=True)
+class SiglipHyperparameters:
+    """Hyperparameters of `layers.vision.Siglip`, besides the VisionSpec."""
+
+    norm_eps: float
+    activation: str
+
+
+def siglip_hyperparameters(vision: JsonMapping) -> SiglipHyperparameters:
+    """Return the hyperparameters from the part of a config.json on the encoder."""
+    return SiglipHyperparameters(
+        norm_eps=number(vision, "layer_norm_eps", 1e-6),
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+    )
+
+
 def rope_pair(
     config: JsonMapping,
     head_dim: int,

@@ -6,12 +6,12 @@ Every image becomes as many tokens, which see each other in both directions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
+from ostinato.models.config_json import checkpoint_dtype, flag, integer, siglip_hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -19,22 +19,6 @@ from ostinato.plan.model import ModelSpec
 
 VOCABULARY, IMAGE_TOKENS, IMAGE, START, END = 262_208, 256, 262_144, 255_999, 256_000
 """Defaults of a config.json without these values."""
-
-
-@dataclass(frozen=True)
-class SiglipHyperparameters:
-    """Hyperparameters of SigLIP, as in models/gemma3/model.py, besides the VisionSpec."""
-
-    norm_eps: float
-    activation: str
-
-
-def siglip_hyperparameters(vision: JsonMapping) -> SiglipHyperparameters:
-    """Return the hyperparameters from the part of a config.json on the encoder."""
-    return SiglipHyperparameters(
-        norm_eps=number(vision, "layer_norm_eps", 1e-6),
-        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
-    )
 
 
 def model_spec(config: JsonObject) -> ModelSpec:

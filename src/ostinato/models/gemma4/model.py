@@ -12,8 +12,7 @@ from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.vision import Encoder, linear
-from ostinato.models.gemma3.model import MeanOfPatches
+from ostinato.layers.vision import Encoder, MeanOfPatches, linear
 from ostinato.models.gemma4.spec import Gemma4VLHyperparameters
 from ostinato.models.gemma4_text.model import Gemma4
 from ostinato.plan.layer_specs import VisionSpec

@@ -7,8 +7,14 @@ from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer
-from ostinato.models.gemma3.spec import SiglipHyperparameters, siglip_hyperparameters
+from ostinato.models.config_json import (
+    SiglipHyperparameters,
+    activation,
+    checkpoint_dtype,
+    flag,
+    integer,
+    siglip_hyperparameters,
+)
 from ostinato.models.lfm2 import spec as lfm2
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import Encoder, EncoderAttention, PatchMerger, linear
-from ostinato.models.gemma3.model import MeanOfPatches
-from ostinato.models.lfm2_vl.model import VisionTower
+from ostinato.layers.vision import Encoder, EncoderAttention, MeanOfPatches, PatchMerger, Siglip, linear
 from ostinato.models.minicpmv4_7.spec import MiniCPMVHyperparameters
 from ostinato.models.qwen3_5.model import Qwen35VL
 from ostinato.ops.step_inputs import WINDOW
@@ -40,7 +38,7 @@ class WindowMerger(Module):
         return self.linear_2(inner, self.mean(x))
 
 
-class MergingTower(VisionTower):
+class MergingTower(Siglip):
     """SigLIP 2, in which windows of patches are merged behind a layer."""
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: MiniCPMVHyperparameters) -> None:

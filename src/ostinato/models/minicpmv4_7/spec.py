@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import integer, text, with_sections
-from ostinato.models.gemma3.spec import SiglipHyperparameters, siglip_hyperparameters, spec_of_text
+from ostinato.models.config_json import SiglipHyperparameters, integer, siglip_hyperparameters, text, with_sections
+from ostinato.models.gemma3.spec import spec_of_text
 from ostinato.models.qwen3_5.spec import SECTIONS
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part, text_of_kind
