@@ -91,6 +91,11 @@ def flag_is(config: JsonMapping, name: str, value: bool) -> None:
         raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
 
 
+def with_defaults(config: JsonMapping, **defaults: int) -> JsonObject:
+    """Return the config with these whole numbers under their names if it has none there; null counts as absent."""
+    return {**config, **{name: integer(config, name, value) for name, value in defaults.items()}}
+
+
 def respelled(config: JsonMapping, names: Mapping[str, str]) -> JsonObject:
     """Return the config with the values that it has under other names: `names` are the usual ones, by the others.
 

@@ -23,6 +23,7 @@ from ostinato.models.config_json import (
     sliding_layers,
     soft_cap,
     usual_experts,
+    with_defaults,
 )
 from ostinato.models.lfm3.spec import rope_of_kind
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
@@ -72,7 +73,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     directions = config.get("use_bidirectional_attention")
     if directions not in BIDIRECTIONAL:
         raise ModelError(f"config.json has use_bidirectional_attention = {directions!r}; supported: null, 'vision'")
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    config = with_defaults(config, max_position_embeddings=LONGEST)
     slides = sliding_layers(config, PATTERN)
     slides[-1:] = [False]  # The last layer sees all positions, whatever its name is.
     layer_types = [SLIDING if slid else FULL for slid in slides]
@@ -121,8 +122,8 @@ def _heads(config: JsonMapping, slides: list[bool], values_are_keys: bool) -> di
     The hub's checkpoints have `global_head_dim` and `num_global_key_value_heads`, those that transformers 5.23 writes a
     dict of changes for each layer.
     """
-    defaults = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "head_dim": HEAD_DIM}
-    plain = attention_spec({**config, **{name: integer(config, name, size) for name, size in defaults.items()}})
+    heads = with_defaults(config, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD_DIM)
+    plain = attention_spec(heads)
     given = config.get("per_layer_config")
     if given is None:
         heads = integer(config, "num_global_key_value_heads", plain.num_kv_heads)

@@ -11,4 +11,4 @@ from ostinato.plan.model import ModelSpec
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3` config.json."""
     bias, windows = flag(config, "attention_bias", False), qwen_windows(config)
-    return llama_spec(config, "qwen3", qkv_bias=bias, out_bias=bias, head_dim=128, windows=windows, qk_norms="of_heads")
+    return llama_spec(config, "qwen3", qkv_bias=bias, head_dim=128, windows=windows, qk_norms="of_heads")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, layer_windows, sparse_layers, usual_experts
+from ostinato.models.config_json import flag, integer, sparse_layers, usual_experts
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
@@ -20,8 +20,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "qwen3_moe",
         qkv_bias=bias,
-        out_bias=bias,
-        windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
+        slides=(True,) * num_layers if has_windows else None,
+        default_window=WINDOW,
         experts=[qwen_experts(config) if is_sparse else None for is_sparse in sparse_layers(config, num_layers)],
         qk_norms="of_heads",
         normalizes=flag(config, "norm_topk_prob", False),

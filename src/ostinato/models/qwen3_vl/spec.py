@@ -45,7 +45,6 @@ def qwen3_text(
         text,
         "qwen3_vl",
         qkv_bias=bias,
-        out_bias=bias,
         head_dim=head_dim,
         default_theta=TEXT_THETA,
         experts=experts,
