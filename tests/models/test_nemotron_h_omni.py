@@ -106,8 +106,8 @@ def test_scales_and_a_norm_that_a_checkpoint_leaves_out_have_the_values_of_trans
     scales = [weight for name, weight in weights.items() if name.endswith("lambda1")]
     assert len(scales) == 4
     assert all(torch.equal(scale, torch.full((48,), 0.5)) for scale in scales)
-    assert weights["images.vision_final_layernorm.weight"].eq(1).all()
-    assert weights["images.vision_final_layernorm.bias"].eq(0).all()
+    assert weights["vision_final_layernorm.weight"].eq(1).all()
+    assert weights["vision_final_layernorm.bias"].eq(0).all()
     tensors.pop("mlp1.0.weight")
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"missing \(1\): mlp1\.0\.weight"):

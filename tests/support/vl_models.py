@@ -20,12 +20,8 @@ from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.gemma3.model import Gemma3VL
-from ostinato.models.gemma4.model import Gemma4VL
-from ostinato.models.lfm3_vl.model import Lfm3VL
+from ostinato.models.decoder import Decoder
 from ostinato.models.loader import build_model, load_weights
-from ostinato.models.nemotron_h_omni.model import NemotronHOmni
-from ostinato.models.qwen3_vl.model import Qwen3VL
 from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
 from ostinato.ops.operations import OPERATIONS
@@ -325,7 +321,7 @@ IN_A_LINE = (
 """Recipes whose tokens of images have positions in a line."""
 
 
-VLModel = Qwen3VL | Lfm3VL | Gemma3VL | Gemma4VL | NemotronHOmni
+VLModel = Decoder
 """Models with an encoder."""
 
 

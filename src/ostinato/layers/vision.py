@@ -216,3 +216,81 @@ class VisionEncoder(Module):
         for each in deepstack:
             out = self.concat(out, each)
         return out.reshape(merged.shape[0], 1 + len(deepstack), -1)
+
+
+class SiglipEmbeddings(Module):
+    """Matmul with a patch, plus the learned positions, resized to the image's grid."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
+        super().__init__()
+        # SigLIP 1 has a convolution.
+        kernel = (vision.hidden_size, vision.in_channels, vision.patch_size, vision.patch_size)
+        stored = () if vision.is_naflex else kernel
+        self.patch_embedding = linear(build, vision.patch_elements, vision.hidden_size, stored)
+        self.position_embedding = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
+
+    def forward(self, patches: Array, inputs: EncoderInputs) -> Array:
+        """Embed `patches` [patches, elements] -> [patches, hidden]."""
+        return self.patch_embedding(patches, self.position_embedding(inputs.taps, inputs.tap_weights))
+
+
+class SiglipBlocks(Module):
+    """Layers of the encoder, under the checkpoint's name."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
+        super().__init__()
+        how = (activation, norm_eps, True)
+        self.layers = ModuleList(EncoderBlock(build, vision, *how) for _ in range(vision.num_layers))
+
+
+class Siglip(Module):
+    """SigLIP, 1 or 2, without its pooling head."""
+
+    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
+        super().__init__()
+        self.embeddings = SiglipEmbeddings(build, vision)
+        self.encoder = SiglipBlocks(build, vision, activation, norm_eps)
+        self.post_layernorm = LayerNorm(build, vision.hidden_size, norm_eps)
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Encode images, [patches, hidden]."""
+        x = self.embeddings(inputs.patches, inputs)
+        for block in self.encoder.layers:
+            x = block(x, None, inputs.starts)
+        return self.post_layernorm(x)
+
+
+class MeanOfPatches(Module):
+    """Mean of the patches of a token, or of `count` patches, times `multiplier`."""
+
+    def __init__(
+        self, build: ModelBuilder, vision: VisionSpec, multiplier: float = 1.0, count: int | None = None
+    ) -> None:
+        super().__init__()
+        self.ops, self.count, size = build.ops, count or vision.patches_per_token, vision.hidden_size
+        self.share = build.constant([multiplier / self.count] * size, build.dtype).reshape(1, size)
+
+    def forward(self, x: Array) -> Array:
+        """Merge patches, [patches, hidden] -> [tokens, hidden]."""
+        squares = x.reshape(-1, self.count, x.shape[-1])
+        parts = [squares[:, i] for i in range(self.count)]
+        while len(parts) > 1:  # in pairs, which rounds less than one after the other
+            pairs = [self.ops.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
+            parts = [*pairs, *parts[2 * len(pairs) :]]
+        return self.ops.multiply(parts[0], self.share)
+
+
+class Encoder(Module):
+    """Encoder of images in two parts, which stand beside the language model in checkpoints."""
+
+    def __init__(self, tower: Module, projector: Module, names: dict[str, str] | None = None) -> None:
+        """Join the parts; `names` are a checkpoint's for them, if they differ."""
+        super().__init__()
+        self.names = names or {}
+        self.vision_tower = tower
+        self.multi_modal_projector = projector
+
+    def forward(self, inputs: EncoderInputs) -> Array:
+        """Encode images -> [tokens, 1, hidden of the text part]."""
+        tokens = self.multi_modal_projector(self.vision_tower(inputs))
+        return tokens.reshape(tokens.shape[0], 1, -1)

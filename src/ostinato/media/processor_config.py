@@ -147,57 +147,42 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
 
     ModelError if a file is damaged, contradicts the encoder or asks for what is not implemented.
     """
-    has_own_rule = vision.cuts_tiles or vision.positions_by_axis or vision.crops_positions or vision.canvas is not None
-    if has_own_rule or vision.image_side:
-        return _image_settings(directory, vision)
-    nested_path = directory / "processor_config.json"
-    image_path, video_path = directory / "preprocessor_config.json", directory / "video_preprocessor_config.json"
-    nested, image, video = read_json(nested_path), read_json(image_path), read_json(video_path)
-    image_source, video_source = image_path, video_path if video else image_path
-    video = video or image
-    if isinstance(nested.get("image_processor"), dict):
-        image, image_source = nested["image_processor"], nested_path
-    if isinstance(nested.get("video_processor"), dict):
-        video, video_source = nested["video_processor"], nested_path
-    return MediaSettings(
-        image=_Reader(image, image_source, vision).settings("image", 56 * 56, 28 * 28 * 1280, _CLIP_MEAN, _CLIP_STD),
-        video=_Reader(video, video_source, vision).settings("video", 128 * 32 * 32, 768 * 32 * 32, _HALVES, _HALVES),
-    )
-
-
-def _image_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
-    """Read the settings of images that are cut into tiles, or resized to one size or number of tokens.
-
-    Models with the latter may take videos, whose frames are like images.
-    """
     whole, image_path, video_path = (
         directory / f"{name}_config.json" for name in ("processor", "preprocessor", "video_preprocessor")
     )
     nested = read_json(whole)
+
+    def reader(part: str, path: Path) -> _Reader:
+        values = nested.get(part)
+        if isinstance(values, dict):
+            return _Reader(values, whole, vision)
+        return _Reader(read_json(path), path, vision)
+
+    images = reader("image_processor", image_path)
+    # As in transformers, the file of images stands in for one of videos that is absent.
+    videos = reader("video_processor", video_path if read_json(video_path) else image_path)
     if nested.get("use_image_special_tokens", True) is not True:
         raise ModelError(
             f"{whole} has use_image_special_tokens = {nested['use_image_special_tokens']!r}; supported: true"
         )
-    image_values, path = nested.get("image_processor"), whole
-    if not isinstance(image_values, dict):
-        image_values, path = read_json(image_path), image_path
-    reader = _Reader(image_values, path, vision)
     if vision.positions_by_axis:
-        image = reader.fitted("image", 280)
+        image = images.fitted("image", 280)
     elif vision.image_side:
-        image = reader.square()
+        image = images.square()
     elif vision.canvas is not None:
-        image = reader.sliced()
+        image = images.sliced()
+    elif vision.crops_positions:
+        image = images.in_floats()
+    elif vision.cuts_tiles:
+        image = images.tiled()
     else:
-        image = reader.in_floats() if vision.crops_positions else reader.tiled()
-    if not vision.positions_by_axis or vision.video_token_id is None:
-        return MediaSettings(image=image, video=replace(image, kind="video"))
-    video_values, path = nested.get("video_processor"), whole
-    if not isinstance(video_values, dict):
-        # As in transformers, the file of images stands in for one that is absent.
-        path = video_path if read_json(video_path) else image_path
-        video_values = read_json(path)
-    return MediaSettings(image=image, video=_Reader(video_values, path, vision).fitted("video", 70))
+        return MediaSettings(
+            image=images.settings("image", 56 * 56, 28 * 28 * 1280, _CLIP_MEAN, _CLIP_STD),
+            video=videos.settings("video", 128 * 32 * 32, 768 * 32 * 32, _HALVES, _HALVES),
+        )
+    # Frames of videos are like images.
+    takes_videos = vision.positions_by_axis and vision.video_token_id is not None
+    return MediaSettings(image, videos.fitted("video", 70) if takes_videos else replace(image, kind="video"))
 
 
 @dataclass(frozen=True)

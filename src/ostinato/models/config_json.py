@@ -15,7 +15,7 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.plan.layer_specs import AttentionSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES
 from ostinato.plan.rope import RopeSpec
@@ -89,6 +89,11 @@ def flag_is(config: JsonMapping, name: str, value: bool) -> None:
     """Raise ModelError if a flag that is set has another value."""
     if flag(config, name, value) is not value:
         raise ModelError(f"config.json has {name} = {config[name]!r}; supported: {str(value).lower()}")
+
+
+def with_defaults(config: JsonMapping, **defaults: int) -> JsonObject:
+    """Return the config with these whole numbers under their names if it has none there; null counts as absent."""
+    return {**config, **{name: integer(config, name, value) for name, value in defaults.items()}}
 
 
 def respelled(config: JsonMapping, names: Mapping[str, str]) -> JsonObject:
@@ -223,6 +228,21 @@ def top_k(config: JsonMapping, num_experts: int, default: int | None = None) -> 
     if not 1 <= chosen <= num_experts:
         raise ModelError(f"config.json has num_experts_per_tok = {chosen}, which should be 1 to {num_experts}")
     return chosen
+
+
+def usual_experts(
+    config: JsonMapping,
+    num_experts: int,
+    chosen: int | None = None,
+    width: str = "intermediate_size",
+    default_width: int | None = None,
+) -> ExpertsSpec:
+    """Return the experts of a layer; `width` is the key of their inner size.
+
+    `chosen` and `default_width` are defaults for a config.json without `num_experts_per_tok` and that size.
+    """
+    router = top_k(config, num_experts, chosen)
+    return ExpertsSpec(num_experts, router, integer(config, "hidden_size"), integer(config, width, default_width))
 
 
 def sparse_layers(config: JsonMapping, num_layers: int) -> list[bool]:
@@ -389,6 +409,22 @@ def axial_theta(vision: JsonMapping, default: float) -> float:
     if kind not in AXIAL:
         raise ModelError(f"config.json has rope_type = {kind!r} for the encoder; supported: {', '.join(AXIAL)}")
     return number(rope, "rope_theta", number(vision, "rope_theta", default))
+
+
+@dataclass(frozen=True)
+class SiglipHyperparameters:
+    """Hyperparameters of `layers.vision.Siglip`, besides the VisionSpec."""
+
+    norm_eps: float
+    activation: str
+
+
+def siglip_hyperparameters(vision: JsonMapping) -> SiglipHyperparameters:
+    """Return the hyperparameters from the part of a config.json on the encoder."""
+    return SiglipHyperparameters(
+        norm_eps=number(vision, "layer_norm_eps", 1e-6),
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+    )
 
 
 def rope_pair(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
+from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 
@@ -119,6 +122,23 @@ class PostNormBlock(Module):
         return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
 
 
+class ParallelBlock(Module):
+    """x + attention(norm(x)) + mlp(norm(x)), with a layer norm (Cohere)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, *, attention: Attention, mlp: Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, hidden_size, norm_eps, has_bias=False)
+        self.self_attn = attention
+        self.mlp = mlp
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        return self.mlp(y, self.self_attn(y, angles, inputs, memory, x))
+
+
 class MixerBlock(Module):
     """x + mixer(norm(x)), the whole layer of a pure state-space model."""
 
@@ -133,6 +153,20 @@ class MixerBlock(Module):
         A norm rounds the stream to the model's dtype; the sum is in the dtype of the stream.
         """
         return self.mixer(self.norm(x), inputs, memory, x)
+
+
+def mamba2_mixer(build: ModelBuilder, size: int, spec: Mamba2Spec, hyper: Any, **further: Any) -> Mamba2Mixer:
+    """Make a mixer with the biases, limits and epsilon of hyperparameters such as `HybridHyperparameters`."""
+    return Mamba2Mixer(
+        build,
+        size,
+        spec,
+        eps=hyper.norm_eps,
+        proj_bias=hyper.mamba_proj_bias,
+        conv_bias=hyper.conv_bias,
+        dt_limit=hyper.dt_limit,
+        **further,
+    )
 
 
 class Decoder(CausalLM):
@@ -165,6 +199,8 @@ class Decoder(CausalLM):
             self.mtp = self.make_head(spec.drafter.layers)
         elif spec.drafter is not None and spec.drafter.starts_from_hidden:
             self.keeper = HiddenStateKeeper(build)
+        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
+        self.names = {"images": ""}  # Most encoders have parts beside the language model.
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:
@@ -172,6 +208,10 @@ class Decoder(CausalLM):
 
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         """Make the prediction head of these layers, in architectures that have one."""
+        raise NotImplementedError
+
+    def make_encoder(self, vision: VisionSpec) -> Module:
+        """Make the encoder of images, in architectures that have one."""
         raise NotImplementedError
 
     @property
@@ -182,6 +222,10 @@ class Decoder(CausalLM):
     def head(self) -> PredictionHead | None:
         return self.mtp
 
+    @property
+    def encoder(self) -> Module | None:
+        return self.images
+
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         hidden = self.model(inputs, memory)
         behind = memory[len(self.model.layers) : len(memory) - (self.spec.vision is not None)]
@@ -190,17 +234,3 @@ class Decoder(CausalLM):
         elif self.keeper is not None:
             self.keeper.previous_hidden(hidden, inputs, behind[-1])
         return hidden
-
-
-class StateSpaceDecoder(Decoder):
-    """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
-
-    backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec, is_wide=spec.hyperparameters.residual_in_float32)
-        self.names = {"model": "backbone"}
-
-    def checkpoint_name(self, name: str) -> str | None:
-        """Translate the embedding's name, which the original checkpoints have in the singular."""
-        return super().checkpoint_name(name.replace("backbone.embedding.", "backbone.embeddings."))

@@ -245,19 +245,19 @@ class VisionSpec:
     num_heads: int
     intermediate_size: int
     patch_size: int
-    temporal_patch_size: int
     merge_size: int
     in_channels: int
     out_hidden_size: int
     num_positions: int
     """Number of learned position embeddings, of a square grid or of columns and rows; 0 if it has none."""
-    deepstack_layers: tuple[int, ...]
     image_token_id: int
-    video_token_id: int | None
+    temporal_patch_size: int = 1
+    deepstack_layers: tuple[int, ...] = ()
+    video_token_id: int | None = None
     """Token that stands for a video; None if it takes no videos."""
-    start_token_id: int | None
+    start_token_id: int | None = None
     """Token before an image's tokens; None if config.json does not name it."""
-    end_token_id: int | None
+    end_token_id: int | None = None
     weights: tuple[Weight, ...] = ()
     calls: CallTrace = NO_CALLS
     """Calls for one output token."""

@@ -107,7 +107,10 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model in the plan. `hyperparameters` is the architecture's own dataclass, for its file in models/."""
+    """A model in the plan.
+
+    `hyperparameters` and `encoder_hyperparameters` are the architecture's own dataclasses, for its file in models/.
+    """
 
     architecture: str
     dtype: str
@@ -147,6 +150,7 @@ class ModelSpec:
     """Quantization of the weights while the model runs, including a prediction head's."""
     vision: VisionSpec | None = None
     """Encoder of images, for models that have one."""
+    encoder_hyperparameters: Any = None
     ranks: int = 1
     """Number of processes that share the model; the sizes above are those of one."""
     unsharded: ModelSpec | None = None

@@ -71,7 +71,7 @@ class BailingHybrid(Decoder):
         names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
         names = {name: f"{number}.{stored}" for name, stored in {**names, "norm": "final_layernorm"}.items()}
         names["blocks"] = ""
-        return AttentionHead(self.build, self.spec, layers, self.make_block, hyper.norm_eps, names=names, first=number)
+        return AttentionHead(self.build, self.spec, layers, self.make_block, names=names, first=number)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate a name; return None for tensors of a prediction head that is not used, and for its copies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import flag, layer_windows, number, sliding_layers
+from ostinato.models.config_json import flag, number, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -18,10 +18,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
         {**config, "rms_norm_eps": number(config, "layer_norm_eps", EPS)},
         "cohere2",
         qkv_bias=bias,
-        out_bias=bias,
         default_tied=True,
         rotates=slides,
-        windows=layer_windows(config, slides, WINDOW),
+        slides=slides,
+        default_window=WINDOW,
         has_neighbours=True,
+        is_parallel=True,
         logits_multiplier=number(config, "logit_scale", 0.0625),
     )

@@ -15,7 +15,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "ernie4_5",
         qkv_bias=bias,
-        out_bias=bias,
         mlp_bias=bias,
         head_dim=128,
         default_tied=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import layer_windows, sliding_layers
+from ostinato.models.config_json import sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -20,7 +20,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
         "exaone4",
         default_eps=1e-5,
         rotates=slides if has_windows else None,
-        windows=layer_windows(config, slides, WINDOW),
+        slides=slides,
+        default_window=WINDOW,
         qk_norms="of_heads",
         norms_results=True,
     )

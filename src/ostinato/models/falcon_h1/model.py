@@ -6,7 +6,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Multiplier
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block, Decoder, mamba2_mixer
 from ostinato.models.falcon_h1.spec import FalconH1Hyperparameters
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
@@ -61,17 +61,14 @@ class FalconH1(Decoder):
         )
 
     def _mamba(self, spec: Mamba2Spec, hyper: FalconH1Hyperparameters) -> Mamba2Mixer:
-        return Mamba2Mixer(
+        return mamba2_mixer(
             self.build,
             self.spec.hidden_size,
             spec,
-            eps=hyper.norm_eps,
+            hyper,
             has_norm=hyper.mamba_norm,
             norm_before_gate=hyper.mamba_norm_before_gate,
-            proj_bias=hyper.mamba_proj_bias,
             out_bias=hyper.mamba_out_bias,
-            conv_bias=hyper.conv_bias,
-            dt_limit=hyper.dt_limit,
             in_multiplier=hyper.multipliers.ssm_in,
             in_scale=_by_output(spec, hyper.multipliers.ssm),
             out_multiplier=hyper.multipliers.ssm_out,

@@ -6,36 +6,11 @@ from typing import Any
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.gemma3.spec import Gemma3VLHyperparameters
+from ostinato.layers.vision import Encoder, MeanOfPatches, Siglip
+from ostinato.models.config_json import SiglipHyperparameters
 from ostinato.models.gemma3_text.model import Gemma3
-from ostinato.models.lfm2_vl.model import VisionTower
-from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import VisionSpec
-from ostinato.plan.model import ModelSpec
-
-NORM_EPS = 1e-6
-"""Default epsilon of the encoder's norms."""
-
-
-class MeanOfPatches(Module):
-    """Mean of the patches of a token, or of `count` patches, times `multiplier`."""
-
-    def __init__(
-        self, build: ModelBuilder, vision: VisionSpec, multiplier: float = 1.0, count: int | None = None
-    ) -> None:
-        super().__init__()
-        self.ops, self.count, size = build.ops, count or vision.patches_per_token, vision.hidden_size
-        self.share = build.constant([multiplier / self.count] * size, build.dtype).reshape(1, size)
-
-    def forward(self, x: Array) -> Array:
-        """Merge patches, [patches, hidden] -> [tokens, hidden]."""
-        squares = x.reshape(-1, self.count, x.shape[-1])
-        parts = [squares[:, i] for i in range(self.count)]
-        while len(parts) > 1:  # in pairs, which rounds less than one after the other
-            pairs = [self.ops.add(first, second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
-            parts = [*pairs, *parts[2 * len(pairs) :]]
-        return self.ops.multiply(parts[0], self.share)
 
 
 class Projector(Module):
@@ -58,17 +33,10 @@ class Projector(Module):
 class Gemma3VL(Gemma3):
     """Language model with its encoder."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        assert spec.vision is not None
-        hyper: Gemma3VLHyperparameters = spec.hyperparameters
-        eps = hyper.encoder_norm_eps
-        tower = VisionTower(build, spec.vision, hyper.encoder_activation, eps)
-        self.images = Encoder(tower, Projector(build, spec.vision, eps))
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.images
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        hyper: SiglipHyperparameters = self.spec.encoder_hyperparameters
+        tower = Siglip(self.build, vision, hyper.activation, hyper.norm_eps)
+        return Encoder(tower, Projector(self.build, vision, hyper.norm_eps))
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; transformers 5 writes `model.` before each part, the hub's checkpoints do not."""

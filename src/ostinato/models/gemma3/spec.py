@@ -6,13 +6,12 @@ Every image becomes as many tokens, which see each other in both directions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number, respelled
-from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
+from ostinato.models.config_json import checkpoint_dtype, flag, integer, respelled, siglip_hyperparameters
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -21,14 +20,6 @@ from ostinato.plan.model import ModelSpec
 VOCABULARY, IMAGE_TOKENS = 262_208, 256
 TOKENS = {"image_token_index": 262_144, "boi_token_index": 255_999, "eoi_token_index": 256_000}
 """Defaults of a config.json without these values."""
-
-
-@dataclass(frozen=True)
-class Gemma3VLHyperparameters(Gemma3Hyperparameters):
-    """Hyperparameters of models/gemma3/model.py, besides the VisionSpec: those of the text, and the encoder's."""
-
-    encoder_norm_eps: float
-    encoder_activation: str
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -43,16 +34,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"config.json has sliding_window = {min(windows)}, and images of {encoder.smallest_item} tokens "
             "(mm_tokens_per_image), which see each other; supported: windows of no fewer tokens"
         )
-    of_text = {each.name: getattr(text.hyperparameters, each.name) for each in fields(Gemma3Hyperparameters)}
     return replace(
         text,
         vision=encoder,
         layers=tuple(map(sees_images, text.layers)),
-        hyperparameters=Gemma3VLHyperparameters(
-            **of_text,
-            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            encoder_activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
-        ),
+        encoder_hyperparameters=siglip_hyperparameters(vision),
     )
 
 
@@ -81,14 +67,11 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         num_heads=heads,
         intermediate_size=integer(vision, "intermediate_size", 3072),
         patch_size=patch,
-        temporal_patch_size=1,
         merge_size=merge,
         in_channels=integer(vision, "num_channels", 3),
         out_hidden_size=text_size,
         num_positions=patches**2,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_index", TOKENS["image_token_index"]),
-        video_token_id=None,
         start_token_id=integer(config, "boi_token_index", TOKENS["boi_token_index"]),
         end_token_id=integer(config, "eoi_token_index", TOKENS["eoi_token_index"]),
         smallest_item=count,

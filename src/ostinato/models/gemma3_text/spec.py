@@ -21,6 +21,7 @@ from ostinato.models.config_json import (
     shared_fields,
     sliding_layers,
     soft_cap,
+    with_defaults,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -57,8 +58,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     slides = sliding_layers(config, PATTERN)
     head_dim = integer(config, "head_dim", HEAD_DIM)
     ropes = rope_pair(config, head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
-    longest = integer(config, "max_position_embeddings", LONGEST)
-    config = {**config, "max_position_embeddings": longest, "attn_logit_softcapping": None}
+    config = {**with_defaults(config, max_position_embeddings=LONGEST), "attn_logit_softcapping": None}
     return gemma_spec(config, "gemma3_text", slides, ropes, has_qk_norms=True)
 
 
@@ -72,8 +72,8 @@ def gemma_spec(
     activation(config, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
     if flag(config, "use_bidirectional_attention", False):
         raise ModelError("config.json has use_bidirectional_attention = true; supported: false")
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
-    attention = attention_spec({**config, **{name: integer(config, name, heads[name]) for name in heads}}, HEAD_DIM)
+    heads = with_defaults(config, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS)
+    attention = attention_spec(heads, HEAD_DIM)
     attention = replace(attention, softcap=soft_cap(config, "attn_logit_softcapping"))
     windows = layer_windows(config, slides, WINDOW)
     return ModelSpec(

@@ -12,13 +12,10 @@ from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.vision import linear
-from ostinato.models.gemma3.model import MeanOfPatches
+from ostinato.layers.vision import Encoder, MeanOfPatches, linear
 from ostinato.models.gemma4.spec import Gemma4VLHyperparameters
 from ostinato.models.gemma4_text.model import Gemma4
-from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.plan.layer_specs import VisionSpec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, EncoderInputs
@@ -51,7 +48,7 @@ class PatchAttention(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Gemma4VLHyperparameters) -> None:
         super().__init__()
-        self.ops, size, eps = build.ops, vision.hidden_size, hyper.encoder_norm_eps
+        self.ops, size, eps = build.ops, vision.hidden_size, hyper.norm_eps
         self.head_dim, self.eps, self.clips = size // vision.num_heads, eps, hyper.clips
         if self.clips:
             self.q_proj, self.k_proj, self.v_proj = (ClippedLinear(build, size, size) for _ in range(3))
@@ -112,7 +109,7 @@ class VisionBlock(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Gemma4VLHyperparameters) -> None:
         super().__init__()
-        size, eps = vision.hidden_size, hyper.encoder_norm_eps
+        size, eps = vision.hidden_size, hyper.norm_eps
         self.input_layernorm = RMSNorm(build, size, eps)
         self.self_attn = PatchAttention(build, vision, hyper)
         self.post_attention_layernorm = RMSNorm(build, size, eps)
@@ -204,22 +201,12 @@ class Projector(Module):
 class Gemma4VL(Gemma4):
     """Language model with its encoder, if it has one."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
-
     def make_encoder(self, vision: VisionSpec) -> Encoder:
-        """Make the encoder of images."""
-        hyper: Gemma4VLHyperparameters = self.spec.hyperparameters
+        hyper: Gemma4VLHyperparameters = self.spec.encoder_hyperparameters
         sign = -1.0 if hyper.standardises else 1.0
-        projector = Projector(self.build, vision, hyper.encoder_norm_eps * shrinking(vision) ** 2, sign)
-        encoder = Encoder(VisionTower(self.build, vision, hyper), projector)
-        encoder.names = {"multi_modal_projector": "embed_vision"}
-        return encoder
-
-    @property
-    def encoder(self) -> Encoder | None:
-        return self.images
+        projector = Projector(self.build, vision, hyper.norm_eps * shrinking(vision) ** 2, sign)
+        names = {"multi_modal_projector": "embed_vision"}
+        return Encoder(VisionTower(self.build, vision, hyper), projector, names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""

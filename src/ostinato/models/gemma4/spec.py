@@ -13,7 +13,6 @@ from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, axial_theta, flag, flag_is, integer, number
 from ostinato.models.gemma3.spec import sees_images, spec_of_text
-from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -27,10 +26,10 @@ THETA = 100.0
 
 
 @dataclass(frozen=True)
-class Gemma4VLHyperparameters(Gemma4Hyperparameters):
-    """Hyperparameters of models/gemma4/model.py, besides the VisionSpec: those of the text, and the encoder's."""
+class Gemma4VLHyperparameters:
+    """Hyperparameters of the encoder in models/gemma4/model.py, besides the VisionSpec."""
 
-    encoder_norm_eps: float
+    norm_eps: float
     theta: float
     standardises: bool
     """True if the mean of a token's patches is shifted and scaled by learned vectors."""
@@ -45,13 +44,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
         return text
     vision = part(config, "vision_config")
     hyper = Gemma4VLHyperparameters(
-        **vars(text.hyperparameters),
-        encoder_norm_eps=number(vision, "rms_norm_eps", 1e-6),
+        norm_eps=number(vision, "rms_norm_eps", 1e-6),
         theta=axial_theta(vision, THETA),
         standardises=flag(vision, "standardize", False),
         clips=flag(vision, "use_clipped_linears", False),
     )
-    return with_images(replace(text, hyperparameters=hyper), config, _encoder_sizes(vision))
+    return with_images(replace(text, encoder_hyperparameters=hyper), config, _encoder_sizes(vision))
 
 
 def text_part(config: JsonObject, text_spec: Callable[[JsonObject], ModelSpec], architecture: str) -> ModelSpec:
@@ -68,10 +66,8 @@ def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], b
     is_bidirectional = of_text.get("use_bidirectional_attention", by_default) == "vision"
     vision = VisionSpec(
         **sizes,
-        temporal_patch_size=1,
         in_channels=3,
         out_hidden_size=text.hidden_size,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", TOKENS["image_token_id"]),
         video_token_id=_video_token(config, text.vocab_size),
         start_token_id=integer(config, "boi_token_id", TOKENS["boi_token_id"]),

@@ -22,7 +22,8 @@ from ostinato.models.config_json import (
     shared_fields,
     sliding_layers,
     soft_cap,
-    top_k,
+    usual_experts,
+    with_defaults,
 )
 from ostinato.models.lfm3.spec import rope_of_kind
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
@@ -72,7 +73,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     directions = config.get("use_bidirectional_attention")
     if directions not in BIDIRECTIONAL:
         raise ModelError(f"config.json has use_bidirectional_attention = {directions!r}; supported: null, 'vision'")
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    config = with_defaults(config, max_position_embeddings=LONGEST)
     slides = sliding_layers(config, PATTERN)
     slides[-1:] = [False]  # The last layer sees all positions, whatever its name is.
     layer_types = [SLIDING if slid else FULL for slid in slides]
@@ -121,8 +122,8 @@ def _heads(config: JsonMapping, slides: list[bool], values_are_keys: bool) -> di
     The hub's checkpoints have `global_head_dim` and `num_global_key_value_heads`, those that transformers 5.23 writes a
     dict of changes for each layer.
     """
-    defaults = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS, "head_dim": HEAD_DIM}
-    plain = attention_spec({**config, **{name: integer(config, name, size) for name, size in defaults.items()}})
+    heads = with_defaults(config, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD_DIM)
+    plain = attention_spec(heads)
     given = config.get("per_layer_config")
     if given is None:
         heads = integer(config, "num_global_key_value_heads", plain.num_kv_heads)
@@ -148,8 +149,8 @@ def _experts(config: JsonMapping) -> ExpertsSpec | None:
     if not flag(config, "enable_moe_block", False):
         return None
     count = integer(config, "num_experts")
-    chosen = top_k({**config, "num_experts_per_tok": integer(config, "top_k_experts")}, count)
-    return ExpertsSpec(count, chosen, integer(config, "hidden_size"), integer(config, "moe_intermediate_size"))
+    config = {**config, "num_experts_per_tok": integer(config, "top_k_experts")}
+    return usual_experts(config, count, width="moe_intermediate_size")
 
 
 def _keys_of(config: JsonMapping, slides: list[bool]) -> list[int | None]:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import linear
+from ostinato.layers.vision import Encoder, linear
 from ostinato.models.gemma4.model import Gemma4VL, Projector
 from ostinato.models.gemma4_unified.spec import UnifiedHyperparameters
-from ostinato.models.lfm3_vl.model import Encoder
 from ostinato.plan.layer_specs import VisionSpec
 
 if TYPE_CHECKING:
@@ -44,14 +43,13 @@ class Gemma4Unified(Gemma4VL):
     """Language model with the embedder of pixels, if it has one."""
 
     def make_encoder(self, vision: VisionSpec) -> Encoder:
-        hyper: UnifiedHyperparameters = self.spec.hyperparameters
+        hyper: UnifiedHyperparameters = self.spec.encoder_hyperparameters
         projector = Projector(self.build, vision, hyper.projector_norm_eps, 1.0)
-        encoder = Encoder(PixelEmbedder(self.build, vision), projector)
-        encoder.names = {
+        names = {
             "vision_tower": EMBEDDER.removesuffix("."),
             "multi_modal_projector": f"{EMBEDDER}multimodal_embedder",
         }
-        return encoder
+        return Encoder(PixelEmbedder(self.build, vision), projector, names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; the hub's checkpoints have `vision_embedder`, and the projection outside of it."""

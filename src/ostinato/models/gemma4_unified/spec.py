@@ -11,7 +11,6 @@ from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import integer, number
 from ostinato.models.gemma4.spec import text_part, with_images
-from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.models.gemma4_unified_text.spec import DIRECTIONS
 from ostinato.models.gemma4_unified_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
@@ -19,8 +18,8 @@ from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class UnifiedHyperparameters(Gemma4Hyperparameters):
-    """Hyperparameters of models/gemma4_unified/model.py, besides the VisionSpec."""
+class UnifiedHyperparameters:
+    """Hyperparameters of the embedder in models/gemma4_unified/model.py, besides the VisionSpec."""
 
     projector_norm_eps: float
 
@@ -31,10 +30,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if config.get("vision_config") is None:
         return text
     vision = part(config, "vision_config")
-    hyper = UnifiedHyperparameters(
-        **vars(text.hyperparameters), projector_norm_eps=number(vision, "rms_norm_eps", 1e-6)
-    )
-    return with_images(replace(text, hyperparameters=hyper), config, _embedder_sizes(vision), DIRECTIONS)
+    hyper = UnifiedHyperparameters(number(vision, "rms_norm_eps", 1e-6))
+    return with_images(replace(text, encoder_hyperparameters=hyper), config, _embedder_sizes(vision), DIRECTIONS)
 
 
 def _embedder_sizes(vision: JsonMapping) -> JsonObject:

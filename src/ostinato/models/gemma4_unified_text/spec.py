@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer
+from ostinato.models.config_json import with_defaults
 from ostinato.models.gemma4_text.spec import model_spec as gemma4_spec
 from ostinato.plan.model import ModelSpec
 
@@ -17,8 +17,7 @@ LONGEST, WINDOW = 262_144, 1024
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma4_unified_text` config.json. ModelError as for `gemma4_text`."""
-    defaults = {"max_position_embeddings": LONGEST, "sliding_window": WINDOW}
-    sizes = {name: integer(config, name, size) for name, size in defaults.items()}
+    config = with_defaults(config, max_position_embeddings=LONGEST, sliding_window=WINDOW)
     # transformers reads no such values.
     absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
-    return replace(gemma4_spec({**config, **sizes, **absent}), architecture="gemma4_unified_text")
+    return replace(gemma4_spec({**config, **absent}), architecture="gemma4_unified_text")

@@ -16,9 +16,9 @@ from ostinato.models.config_json import (
     parse_rope,
     respelled,
     shared_fields,
-    top_k,
+    usual_experts,
 )
-from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 HEAD_DIM, WINDOW, THETA, EPS = 64, 128, 150_000.0, 1e-5
@@ -58,9 +58,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config = {**config, "rope_scaling": ROPE}
     attention = replace(attention_spec(config, HEAD_DIM), has_sinks=True)
     windows = layer_windows(config, [i % 2 == 0 for i in range(integer(config, "num_hidden_layers"))], WINDOW)
-    count = integer(config, "num_local_experts")
-    sizes = integer(config, "hidden_size"), integer(config, "intermediate_size")
-    experts = ExpertsSpec(count, top_k(config, count), *sizes)
+    experts = usual_experts(config, integer(config, "num_local_experts"))
     alpha, limit = number(config, "swiglu_alpha", 1.702), number(config, "swiglu_limit", 7.0)
     if not limit > 0:
         raise ModelError(f"config.json has swiglu_limit = {limit}, which should be above 0")

@@ -15,7 +15,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "granite",
         qkv_bias=bias,
-        out_bias=bias,
         mlp_bias=flag(config, "mlp_bias", False),
         embedding_multiplier=number(config, "embedding_multiplier", 1.0),
         attention_multiplier=number(config, "attention_multiplier", 1.0),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer, top_k
+from ostinato.models.config_json import integer, usual_experts
 from ostinato.models.granite_swa.spec import granite_swa_spec
-from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `granitemoe_swa` config.json."""
-    count = integer(config, "num_local_experts", 8)
-    sizes = integer(config, "hidden_size"), integer(config, "intermediate_size")
-    experts = ExpertsSpec(count, top_k(config, count, 2), *sizes)
+    experts = usual_experts(config, integer(config, "num_local_experts", 8), 2)
     return granite_swa_spec(config, "granitemoe_swa", norm_eps=1e-6, default_tied=False, experts=experts)

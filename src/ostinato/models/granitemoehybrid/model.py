@@ -6,10 +6,9 @@ from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
-from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.decoder import Block, Decoder, mamba2_mixer
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
@@ -89,6 +88,9 @@ class GraniteMoeHybrid(Granite):
         hyper: GraniteMoeHybridHyperparameters = self.spec.hyperparameters
         multiplier, shared_size = hyper.residual_multiplier, hyper.shared_intermediate_size
         experts = None if layer.experts is None else MoE(build, layer.experts, multiplier)
+        mixer = None
+        if isinstance(layer.mixer, Mamba2Spec):
+            mixer = mamba2_mixer(build, size, layer.mixer, hyper, out_multiplier=multiplier)
         parts: dict[str, Any] = {"mlp": experts, "names": {"mlp": NAMES["experts"]}}
         if shared_size or experts is None:
             mlp = SharedMLP(build, size, shared_size, multiplier)
@@ -98,18 +100,6 @@ class GraniteMoeHybrid(Granite):
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else self.make_attention(layer.attention),
-            mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba2Spec) else None,
+            mixer=mixer,
             **parts,
-        )
-
-    def _mamba(self, spec: Mamba2Spec, hyper: GraniteMoeHybridHyperparameters) -> Mamba2Mixer:
-        return Mamba2Mixer(
-            self.build,
-            self.spec.hidden_size,
-            spec,
-            eps=hyper.norm_eps,
-            proj_bias=hyper.mamba_proj_bias,
-            conv_bias=hyper.conv_bias,
-            dt_limit=hyper.dt_limit,
-            out_multiplier=hyper.residual_multiplier,
         )

@@ -17,9 +17,9 @@ from ostinato.models.config_json import (
     number,
     parse_rope,
     shared_fields,
-    top_k,
+    usual_experts,
 )
-from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
@@ -44,7 +44,8 @@ class GraniteMoeHybridHyperparameters(HybridHyperparameters):
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `granitemoehybrid` config.json."""
     activation(config, "hidden_act", "silu", ("silu",))
-    kinds, experts = _kinds(config), _experts(config)
+    kinds, count = _kinds(config), integer(config, "num_local_experts", 8)
+    experts = usual_experts(config, count, 2) if count else None
     attention, mamba2 = attention_spec(config), expanded_mamba2_spec(config)
     rope = _rope(config, attention.head_dim) if "attention" in kinds else None
     layers = {
@@ -70,14 +71,6 @@ def _hyperparameters(config: JsonObject) -> GraniteMoeHybridHyperparameters:
         residual_multiplier=number(config, "residual_multiplier", 1.0),
         logits_scaling=number(config, "logits_scaling", 1.0),
     )
-
-
-def _experts(config: JsonObject) -> ExpertsSpec | None:
-    num_experts = integer(config, "num_local_experts", 8)
-    if num_experts == 0:
-        return None
-    chosen, size = top_k(config, num_experts, 2), integer(config, "hidden_size")
-    return ExpertsSpec(num_experts, chosen, size, integer(config, "intermediate_size"))
 
 
 def _kinds(config: JsonObject) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ostinato.models.config_json import (
     number,
     respelled,
     shared_fields,
-    top_k,
+    usual_experts,
 )
 from ostinato.models.mamba.spec import time_step_rank
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -90,7 +90,4 @@ def _mixer(config: JsonObject) -> Mamba1Spec:
 def _experts(config: JsonObject) -> ExpertsSpec | None:
     """Return the experts of a layer; with a single expert, a layer has an MLP for all tokens."""
     num_experts = integer(config, "num_experts", 16)
-    if num_experts <= 1:
-        return None
-    size, inner = integer(config, "hidden_size"), integer(config, "intermediate_size")
-    return ExpertsSpec(num_experts, top_k(config, num_experts, 2), size, inner)
+    return usual_experts(config, num_experts, 2) if num_experts > 1 else None

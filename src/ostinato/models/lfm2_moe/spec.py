@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, number, top_k
+from ostinato.json_io import JsonObject
+from ostinato.models.config_json import flag, integer, number, usual_experts
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters, lfm2_spec
-from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
 
 
 @dataclass(frozen=True)
 class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
-    """Hyperparameters of models/lfm2_moe/model.py, besides the layers."""
+    """Hyperparameters of models/lfm2/model.py, besides the layers."""
 
     has_expert_bias: bool
     normalize: bool
@@ -26,7 +25,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if config.get("layer_types") is None:
         raise ModelError("config.json names no layer_types, which say where attention is")
     plain = lfm2_spec(config, "lfm2_moe", integer(config, "intermediate_size"))
-    num_dense, experts = integer(config, "num_dense_layers", 2), _experts(config)
+    num_dense = integer(config, "num_dense_layers", 2)
+    experts = usual_experts(config, integer(config, "num_experts"), width="moe_intermediate_size")
     layers = (replace(layer, experts=experts) if i >= num_dense else layer for i, layer in enumerate(plain.layers))
     hyper = Lfm2MoeHyperparameters(
         **vars(plain.hyperparameters),
@@ -35,13 +35,3 @@ def model_spec(config: JsonObject) -> ModelSpec:
         scaling=number(config, "routed_scaling_factor", 1.0),
     )
     return replace(plain, layers=tuple(layers), hyperparameters=hyper)
-
-
-def _experts(config: JsonMapping) -> ExpertsSpec:
-    num_experts = integer(config, "num_experts")
-    return ExpertsSpec(
-        num_experts=num_experts,
-        top_k=top_k(config, num_experts),
-        size=integer(config, "hidden_size"),
-        intermediate_size=integer(config, "moe_intermediate_size"),
-    )

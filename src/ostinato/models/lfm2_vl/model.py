@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from ostinato.layers.module import ModelBuilder, Module, ModuleList
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import EncoderBlock, PositionEmbedding, linear
-from ostinato.models.decoder import Block
-from ostinato.models.lfm2.model import lfm2_block
+from ostinato.layers.vision import Encoder, Siglip, linear
+from ostinato.models.lfm2.model import Lfm2
 from ostinato.models.lfm2_vl.spec import Lfm2VLHyperparameters
-from ostinato.models.lfm3_vl.model import Encoder, Lfm3VL
-from ostinato.ops.step_inputs import Array, EncoderInputs
-from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.ops.step_inputs import Array
+from ostinato.plan.layer_specs import VisionSpec
+from ostinato.plan.model import ModelSpec
 
 PROJECTOR_EPS = 1e-5
-
-
-class PatchEmbeddings(Module):
-    """Matmul with a patch, plus the learned positions, resized to the image's grid."""
-
-    def __init__(self, build: ModelBuilder, vision: VisionSpec) -> None:
-        super().__init__()
-        # SigLIP 1 has a convolution.
-        kernel = (vision.hidden_size, vision.in_channels, vision.patch_size, vision.patch_size)
-        stored = () if vision.is_naflex else kernel
-        self.patch_embedding = linear(build, vision.patch_elements, vision.hidden_size, stored)
-        self.position_embedding = PositionEmbedding(build, vision.num_positions, vision.hidden_size)
-
-    def forward(self, patches: Array, inputs: EncoderInputs) -> Array:
-        """Embed `patches` [patches, elements] -> [patches, hidden]."""
-        return self.patch_embedding(patches, self.position_embedding(inputs.taps, inputs.tap_weights))
-
-
-class Blocks(Module):
-    """Layers of the encoder, under the checkpoint's name."""
-
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
-        super().__init__()
-        how = (activation, norm_eps, True)
-        self.layers = ModuleList(EncoderBlock(build, vision, *how) for _ in range(vision.num_layers))
-
-
-class VisionTower(Module):
-    """SigLIP, 1 or 2, without its pooling head."""
-
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, activation: str, norm_eps: float) -> None:
-        super().__init__()
-        self.embeddings = PatchEmbeddings(build, vision)
-        self.encoder = Blocks(build, vision, activation, norm_eps)
-        self.post_layernorm = LayerNorm(build, vision.hidden_size, norm_eps)
-
-    def forward(self, inputs: EncoderInputs) -> Array:
-        """Encode images, [patches, hidden]."""
-        x = self.embeddings(inputs.patches, inputs)
-        for block in self.encoder.layers:
-            x = block(x, None, inputs.starts)
-        return self.post_layernorm(x)
 
 
 class Projector(Module):
@@ -75,16 +32,17 @@ class Projector(Module):
         return self.linear_2(self.linear_1(merged, activation="gelu"))
 
 
-class Lfm2VL(Lfm3VL):
+class Lfm2VL(Lfm2):
     """Language model with its encoder."""
 
-    def make_encoder(self, vision: VisionSpec) -> Encoder:
-        hyper: Lfm2VLHyperparameters = self.spec.hyperparameters
-        tower = VisionTower(self.build, vision, hyper.activation, hyper.norm_eps)
-        return Encoder(tower, Projector(self.build, vision, hyper))
+    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
+        super().__init__(build, spec)
+        self.names = {"model": "model.language_model", "images": "model"}
 
-    def make_block(self, layer: LayerSpec) -> Block:
-        return lfm2_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
+    def make_encoder(self, vision: VisionSpec) -> Encoder:
+        hyper: Lfm2VLHyperparameters = self.spec.encoder_hyperparameters
+        tower = Siglip(self.build, vision, hyper.activation, hyper.norm_eps)
+        return Encoder(tower, Projector(self.build, vision, hyper))
 
     def checkpoint_name(self, name: str) -> str | None:
         """Take the tower's tensors with and without `vision_model`, and leave out those of its pooling head."""

@@ -7,7 +7,14 @@ from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, checkpoint_dtype, flag, integer, number
+from ostinato.models.config_json import (
+    SiglipHyperparameters,
+    activation,
+    checkpoint_dtype,
+    flag,
+    integer,
+    siglip_hyperparameters,
+)
 from ostinato.models.lfm2 import spec as lfm2
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
@@ -18,12 +25,9 @@ IMAGE = 396
 
 
 @dataclass(frozen=True)
-class Lfm2VLHyperparameters:
-    """Hyperparameters of models/lfm2_vl/model.py, besides the VisionSpec. All but `text` are the encoder's."""
+class Lfm2VLHyperparameters(SiglipHyperparameters):
+    """Hyperparameters of the encoder in models/lfm2_vl/model.py, besides the VisionSpec."""
 
-    text: lfm2.Lfm2Hyperparameters
-    norm_eps: float
-    activation: str
     projector_size: int
     projector_bias: bool
     projector_has_norm: bool
@@ -44,12 +48,9 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         architecture="lfm2_vl",
-        sharded_dims=("text.intermediate_size",),
         vision=_vision(config, vision, plain.hidden_size),
-        hyperparameters=Lfm2VLHyperparameters(
-            text=plain.hyperparameters,
-            norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+        encoder_hyperparameters=Lfm2VLHyperparameters(
+            **vars(siglip_hyperparameters(vision)),
             projector_size=integer(config, "projector_hidden_size", 2560),
             projector_bias=flag(config, "projector_bias", True),
             projector_has_norm=flag(config, "projector_use_layernorm", True),
@@ -77,13 +78,8 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         raise ModelError(f"config.json has num_patches = {sizes['num_positions']}, which is no square")
     return VisionSpec(
         **sizes,
-        temporal_patch_size=1,
         out_hidden_size=text_size,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", IMAGE),
-        video_token_id=None,
-        start_token_id=None,
-        end_token_id=None,
         is_naflex=True,
         cuts_tiles=True,
     )

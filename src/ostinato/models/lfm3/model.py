@@ -5,7 +5,6 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.conv import ShortConv
 from ostinato.layers.mlp import GatedMLP
-from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Block, Decoder, SandwichBlock
 from ostinato.models.lfm3.spec import Lfm3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
@@ -26,25 +25,22 @@ class Lfm3(Decoder):
     backbone_names = (("norm", "embedding_norm"),)
 
     def make_block(self, layer: LayerSpec) -> Block | SandwichBlock:
-        return lfm3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
-
-
-def lfm3_block(build: ModelBuilder, size: int, layer: LayerSpec, hyper: Lfm3Hyperparameters) -> Block | SandwichBlock:
-    """Build a layer of LFM3."""
-    eps, attention, conv = hyper.norm_eps, None, None
-    if layer.attention is not None:
-        attention = Attention(
-            build,
-            size,
-            layer.attention,
-            bias=hyper.attention_bias,
-            qk_norm_eps=eps,
-            has_head_gates=hyper.has_head_gates,
-        )
-    if isinstance(layer.mixer, ShortConvSpec):
-        conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
-    mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
-    if hyper.has_post_norms:
-        names = NAMES | SANDWICH_NAMES
-        return SandwichBlock(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=names)
-    return Block(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=NAMES | NORM_NAMES)
+        build, size = self.build, self.spec.hidden_size
+        hyper: Lfm3Hyperparameters = self.spec.hyperparameters
+        eps, attention, conv = hyper.norm_eps, None, None
+        if layer.attention is not None:
+            attention = Attention(
+                build,
+                size,
+                layer.attention,
+                bias=hyper.attention_bias,
+                qk_norm_eps=eps,
+                has_head_gates=hyper.has_head_gates,
+            )
+        if isinstance(layer.mixer, ShortConvSpec):
+            conv = ShortConv(build, size, layer.mixer, bias=hyper.conv_bias)
+        mlp = GatedMLP(build, size, hyper.intermediate_size, names=("w1", "w3", "w2"))
+        if hyper.has_post_norms:
+            names = NAMES | SANDWICH_NAMES
+            return SandwichBlock(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=names)
+        return Block(build, size, eps, attention=attention, mixer=conv, mlp=mlp, names=NAMES | NORM_NAMES)

@@ -21,6 +21,7 @@ from ostinato.models.config_json import (
     rope_parameters_of_kind,
     ropes_by_kind,
     shared_fields,
+    with_defaults,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
@@ -55,7 +56,7 @@ class Lfm3Hyperparameters:
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm3` config.json."""
     config = respelled(config, {"rms_norm_eps": "norm_eps"})
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    config = with_defaults(config, max_position_embeddings=LONGEST)
     attention = attention_spec(config, HEAD_DIM)
     kinds = _kinds(config)
     windows = layer_windows({**config, "layer_types": None}, [kind == LOCAL for kind in kinds], WINDOW)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import NORM_EPS, GatedEncoderMLP, linear
-from ostinato.models.base import Backbone, CausalLM
-from ostinato.models.decoder import Block, SandwichBlock
-from ostinato.models.lfm3.model import lfm3_block
+from ostinato.layers.vision import NORM_EPS, Encoder, GatedEncoderMLP, linear
+from ostinato.models.lfm3.model import Lfm3
 from ostinato.models.lfm3_vl.spec import Lfm3VLHyperparameters
-from ostinato.ops.step_inputs import Array, EncoderInputs, LayerCache, StepInputs
-from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.ops.step_inputs import Array, EncoderInputs
+from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
 ATTENTION_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm"}
@@ -157,58 +153,14 @@ class Projector(Module):
         return self.linear_2(self.linear_1(self.layer_norm(x).reshape(-1, self.size), activation="gelu"))
 
 
-class Encoder(Module):
-    """Encoder of images, whose two parts stand beside the language model in checkpoints."""
-
-    is_in_checkpoint = False
-
-    def __init__(self, tower: Module, projector: Module) -> None:
-        super().__init__()
-        self.vision_tower = tower
-        self.multi_modal_projector = projector
-
-    def forward(self, inputs: EncoderInputs) -> Array:
-        """Encode images -> [tokens, 1, hidden of the text part]."""
-        tokens = self.multi_modal_projector(self.vision_tower(inputs))
-        return tokens.reshape(tokens.shape[0], 1, -1)
-
-
-class LfmVLModel(Module):
-    """Encoder and text part, under the checkpoint's names."""
-
-    def __init__(self, encoder: Encoder, language_model: Backbone) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.language_model = language_model
-
-
-class Lfm3VL(CausalLM):
+class Lfm3VL(Lfm3):
     """Language model with its encoder."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         super().__init__(build, spec)
-        assert spec.vision is not None
-        eps = spec.hyperparameters.text.norm_eps
-        text = Backbone(build, spec, self.make_block, eps, names={"norm": "embedding_norm"})
-        self.model = LfmVLModel(self.make_encoder(spec.vision), text)
+        self.names = {"model": "model.language_model", "images": "model"}
 
     def make_encoder(self, vision: VisionSpec) -> Encoder:
-        """Make the encoder of images."""
-        hyper: Lfm3VLHyperparameters = self.spec.hyperparameters
+        hyper: Lfm3VLHyperparameters = self.spec.encoder_hyperparameters
         tower = VisionTower(self.build, vision, hyper)
         return Encoder(tower, Projector(self.build, vision, hyper))
-
-    def make_block(self, layer: LayerSpec) -> Block | SandwichBlock:
-        """Make a block of the text part."""
-        return lfm3_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters.text)
-
-    @property
-    def backbone(self) -> Backbone:
-        return self.model.language_model
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.model.encoder
-
-    def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        return self.model.language_model(inputs, memory)

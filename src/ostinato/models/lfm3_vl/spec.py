@@ -28,12 +28,11 @@ THETA = 1e6
 
 @dataclass(frozen=True)
 class Lfm3VLHyperparameters:
-    """Hyperparameters of models/lfm3_vl/model.py, besides the VisionSpec.
+    """Hyperparameters of the encoder in models/lfm3_vl/model.py, besides the VisionSpec.
 
-    All but `text` are the encoder's, whose `attends` says for each layer if it has attention, else a convolution.
+    `attends` says for each layer of the encoder if it has attention, else a convolution.
     """
 
-    text: lfm3.Lfm3Hyperparameters
     attends: tuple[bool, ...]
     num_kv_heads: int
     norm_eps: float
@@ -54,10 +53,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         architecture="lfm3_vl",
-        sharded_dims=("text.intermediate_size",),
         vision=spec,
-        hyperparameters=Lfm3VLHyperparameters(
-            text=plain.hyperparameters,
+        encoder_hyperparameters=Lfm3VLHyperparameters(
             attends=_attends(vision, spec.num_layers),
             num_kv_heads=_kv_heads(vision, spec.num_heads),
             norm_eps=number(vision, "norm_eps", 1e-5),
@@ -91,7 +88,6 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         **sizes,
         out_hidden_size=text_size,
         num_positions=0,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id", TOKENS["image"]),
         video_token_id=integer(config, "video_token_id", TOKENS["video"]),
         start_token_id=integer(config, "vision_start_token_id", TOKENS["vision_start"]),

@@ -9,8 +9,9 @@ from ostinato.errors import ModelError
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
+from ostinato.layers.norm import LayerNorm
 from ostinato.models.config_json import MAX_SIZE
-from ostinato.models.decoder import Block, Decoder, PostNormBlock
+from ostinato.models.decoder import Block, Decoder, ParallelBlock, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import LayerSpec
@@ -35,7 +36,13 @@ class Llama(Decoder):
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
         hyper: LlamaHyperparameters = spec.hyperparameters
         super().__init__(
-            build, spec, embedding_multiplier=hyper.embedding_multiplier, logits_multiplier=hyper.logits_multiplier
+            build,
+            spec,
+            embedding_multiplier=hyper.embedding_multiplier,
+            logits_multiplier=hyper.logits_multiplier,
+            final_norm=LayerNorm(build, spec.hidden_size, hyper.norm_eps, has_bias=False)
+            if hyper.is_parallel
+            else None,
         )
 
     @cached_property
@@ -53,7 +60,7 @@ class Llama(Decoder):
             )
         return self.build.constant(query_scales(beta, length, longest), self.build.dtype).reshape(-1, 1)
 
-    def make_block(self, layer: LayerSpec) -> Block | PostNormBlock:
+    def make_block(self, layer: LayerSpec) -> Block | PostNormBlock | ParallelBlock:
         build, size = self.build, self.spec.hidden_size
         hyper: LlamaHyperparameters = self.spec.hyperparameters
         assert layer.attention is not None, "every layer has attention"
@@ -72,16 +79,20 @@ class Llama(Decoder):
             query_scales=self.query_scales,
         )
         if hyper.norms_results:
-            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper))
+            return PostNormBlock(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer))
+        if hyper.is_parallel:
+            return ParallelBlock(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer))
         names = {"mlp": hyper.experts_in} if layer.experts is not None else {}
-        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self._mlp(layer, hyper), names=names)
+        return Block(build, size, hyper.norm_eps, attention=attention, mlp=self.make_mlp(layer), names=names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Leave out the tensors that are not read."""
         unread = self.spec.hyperparameters.unread
         return None if unread and name.startswith(unread) else super().checkpoint_name(name)
 
-    def _mlp(self, layer: LayerSpec, hyper: LlamaHyperparameters) -> GatedMLP | RoutedMLP:
+    def make_mlp(self, layer: LayerSpec) -> GatedMLP | RoutedMLP:
+        """Make the MLP of a block, or its experts."""
+        hyper: LlamaHyperparameters = self.spec.hyperparameters
         if layer.experts is None:
             return GatedMLP(
                 self.build,

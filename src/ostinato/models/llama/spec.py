@@ -13,6 +13,7 @@ from ostinato.models.config_json import (
     attention_spec,
     flag,
     integer,
+    layer_windows,
     number,
     parse_rope,
     rope_pair,
@@ -47,6 +48,8 @@ class LlamaHyperparameters:
     """Norms of queries and keys: for each head, or for all heads together."""
     norms_results: bool = False
     """True if norms follow attention and MLP, in place of preceding them."""
+    is_parallel: bool = False
+    """True if attention and MLP have one input, a layer norm of the residual stream; the last norm is one too."""
     normalizes: bool = True
     """True if the weights of the chosen experts add up to 1."""
     experts_in: str = "mlp"
@@ -61,7 +64,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `llama` config.json."""
     bias = flag(config, "attention_bias", False)
     mlp_bias = flag(config, "mlp_bias", False)
-    return llama_spec(config, "llama", qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    return llama_spec(config, "llama", qkv_bias=bias, mlp_bias=mlp_bias)
 
 
 def llama_spec(
@@ -69,7 +72,7 @@ def llama_spec(
     architecture: str,
     *,
     qkv_bias: bool = False,
-    out_bias: bool = False,
+    out_bias: bool | None = None,
     mlp_bias: bool = False,
     head_dim: int | None = None,
     default_tied: bool = False,
@@ -77,6 +80,7 @@ def llama_spec(
     local_theta: float | None = None,
     default_partial: float | None = None,
     slides: Sequence[bool] | None = None,
+    default_window: int | None = None,
     rotates: Sequence[bool] | None = None,
     windows: Sequence[int | None] | None = None,
     experts: Sequence[ExpertsSpec | None] | None = None,
@@ -85,11 +89,12 @@ def llama_spec(
 ) -> ModelSpec:
     """Return the spec of a model like Llama.
 
-    `head_dim` and those that begin with `default` are defaults for a config.json without these values. `rotates` tells
-    for each layer whether it has positions; by default all have. `windows` and `experts` are the layers'; by default
-    there are none. With `local_theta`, config.json has a rotary embedding of its own for the layers that `slides`
-    names, of this theta by default. `default_partial` is that of `parse_rope`. `hyperparameters` are further ones of
-    `LlamaHyperparameters`.
+    `head_dim` and those that begin with `default` are defaults for a config.json without these values. `out_bias` is as
+    `qkv_bias` by default. `rotates` tells for each layer whether it has positions; by default all have. `slides` tells
+    which have a window (see `layer_windows`); models with another rule give the `windows` themselves. By default there
+    are none, and no `experts`. With `local_theta`, config.json has a rotary embedding of its own for the layers that
+    `slides` names, of this theta by default. `default_partial` is that of `parse_rope`. `hyperparameters` are further
+    ones of `LlamaHyperparameters`.
     """
     activation(config, "hidden_act", "silu", ("silu",))
     attention, num_layers = attention_spec(config, head_dim), integer(config, "num_hidden_layers")
@@ -99,17 +104,16 @@ def llama_spec(
         ropes: tuple[RopeSpec, ...] = (parse_rope(config, attention.head_dim, default_partial, default_theta),)
     else:
         ropes = rope_pair(config, attention.head_dim, default_theta, local_theta, default_partial=default_partial)
-    places = zip(
-        rotates or (True,) * num_layers, slides or (False,) * num_layers, windows or nothing, experts, strict=True
-    )
+    if slides is not None:
+        windows = layer_windows(config, slides, default_window)
+    is_local = slides if slides and local_theta is not None else (False,) * num_layers
+    places = zip(rotates or (True,) * num_layers, is_local, windows or nothing, experts, strict=True)
     return ModelSpec(
         architecture=architecture,
         **shared_fields(config, default_tied),
         layers=tuple(
-            LayerSpec(
-                "attention", replace(attention, rotates=turns, rope=int(is_local), window=window), experts=of_layer
-            )
-            for turns, is_local, window, of_layer in places
+            LayerSpec("attention", replace(attention, rotates=turns, rope=int(local), window=window), experts=of_layer)
+            for turns, local, window, of_layer in places
         ),
         rope=ropes[0],
         other_ropes=ropes[1:],
@@ -118,7 +122,7 @@ def llama_spec(
             # Where all layers have experts, no width of an MLP is shared among ranks.
             intermediate_size=integer(config, "intermediate_size") if None in experts else 0,
             qkv_bias=qkv_bias,
-            out_bias=out_bias,
+            out_bias=qkv_bias if out_bias is None else out_bias,
             mlp_bias=mlp_bias,
             norm_eps=number(config, "rms_norm_eps", default_eps),
             **hyperparameters,

@@ -14,7 +14,7 @@ from ostinato.plan.model import ModelSpec
 
 @dataclass(frozen=True)
 class Mamba2Hyperparameters:
-    """Hyperparameters of models/mamba2/model.py, besides the layers."""
+    """Hyperparameters of models/mamba/model.py, besides the layers."""
 
     proj_bias: bool
     conv_bias: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import FULL, flag, integer, layer_kinds, layer_windows, sliding_layers
+from ostinato.models.config_json import FULL, flag, integer, layer_kinds, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.models.qwen3_moe.spec import qwen_experts
 from ostinato.plan.model import ModelSpec
@@ -24,13 +24,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "mellum",
         qkv_bias=bias,
-        out_bias=bias,
         head_dim=128,
         default_theta=THETA,
         local_theta=LOCAL_THETA,
         default_partial=1.0,
         slides=slides,
-        windows=layer_windows(config, slides, WINDOW),
+        default_window=WINDOW,
         experts=[experts if kind else None for kind in kinds],
         unread="mtp.",
         qk_norms="of_heads",

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.vision import EncoderAttention, PatchMerger, linear
-from ostinato.models.gemma3.model import MeanOfPatches
-from ostinato.models.lfm2_vl.model import VisionTower
-from ostinato.models.lfm3_vl.model import Encoder
+from ostinato.layers.vision import Encoder, EncoderAttention, MeanOfPatches, PatchMerger, Siglip, linear
 from ostinato.models.minicpmv4_7.spec import MiniCPMVHyperparameters
 from ostinato.models.qwen3_5.model import Qwen35VL
 from ostinato.ops.step_inputs import WINDOW
@@ -41,13 +38,13 @@ class WindowMerger(Module):
         return self.linear_2(inner, self.mean(x))
 
 
-class MergingTower(VisionTower):
+class MergingTower(Siglip):
     """SigLIP 2, in which windows of patches are merged behind a layer."""
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: MiniCPMVHyperparameters) -> None:
-        super().__init__(build, vision, hyper.encoder_activation, hyper.encoder_norm_eps)
+        super().__init__(build, vision, hyper.activation, hyper.norm_eps)
         self.merges_behind = hyper.merges_behind
-        self.vit_merger = WindowMerger(build, vision, hyper.encoder_norm_eps) if vision.has_windows else None
+        self.vit_merger = WindowMerger(build, vision, hyper.norm_eps) if vision.has_windows else None
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images, [patches or windows, hidden]."""
@@ -64,13 +61,14 @@ class MergingTower(VisionTower):
 class MiniCPMV(Qwen35VL):
     """Language model with its encoder."""
 
+    encoder_name = "model"
+
     def make_encoder(self, vision: VisionSpec) -> Encoder:
-        hyper: MiniCPMVHyperparameters = self.spec.hyperparameters
+        hyper: MiniCPMVHyperparameters = self.spec.encoder_hyperparameters
         projector = PatchMerger(self.build, vision, norms_merged=True, count=WINDOW)
         projector.names = {"norm": "pre_norm", "linear_fc1": "linear_1", "linear_fc2": "linear_2"}
-        encoder = Encoder(MergingTower(self.build, vision, hyper), projector)
-        encoder.names = {"multi_modal_projector": "merger.mlp.0"}
-        return encoder
+        names = {"multi_modal_projector": "merger.mlp.0"}
+        return Encoder(MergingTower(self.build, vision, hyper), projector, names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate a name; None for those of the windows' merger if it is not used."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, integer, number, text, with_sections
+from ostinato.models.config_json import SiglipHyperparameters, integer, siglip_hyperparameters, text, with_sections
 from ostinato.models.gemma3.spec import spec_of_text
 from ostinato.models.qwen3_5.spec import SECTIONS
-from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part, text_of_kind
 from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
@@ -23,12 +22,9 @@ FULL_MERGE, NO_WINDOWS = "16x", "4x"
 
 
 @dataclass(frozen=True)
-class MiniCPMVHyperparameters:
-    """Hyperparameters of models/minicpmv4_7/model.py, besides the VisionSpec. All but `text` are the encoder's."""
+class MiniCPMVHyperparameters(SiglipHyperparameters):
+    """Hyperparameters of the encoder in models/minicpmv4_7/model.py, besides the VisionSpec."""
 
-    text: Qwen35Hyperparameters
-    encoder_norm_eps: float
-    encoder_activation: str
     merges_behind: int
     """Layer behind which windows are merged."""
 
@@ -39,7 +35,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
     tied = config.get("tie_word_embeddings", False)
     plain = spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "minicpmv4_7", None, {})
     assert plain.rope is not None, "its attention is rotated"
-    assert plain.sharded_dims is not None, "ranks can share the text part"
     vision = {} if config.get("vision_config") is None else part(config, "vision_config")
     spec = _vision(config, vision, plain.hidden_size)
     behind = integer(config, "insert_layer_id", 6)
@@ -50,14 +45,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return replace(
         plain,
         rope=with_sections(plain.rope, of_text.get("rope_scaling") or of_text.get("rope_parameters") or {}, SECTIONS),
-        sharded_dims=tuple(f"text.{name}" for name in plain.sharded_dims),
         vision=spec,
-        hyperparameters=MiniCPMVHyperparameters(
-            text=plain.hyperparameters,
-            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            encoder_activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
-            merges_behind=behind,
-        ),
+        encoder_hyperparameters=MiniCPMVHyperparameters(**vars(siglip_hyperparameters(vision)), merges_behind=behind),
     )
 
 
@@ -86,14 +75,11 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         num_heads=heads,
         intermediate_size=integer(vision, "intermediate_size", 3072),
         patch_size=patch,
-        temporal_patch_size=1,
         merge_size=4 if mode == FULL_MERGE else 2,
         in_channels=integer(vision, "num_channels", 3),
         out_hidden_size=text_size,
         num_positions=side**2,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id"),
-        video_token_id=None,
         start_token_id=canvas.image_start,
         end_token_id=canvas.image_end,
         places="enclosed",

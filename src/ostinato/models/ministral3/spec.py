@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer, layer_windows, number
+from ostinato.models.config_json import integer, number, with_defaults
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -23,14 +23,13 @@ ROPE = {
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `ministral3` config.json."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or ROPE
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
-    has_windows = config.get("sliding_window") is not None
+    config = with_defaults(config, max_position_embeddings=LONGEST)
     beta = number(rope, "llama_4_scaling_beta", 0.0)
     return llama_spec(
         {**config, "rope_scaling": rope},
         "ministral3",
         head_dim=128,
         default_eps=1e-5,
-        windows=layer_windows(config, (has_windows,) * integer(config, "num_hidden_layers"), None),
+        slides=(config.get("sliding_window") is not None,) * integer(config, "num_hidden_layers"),
         query_growth=(beta, integer(rope, "original_max_position_embeddings")) if beta else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import FULL, SLIDING, integer, layer_windows, window_kinds
+from ostinato.models.config_json import FULL, SLIDING, integer, window_kinds, with_defaults
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -13,7 +13,7 @@ DEFAULT_WINDOW = 4096
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `mistral` config.json. ModelError if its `layer_types` contradict its window."""
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", 131072)}
+    config = with_defaults(config, max_position_embeddings=131072)
     num_layers = integer(config, "num_hidden_layers")
     has_windows = config.get("sliding_window", DEFAULT_WINDOW) is not None
     kind = SLIDING if has_windows else FULL
@@ -24,5 +24,4 @@ def model_spec(config: JsonObject) -> ModelSpec:
             f"{config.get('sliding_window', DEFAULT_WINDOW)}; supported: all layers {SLIDING} with a window, or all "
             f"{FULL} with null"
         )
-    windows = layer_windows(config, (has_windows,) * num_layers, DEFAULT_WINDOW)
-    return llama_spec(config, "mistral", windows=windows)
+    return llama_spec(config, "mistral", slides=(has_windows,) * num_layers, default_window=DEFAULT_WINDOW)

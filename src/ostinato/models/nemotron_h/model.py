@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
-from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import PredictionHead
-from ostinato.models.decoder import Decoder
+from ostinato.models.decoder import Decoder, mamba2_mixer
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
@@ -63,15 +62,7 @@ class Block(Module):
         self.kind = layer.kind
         self.norm = RMSNorm(build, hidden_size, hyper.norm_eps)
         if isinstance(layer.mixer, Mamba2Spec):
-            self.mixer: Module = Mamba2Mixer(
-                build,
-                hidden_size,
-                layer.mixer,
-                eps=hyper.norm_eps,
-                proj_bias=hyper.mamba_proj_bias,
-                conv_bias=hyper.conv_bias,
-                dt_limit=hyper.dt_limit,
-            )
+            self.mixer: Module = mamba2_mixer(build, hidden_size, layer.mixer, hyper)
         elif layer.attention is not None:
             self.mixer = Attention(build, hidden_size, layer.attention, first_key=first_key)
         elif layer.experts is not None:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.module import ModelBuilder, Module, ModuleList
 from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import EncoderAttention, EncoderMLP, GatedEncoderMLP, linear
-from ostinato.models.lfm3_vl.model import Encoder
+from ostinato.layers.vision import Encoder, EncoderAttention, EncoderMLP, GatedEncoderMLP, linear
 from ostinato.models.nemotron_h.model import NemotronH
 from ostinato.models.nemotron_h_omni.spec import NemotronHOmniHyperparameters
 from ostinato.plan.layer_specs import VisionSpec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, EncoderInputs
@@ -50,15 +48,15 @@ class VisionBlock(Module):
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: NemotronHOmniHyperparameters) -> None:
         super().__init__()
-        size, inner_size, eps = vision.hidden_size, vision.intermediate_size, hyper.encoder_norm_eps
+        size, inner_size, eps = vision.hidden_size, vision.intermediate_size, hyper.norm_eps
         self.norm1 = LayerNorm(build, size, eps)
-        self.attn = EncoderAttention(build, size, vision.num_heads, has_bias=hyper.encoder_has_bias)
+        self.attn = EncoderAttention(build, size, vision.num_heads, has_bias=hyper.has_bias)
         self.layer_scale1 = LayerScale(build, size)
         self.norm2 = LayerNorm(build, size, eps)
-        if hyper.encoder_is_gated:
+        if hyper.is_gated:
             self.mlp: GatedEncoderMLP | EncoderMLP = GatedEncoderMLP(build, size, inner_size)
         else:
-            self.mlp = EncoderMLP(build, size, inner_size, hyper.encoder_activation)
+            self.mlp = EncoderMLP(build, size, inner_size, hyper.activation)
             self.mlp.names = {"linear_fc1": "fc1", "linear_fc2": "fc2"}
         self.layer_scale2 = LayerScale(build, size)
 
@@ -104,10 +102,10 @@ class OmniEncoder(Encoder):
     """Encoder of images; RADIO's outputs are normed if the text model has a prediction head."""
 
     def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: NemotronHOmniHyperparameters) -> None:
-        super().__init__(Radio(build, vision, hyper), Projector(build, vision, hyper))
-        self.names = {"vision_tower": "vision_model.radio_model.model", "multi_modal_projector": "mlp1"}
+        names = {"vision_tower": "vision_model.radio_model.model", "multi_modal_projector": "mlp1"}
+        super().__init__(Radio(build, vision, hyper), Projector(build, vision, hyper), names)
         has_norm = hyper.has_final_norm
-        self.vision_final_layernorm = LayerNorm(build, vision.hidden_size, hyper.encoder_norm_eps) if has_norm else None
+        self.vision_final_layernorm = LayerNorm(build, vision.hidden_size, hyper.norm_eps) if has_norm else None
 
     def forward(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [tokens, 1, hidden of the text part], those of prefixes among them."""
@@ -127,22 +125,15 @@ UNUSED = ("summary_idxs", "input_conditioner.", "model.patch_generator.video_emb
 class NemotronHOmni(NemotronH):
     """The language model with its encoder, and its prediction head if that makes drafts."""
 
-    def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:
-        super().__init__(build, spec)
-        self.images: OmniEncoder | None = None
-        if spec.vision is not None:
-            hyper: NemotronHOmniHyperparameters = spec.hyperparameters
-            self.images = OmniEncoder(build, spec.vision, hyper)
-            # Released checkpoints leave these out; transformers writes them.
-            self.if_absent = {
-                ".lambda1": hyper.encoder_layer_scale,
-                "vision_final_layernorm.weight": 1.0,
-                "vision_final_layernorm.bias": 0.0,
-            }
-
-    @property
-    def encoder(self) -> OmniEncoder | None:
-        return self.images
+    def make_encoder(self, vision: VisionSpec) -> OmniEncoder:
+        hyper: NemotronHOmniHyperparameters = self.spec.encoder_hyperparameters
+        # Released checkpoints leave these out; transformers writes them.
+        self.if_absent = {
+            ".lambda1": hyper.layer_scale,
+            "vision_final_layernorm.weight": 1.0,
+            "vision_final_layernorm.bias": 0.0,
+        }
+        return OmniEncoder(self.build, vision, hyper)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate names; those of encoders that are not run give None."""

@@ -5,13 +5,12 @@ The encoder of sounds that a checkpoint may have is not run, and videos are not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import MAX_SIZE, activation, flag, integer, number
 from ostinato.models.gemma3.spec import spec_of_text
-from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
 from ostinato.models.nemotron_h.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
@@ -32,17 +31,17 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu2")
 
 
 @dataclass(frozen=True)
-class NemotronHOmniHyperparameters(NemotronHHyperparameters):
-    """Hyperparameters of models/nemotron_h_omni/model.py, besides the VisionSpec: those of the text, and the encoder's.
+class NemotronHOmniHyperparameters:
+    """Hyperparameters of the encoder in models/nemotron_h_omni/model.py, besides the VisionSpec.
 
-    `encoder_layer_scale` is the scale of layers whose scales a checkpoint leaves out.
+    `layer_scale` is the scale of layers whose scales a checkpoint leaves out.
     """
 
-    encoder_norm_eps: float
-    encoder_activation: str
-    encoder_is_gated: bool
-    encoder_has_bias: bool
-    encoder_layer_scale: float
+    norm_eps: float
+    activation: str
+    is_gated: bool
+    has_bias: bool
+    layer_scale: float
     has_final_norm: bool
     projector_size: int
 
@@ -55,17 +54,15 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if config.get("image_token_id") is None:
         return replace(text, left_out=NO_IMAGES)
     vision = {} if config.get("vision_config") is None else part(config, "vision_config")
-    kept = {each.name: getattr(text.hyperparameters, each.name) for each in fields(NemotronHHyperparameters)}
     return replace(
         text,
         vision=_vision(config, vision, text.hidden_size),
-        hyperparameters=NemotronHOmniHyperparameters(
-            **kept,
-            encoder_norm_eps=number(vision, "layer_norm_eps", 1e-6),
-            encoder_activation=activation(vision, "hidden_act", "gelu", ACTIVATIONS),
-            encoder_is_gated=flag(vision, "use_swiglu_ffn", False),
-            encoder_has_bias=flag(vision, "qkv_bias", True),
-            encoder_layer_scale=number(vision, "layerscale_value", 1.0),
+        encoder_hyperparameters=NemotronHOmniHyperparameters(
+            norm_eps=number(vision, "layer_norm_eps", 1e-6),
+            activation=activation(vision, "hidden_act", "gelu", ACTIVATIONS),
+            is_gated=flag(vision, "use_swiglu_ffn", False),
+            has_bias=flag(vision, "qkv_bias", True),
+            layer_scale=number(vision, "layerscale_value", 1.0),
             has_final_norm=integer(part(config, "text_config"), "num_nextn_predict_layers", 0) > 0,
             projector_size=integer(config, "projector_hidden_size", 4096),
         ),
@@ -110,16 +107,11 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         num_heads=heads,
         intermediate_size=inner,
         patch_size=patch,
-        temporal_patch_size=1,
         merge_size=2,
         in_channels=integer(vision, "num_channels", 3),
         out_hidden_size=text_size,
         num_positions=side**2,
-        deepstack_layers=(),
         image_token_id=integer(config, "image_token_id"),
-        video_token_id=None,
-        start_token_id=None,
-        end_token_id=None,
         smallest_item=256,
         places="enclosed",
         crops_positions=True,

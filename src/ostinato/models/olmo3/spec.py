@@ -6,7 +6,7 @@ As in transformers, `rope_theta` outside of `rope_parameters` is the other ones'
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import flag, layer_windows, sliding_layers
+from ostinato.models.config_json import flag, sliding_layers
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -21,12 +21,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "olmo3",
         qkv_bias=bias,
-        out_bias=bias,
         default_theta=THETA,
         default_eps=1e-5,
         local_theta=THETA,
         slides=slides,
-        windows=layer_windows(config, slides, WINDOW),
+        default_window=WINDOW,
         qk_norms="of_all",
         norms_results=True,
     )

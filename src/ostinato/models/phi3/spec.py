@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import integer, layer_windows
+from ostinato.models.config_json import integer, with_defaults
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.model import ModelSpec
 
@@ -15,20 +15,16 @@ LONGEST = 4096
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `phi3` config.json."""
-    lengths = {
-        name: integer(config, name, LONGEST) for name in ("max_position_embeddings", "original_max_position_embeddings")
-    }
+    config = with_defaults(config, max_position_embeddings=LONGEST, original_max_position_embeddings=LONGEST)
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     for name in ("type", "rope_type"):
         if scaling.get(name) in OLD_NAMES:
             scaling[name] = "longrope"
-    config = {**config, **lengths, "rope_scaling": scaling or None}
-    slides = (config.get("sliding_window") is not None,) * integer(config, "num_hidden_layers")
     return llama_spec(
-        config,
+        {**config, "rope_scaling": scaling or None, "layer_types": None},
         "phi3",
         default_eps=1e-5,
         default_partial=1.0,
-        windows=layer_windows({**config, "layer_types": None}, slides, None),
+        slides=(config.get("sliding_window") is not None,) * integer(config, "num_hidden_layers"),
         has_packed_tensors=True,
     )

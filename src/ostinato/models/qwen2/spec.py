@@ -11,4 +11,4 @@ from ostinato.plan.model import ModelSpec
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen2` config.json."""
     windows = qwen_windows(config)
-    return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, mlp_bias=False, windows=windows)
+    return llama_spec(config, "qwen2", qkv_bias=True, out_bias=False, windows=windows)

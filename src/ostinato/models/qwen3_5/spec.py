@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import with_sections
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
 from ostinato.models.qwen3_vl.spec import part, vl_spec
 from ostinato.plan.model import ModelSpec
@@ -24,14 +22,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def around(config: JsonObject, architecture: str, text_spec: Callable[[JsonObject], ModelSpec]) -> ModelSpec:
     """Return the spec of the whole model, with the text part that `text_spec` reads."""
-    text, vision = part(config, "text_config"), part(config, "vision_config")
-    if vision.get("deepstack_visual_indexes"):
-        given = vision["deepstack_visual_indexes"]
+    given = part(config, "vision_config").get("deepstack_visual_indexes")
+    if given:
         raise ModelError(f"config.json has deepstack_visual_indexes = {given!r}; supported: none")
-    plain = text_spec({"model_type": f"{architecture}_text"} | text)
-    assert plain.rope is not None, "its attention is rotated"
-    rope = with_sections(plain.rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
-    whole = vl_spec(config, architecture, plain.hyperparameters, plain.layers, rope=rope, tokens=TOKENS, deepstack=())
-    assert plain.sharded_dims is not None, "ranks can share the text part"
-    sharded_dims = tuple(f"text.{name}" for name in plain.sharded_dims)
-    return replace(whole, ssm_state_dtype=plain.ssm_state_dtype, sharded_dims=sharded_dims, head=plain.head)
+    kind = {"model_type": f"{architecture}_text"}
+
+    def read(text: JsonObject) -> ModelSpec:
+        return text_spec(kind | text)
+
+    return vl_spec(config, architecture, read, tokens=TOKENS, deepstack=(), sections=SECTIONS)

@@ -28,7 +28,6 @@ class AttentionHead(PredictionHead):
         spec: ModelSpec,
         layers: Sequence[LayerSpec],
         make_block: Callable[[LayerSpec, int], Block],
-        eps: float,
         *,
         names: dict[str, str],
         first: int = 0,
@@ -36,7 +35,7 @@ class AttentionHead(PredictionHead):
     ) -> None:
         """Build the head; `make_block` takes a layer and the first position whose key its attention sees."""
         super().__init__(build)
-        size = spec.hidden_size
+        size, eps = spec.hidden_size, spec.hyperparameters.norm_eps
         assert spec.rope is not None, "queries and keys are rotated"
         self.names = names
         self.concat = build.ops.concat
@@ -77,14 +76,3 @@ class AttentionHead(PredictionHead):
     def _join(self, hidden: Array, embedded: Array) -> Array:
         """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
         return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))
-
-
-def qwen35_head(
-    build: ModelBuilder,
-    spec: ModelSpec,
-    layers: Sequence[LayerSpec],
-    make_block: Callable[[LayerSpec, int], Block],
-    eps: float,
-) -> AttentionHead:
-    """Build the head of Qwen3.5 and Qwen3-Next."""
-    return AttentionHead(build, spec, layers, make_block, eps, names={"blocks": "layers"}, norm_plus_one=True)

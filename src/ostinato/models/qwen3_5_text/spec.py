@@ -19,7 +19,7 @@ from ostinato.models.config_json import (
     shared_fields,
 )
 from ostinato.plan.layer_specs import LayerSpec
-from ostinato.plan.mixers import GatedDeltaSpec
+from ostinato.plan.mixers import GatedDeltaSpec, StoredDeltaNet
 from ostinato.plan.model import DrafterSpec, ModelSpec
 
 KINDS = {"linear_attention": "delta_net", "full_attention": "attention"}
@@ -37,6 +37,8 @@ class Qwen35Hyperparameters:
     intermediate_size: int
     attention_bias: bool
     norm_eps: float
+    stored: StoredDeltaNet
+    """Layout of delta nets in the checkpoint."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -44,7 +46,9 @@ def model_spec(config: JsonObject) -> ModelSpec:
     return qwen35_spec(config, "qwen3_5_text", integer(config, "intermediate_size"))
 
 
-def qwen35_spec(config: JsonMapping, architecture: str, intermediate_size: int) -> ModelSpec:
+def qwen35_spec(
+    config: JsonMapping, architecture: str, intermediate_size: int, stored: StoredDeltaNet = "apart"
+) -> ModelSpec:
     """Return the spec of a model like Qwen3.5, without its experts."""
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attn_output_gate", True)
@@ -65,6 +69,7 @@ def qwen35_spec(config: JsonMapping, architecture: str, intermediate_size: int) 
             intermediate_size=intermediate_size,
             attention_bias=flag(config, "attention_bias", False),
             norm_eps=number(config, "rms_norm_eps", 1e-6),
+            stored=stored,
         ),
         head=head_spec(config, layers["attention"], shared["hidden_size"]),
     )

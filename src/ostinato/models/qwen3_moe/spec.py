@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, layer_windows, sparse_layers, top_k
+from ostinato.models.config_json import flag, integer, sparse_layers, usual_experts
 from ostinato.models.llama.spec import llama_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.model import ModelSpec
@@ -20,8 +20,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "qwen3_moe",
         qkv_bias=bias,
-        out_bias=bias,
-        windows=layer_windows(config, (has_windows,) * num_layers, WINDOW) if has_windows else None,
+        slides=(True,) * num_layers if has_windows else None,
+        default_window=WINDOW,
         experts=[qwen_experts(config) if is_sparse else None for is_sparse in sparse_layers(config, num_layers)],
         qk_norms="of_heads",
         normalizes=flag(config, "norm_topk_prob", False),
@@ -31,6 +31,4 @@ def model_spec(config: JsonObject) -> ModelSpec:
 def qwen_experts(config: JsonMapping) -> ExpertsSpec:
     """Return the experts of a layer, whose number has two spellings."""
     name = "num_local_experts" if config.get("num_local_experts") is not None else "num_experts"
-    num_experts = integer(config, name)
-    chosen, size = top_k(config, num_experts), integer(config, "hidden_size")
-    return ExpertsSpec(num_experts, chosen, size, integer(config, "moe_intermediate_size"))
+    return usual_experts(config, integer(config, name), width="moe_intermediate_size")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block
-from ostinato.models.qwen3_5_text.model import Qwen35, qwen35_block
+from ostinato.models.qwen3_5_text.model import Qwen35
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -36,15 +35,8 @@ class SparseMLP(Module):
 class Qwen3Next(Qwen35):
     """The language model."""
 
-    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
-        return sparse_block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters, first_key)
-
-
-def sparse_block(
-    build: ModelBuilder, size: int, layer: LayerSpec, hyper: Qwen3NextHyperparameters, first_key: int = 0
-) -> Block:
-    """Build a layer, with experts if it has any. `first_key` is the attention's."""
-    experts, mlp = layer.experts, None
-    if experts is not None:
-        mlp = SparseMLP(build, experts, hyper.shared_size, hyper.normalizes)
-    return qwen35_block(build, size, layer, hyper, mlp, hyper.stored, first_key)
+    def make_mlp(self, layer: LayerSpec) -> Module:
+        hyper: Qwen3NextHyperparameters = self.spec.hyperparameters
+        if layer.experts is None:
+            return super().make_mlp(layer)
+        return SparseMLP(self.build, layer.experts, hyper.shared_size, hyper.normalizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import flag, integer, sparse_layers, top_k
+from ostinato.models.config_json import flag, integer, sparse_layers, usual_experts
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, Qwen35Hyperparameters, qwen35_spec
 from ostinato.plan.layer_specs import ExpertsSpec
 from ostinato.plan.mixers import StoredDeltaNet
@@ -20,8 +20,6 @@ class Qwen3NextHyperparameters(Qwen35Hyperparameters):
     """Number of inner activations of the shared expert."""
     normalizes: bool
     """True if the weights of the chosen experts add up to 1."""
-    stored: StoredDeltaNet
-    """Layout of delta nets in the checkpoint."""
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -39,12 +37,11 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) -> ModelSpec:
     """Return the spec of a model with experts."""
-    plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632))
+    plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632), stored)
     hyper = Qwen3NextHyperparameters(
         **vars(plain.hyperparameters),
         shared_size=integer(config, "shared_expert_intermediate_size", 512),
         normalizes=flag(config, "norm_topk_prob", True),
-        stored=stored,
     )
     experts, has_experts = experts_spec(config), sparse_layers(config, len(plain.layers))
     layers = tuple(
@@ -64,10 +61,4 @@ def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) 
 
 def experts_spec(config: JsonMapping) -> ExpertsSpec:
     """Return the experts of a layer, besides the shared one."""
-    num_experts = integer(config, "num_experts", 512)
-    return ExpertsSpec(
-        num_experts=num_experts,
-        top_k=top_k(config, num_experts, 10),
-        size=integer(config, "hidden_size"),
-        intermediate_size=integer(config, "moe_intermediate_size", 512),
-    )
+    return usual_experts(config, integer(config, "num_experts", 512), 10, "moe_intermediate_size", 512)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isqrt
-from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     activation,
-    attention_spec,
     axial_theta,
     checkpoint_dtype,
     flag,
     integer,
-    parse_rope,
     respelled,
-    shared_fields,
     with_sections,
 )
-from ostinato.models.qwen3.spec import hyperparameters
-from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.models.llama.spec import llama_spec
+from ostinato.plan.layer_specs import ExpertsSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.rope import RopeSpec
 
 TEXT_THETA = 500000.0
 SECTIONS = (24, 20, 20)
@@ -37,20 +32,34 @@ OTHER_NAMES = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
 
 @dataclass(frozen=True)
 class Qwen3VLHyperparameters:
-    """Hyperparameters of models/qwen3_vl/model.py besides the VisionSpec; `theta` and `activation`: the encoder's."""
+    """Hyperparameters of the encoder in models/qwen3_vl/model.py, besides the VisionSpec."""
 
-    text: Any
-    """Hyperparameters of the text part's model."""
     theta: float
     activation: str
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_vl` config.json, whose text and vision parts are separate dicts."""
-    text = part(config, "text_config")
-    hyper = hyperparameters(text)
-    layer = LayerSpec("attention", attention_spec(text, 128))
-    return vl_spec(config, "qwen3_vl", hyper, (layer,) * integer(text, "num_hidden_layers"))
+    return vl_spec(config, "qwen3_vl", lambda text: qwen3_text(text, head_dim=128))
+
+
+def qwen3_text(
+    text: JsonObject, head_dim: int | None = None, experts: Sequence[ExpertsSpec | None] | None = None
+) -> ModelSpec:
+    """Return the spec of a text part: layers of Qwen3, all over the whole context.
+
+    `head_dim` is the default of a config.json without it.
+    """
+    bias = flag(text, "attention_bias", False)
+    return llama_spec(
+        text,
+        "qwen3_vl",
+        qkv_bias=bias,
+        head_dim=head_dim,
+        default_theta=TEXT_THETA,
+        experts=experts,
+        qk_norms="of_heads",
+    )
 
 
 def part(config: JsonMapping, name: str) -> JsonObject:
@@ -73,44 +82,31 @@ def text_of_kind(config: JsonMapping, kind: str) -> JsonObject:
 def vl_spec(
     config: JsonObject,
     architecture: str,
-    hyper: object,
-    layers: tuple[LayerSpec, ...],
+    text_spec: Callable[[JsonObject], ModelSpec],
     *,
-    rope: RopeSpec | None = None,
     tokens: Mapping[str, int] = TOKENS,
     deepstack: tuple[int, ...] = DEEPSTACK,
+    sections: tuple[int, int, int] = SECTIONS,
 ) -> ModelSpec:
-    """Return the spec of the whole model, with the `layers` of the text part.
+    """Return the spec of the whole model, with the text part that `text_spec` reads.
 
-    `tokens` and `deepstack` are defaults for a config.json without these values.
+    `tokens`, `deepstack` and `sections` are defaults for a config.json without these values.
     """
     text, vision = part(config, "text_config"), respelled(part(config, "vision_config"), OTHER_NAMES)
-    activation(text, "hidden_act", "silu", ("silu",))
     # transformers heeds no flag of the text part.
     tied = flag(config, "tie_word_embeddings", False)
-    shared = shared_fields({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
-    if rope is None:
-        [attention] = {layer.attention for layer in layers}
-        assert attention is not None, "every layer has attention"
-        rope = _rope(text, attention.head_dim)
-    return ModelSpec(
+    plain = text_spec({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
+    assert plain.rope is not None, "its attention is rotated"
+    return replace(
+        plain,
         architecture=architecture,
-        **shared,
-        layers=layers,
-        rope=rope,
-        sharded_dims=("text.intermediate_size",),
-        hyperparameters=Qwen3VLHyperparameters(
-            text=hyper,
+        rope=with_sections(plain.rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, sections),
+        encoder_hyperparameters=Qwen3VLHyperparameters(
             theta=axial_theta(vision, 10000.0),
             activation=activation(vision, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
         ),
-        vision=_vision(config, vision, shared["hidden_size"], tokens, _deepstack(vision, deepstack, len(layers))),
+        vision=_vision(config, vision, plain.hidden_size, tokens, _deepstack(vision, deepstack, plain.num_layers)),
     )
-
-
-def _rope(text: JsonObject, head_dim: int) -> RopeSpec:
-    rope = parse_rope({"rope_theta": TEXT_THETA, **text}, head_dim)
-    return with_sections(rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, SECTIONS)
 
 
 def _vision(

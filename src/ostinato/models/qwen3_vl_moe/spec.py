@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import attention_spec, flag_is, integer, sparse_layers
-from ostinato.models.qwen3.spec import hyperparameters
+from ostinato.models.config_json import flag_is, integer, sparse_layers
 from ostinato.models.qwen3_moe.spec import qwen_experts
-from ostinato.models.qwen3_vl.spec import part, vl_spec
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.models.qwen3_vl.spec import qwen3_text, vl_spec
 from ostinato.plan.model import ModelSpec
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_vl_moe` config.json."""
-    text = part(config, "text_config")
+    return vl_spec(config, "qwen3_vl_moe", _text_spec)
+
+
+def _text_spec(text: JsonObject) -> ModelSpec:
     flag_is(text, "norm_topk_prob", True)
-    attention, experts = attention_spec(text), qwen_experts(text)
-    layers = tuple(
-        LayerSpec("attention", attention, None, experts if is_sparse else None)
-        for is_sparse in sparse_layers(text, integer(text, "num_hidden_layers"))
-    )
-    return vl_spec(config, "qwen3_vl_moe", hyperparameters(text), layers)
+    experts, are_sparse = qwen_experts(text), sparse_layers(text, integer(text, "num_hidden_layers"))
+    return qwen3_text(text, experts=[experts if is_sparse else None for is_sparse in are_sparse])

@@ -19,7 +19,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
         config,
         "smollm3",
         qkv_bias=bias,
-        out_bias=bias,
         mlp_bias=flag(config, "mlp_bias", False),
         default_tied=True,
         default_theta=DEFAULT_THETA,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import activation, flag, flag_is, integer, number, shared_fields
+from ostinato.models.config_json import activation, flag, flag_is, integer, number, shared_fields, with_defaults
 from ostinato.models.kimi_linear.spec import latent_attention, latent_rope
 from ostinato.plan.layer_specs import LatentSizes, LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -35,7 +35,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     """
     activation(config, "hidden_act", "silu", ("silu",))
     flag_is(config, "attention_bias", False)
-    config = {**config, "max_position_embeddings": integer(config, "max_position_embeddings", LONGEST)}
+    config = with_defaults(config, max_position_embeddings=LONGEST)
     latent, attention = latent_attention(config, rotates=True)
     if integer(config, "head_dim", latent.shared) != latent.shared:
         raise ModelError(
