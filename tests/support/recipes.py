@@ -475,7 +475,7 @@ def glm5_next() -> PretrainedConfig:
         "n_shared_experts": 2,
         "routed_scaling_factor": 1.7,
         "swiglu_limit": 0.8,
-        "index_n_heads": 7,
+        "index_n_heads": 13,  # so that hardly any block has the score 0, which equals any other of it
         "index_head_dim": 18,
         "index_topk": 12,
         "index_kpool": 3,

@@ -38,7 +38,7 @@ def mhc_weights(
     of_pre, of_post, of_comb = base.split((n, n, n * n))
     pre = torch.sigmoid(pre * scale[0] + of_pre) + eps
     post = 2 * torch.sigmoid(post * scale[1] + of_post)
-    comb = (comb * scale[2] + of_comb).view(-1, n, n).softmax(dim=-1) + eps
+    comb = (comb * scale[2] + of_comb).unflatten(1, (n, n)).softmax(dim=-1) + eps
     comb = comb / (comb.sum(dim=1, keepdim=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (comb.sum(dim=2, keepdim=True) + eps)
@@ -53,8 +53,8 @@ def mix_streams(x: torch.Tensor, y: torch.Tensor | None, weights: torch.Tensor, 
     `weights` [tokens, m * n] float32 has n weights for each of the m results, those of the streams and then that of
     `y`; it may have one row for all tokens. -> [tokens, m * hidden] in the dtype of `x`, each sum rounded once.
     """
-    parts = x.reshape(len(x), streams, -1)
+    parts = x.unflatten(1, (streams, -1))
     if y is not None:
         parts = torch.cat((parts, y.unsqueeze(1)), dim=1)
-    by_result = weights.reshape(len(weights), -1, parts.shape[1]).expand(len(x), -1, -1)
+    by_result = weights.unflatten(1, (-1, parts.shape[1])).expand(len(x), -1, -1)
     return (by_result @ parts.float()).flatten(1).to(x.dtype)
