@@ -96,10 +96,12 @@ void multiply(const ThreadGroup& threads, std::int64_t tokens, const Pair& in) {
 struct GatedActivation : Arguments {
     FIELD(Strided<VALUES>, x);  // [tokens, 2 * size]
     FIELD(Activation, activation);
+    FIELD(Clamp, clamp);
     FIELD(Array<VALUES>, out);  // [tokens, size]
 
     void check(const Reader& reader) const {
         reader.expect(!has_gates(activation), "an activation of one value");
+        reader.expect(!clamp || activation == SILU, "a clamp of silu");
         reader.expect(x.shape[1] == 2 * out.shape[1], "as many gates as values");
     }
 };
@@ -114,8 +116,10 @@ void gated_activation(const ThreadGroup& threads, std::int64_t tokens, const Gat
             T* to = in.out.at<T>() + t * size;
             for (std::int64_t i = 0; i < size; i += LANES) {
                 const std::int64_t count = std::min<std::int64_t>(LANES, size - i);
-                const Float gate = activated(in.activation, load_partial(gates + i, count), Float{});
-                store_partial(to + i, gate * load_partial(values + i, count), count);
+                const Float gate = load_partial(gates + i, count), value = load_partial(values + i, count);
+                const Float gated = in.clamp ? activated(in.activation, in.clamp, gate, value)
+                                             : activated(in.activation, gate, Float{}) * value;
+                store_partial(to + i, gated, count);
             }
         }
     });

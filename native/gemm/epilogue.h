@@ -1,8 +1,8 @@
 // Epilogue of a matrix product: scales, bias, activation and residual.
 #pragma once
 
+#include <array>
 #include <optional>
-#include <utility>
 
 #include "activations.h"
 #include "bind/arguments.h"
@@ -33,15 +33,16 @@ inline Float activated(Activation activation, Float value, Float gated) {
     }
 }
 
-// Clamp of gpt-oss's gated activation: the factor of gates in their sigmoid, and the limit of gates and values.
-using Clamp = std::optional<std::pair<float, float>>;
+// Clamp of a gated activation: the factor of gates in their sigmoid, the limit of gates and values, and what is added to
+// values.
+using Clamp = std::optional<std::array<float, 3>>;
 
 inline Float activated(Activation activation, const Clamp& clamp, Float value, Float gated) {
     if (!clamp) return activated(activation, value, gated);
-    const Float alpha = splat(clamp->first), limit = splat(clamp->second);
+    const Float alpha = splat((*clamp)[0]), limit = splat((*clamp)[1]), offset = splat((*clamp)[2]);
     const Float gate = value > limit ? limit : value;  // NaN stays NaN
     const Float up = gated > limit ? limit : gated < -limit ? -limit : gated;
-    return gate / (1.0f + exp(-(gate * alpha))) * (up + 1.0f);
+    return gate / (1.0f + exp(-(gate * alpha))) * (up + offset);
 }
 
 struct Epilogue {

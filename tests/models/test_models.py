@@ -56,8 +56,8 @@ def poisoned_memory(spec: ModelSpec) -> list[LayerCache]:
                 layer.attention.head_dim,
             )
             parts |= {"k_cache": torch.full(shape, nan), "v_cache": torch.full(shape, nan)}
-            if layer.attention.indexer is not None:
-                parts["index_cache"] = torch.full((*shape[:2], 1, layer.attention.indexer.head_dim), nan)
+            if layer.attention.indexer is not None and layer.attention.indexer.entry_size:
+                parts["index_cache"] = torch.full((*shape[:2], 1, layer.attention.indexer.entry_size), nan)
         arrays = () if layer.mixer is None else layer.mixer.state.arrays
         states = {array.name: torch.full((3, *array.shape), nan) for array in arrays}
         memory.append(LayerCache(**parts, states=states))

@@ -74,16 +74,16 @@ def test_each_token_gets_what_its_experts_give(
 
 @experts_of
 @few
-@given(st.integers(0, 80), sizes, sizes, st.booleans(), dtypes, seeds)
+@given(st.integers(0, 80), sizes, sizes, st.booleans(), st.sampled_from([0.0, 1.0]), dtypes, seeds)
 def test_biases_are_added_before_the_activation_and_the_weights_and_gates_are_clamped(
-    isa: str, tokens: int, size: int, inner: int, in_8_bits: bool, dtype: torch.dtype, seed: int
+    isa: str, tokens: int, size: int, inner: int, in_8_bits: bool, offset: float, dtype: torch.dtype, seed: int
 ) -> None:
     """Of each other expert all biases are large, so that a wrong row would show."""
     generator = torch.Generator().manual_seed(seed)
     x, choices = normal(generator, tokens, size).to(dtype), random_choices(generator, tokens, 4, 2)
     up, down = random_experts(generator, 4, size, inner, "swiglu", torch.float32 if in_8_bits else dtype)
     biases = [normal(generator, *weight.shape[:2]) * torch.tensor([1.0, 3.0] * 2)[:, None] for weight in (up, down)]
-    further: dict[str, object] = {"up_bias": biases[0], "down_bias": biases[1], "clamp": (1.3, 0.9)}
+    further: dict[str, object] = {"up_bias": biases[0], "down_bias": biases[1], "clamp": (1.3, 0.9, offset)}
     exact, scales = [up, down], []
     if in_8_bits:
         for i, weight in enumerate((up, down)):

@@ -165,6 +165,19 @@ def test_the_first_half_of_a_tokens_values_gates_the_second(
     assert (out.double()[~fits].abs() > torch.finfo(dtype).max * 0.99).all()
 
 
+@few
+@given(st.integers(0, 5), sizes, st.sampled_from([0.0, 1.0]), dtypes, seeds)
+def test_gates_are_clamped_above_and_values_on_both_sides(
+    isa: str, tokens: int, size: int, offset: float, dtype: torch.dtype, seed: int
+) -> None:
+    x = spaced((torch.randn(tokens, 2 * size, generator=torch.Generator().manual_seed(seed)) * 4).to(dtype), 5)
+    out = checked_kernel(isa, "gated_activation")(x, "silu", (1.3, 0.9, offset))
+    gates, values = x.double().chunk(2, dim=1)
+    gates, values = gates.clamp(max=0.9), values.clamp(-0.9, 0.9)
+    expected = gates / (1 + torch.exp(-1.3 * gates)) * (values + offset)
+    torch.testing.assert_close(out.double(), expected, rtol=rounding(dtype) + 3e-6, atol=1e-7)
+
+
 def test_a_gated_token_has_the_same_bits_in_any_batch(isa: str) -> None:
     x = torch.randn(5, 200, generator=torch.Generator().manual_seed(2)).bfloat16()
     kernel = checked_kernel(isa, "gated_activation")
@@ -175,6 +188,8 @@ def test_a_gated_token_has_the_same_bits_in_any_batch(isa: str) -> None:
 def test_an_activation_that_has_gates_itself_gates_nothing(isa: str) -> None:
     with pytest.raises(AssertionError, match="gated_activation: an activation of one value"):
         native_kernel(isa, "gated_activation")(torch.randn(2, 8), "swiglu")
+    with pytest.raises(AssertionError, match="gated_activation: a clamp of silu"):
+        native_kernel(isa, "gated_activation")(torch.randn(2, 8), "gelu", (1.0, 2.0, 0.0))
 
 
 @few

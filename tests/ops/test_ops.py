@@ -605,14 +605,14 @@ def test_the_sigmoid_router_chooses_within_the_best_groups_and_weighs_without_th
 
 
 @few
-@given(seeds)
-def test_experts_add_biases_and_clamp_gates_above_and_values_on_both_sides(seed: int) -> None:
+@given(st.sampled_from([0.0, 1.0]), seeds)
+def test_experts_add_biases_and_clamp_gates_above_and_values_on_both_sides(offset: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, up, down = normal(generator, 3, 8), normal(generator, 2, 10, 8), normal(generator, 2, 8, 5)
     up_bias, down_bias = 2 * normal(generator, 2, 10), normal(generator, 2, 8)
     choices = torch.tensor([[[0.0, 1.0], [0.25, 0.5]], [[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [-1.0, 2.0]]])
     biases = {"up_bias": up_bias, "down_bias": down_bias}
-    out = matmul.moe(x, choices, up, down, "swiglu", x, **biases, clamp=(1.7, 1.5))
+    out = matmul.moe(x, choices, up, down, "swiglu", x, **biases, clamp=(1.7, 1.5, offset))
     for token in range(3):
         expected = x[token].double()
         for expert, weight in choices[token].T.tolist():
@@ -621,7 +621,7 @@ def test_experts_add_biases_and_clamp_gates_above_and_values_on_both_sides(seed:
             inner = []
             for gate, value in zip(gates.tolist(), values.tolist(), strict=True):
                 gate, value = min(gate, 1.5), max(-1.5, min(value, 1.5))
-                inner.append(gate / (1 + math.exp(-1.7 * gate)) * (value + 1))
+                inner.append(gate / (1 + math.exp(-1.7 * gate)) * (value + offset))
             result = down[e].double() @ torch.tensor(inner, dtype=torch.float64) + down_bias[e].double()
             expected = expected + weight * result
         torch.testing.assert_close(out[token], expected.float(), atol=1e-4, rtol=1e-4)

@@ -65,7 +65,7 @@ def recipe(name: str) -> PretrainedConfig:
 
 
 def _random_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
-    is_text = config.model_type != "qwen4_exp"  # which is no model of text alone
+    is_text = config.model_type not in ("glm5_next", "qwen4_exp")  # which are no models of text alone
     auto = transformers.AutoModelForCausalLM if is_text else transformers.AutoModelForImageTextToText
     model = auto.from_config(config, dtype=torch.float32)
     randomize(model, seed)

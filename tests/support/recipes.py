@@ -451,6 +451,57 @@ def qwen3_next() -> PretrainedConfig:
     )
 
 
+def glm5_next() -> PretrainedConfig:
+    """Decays and activations that their bounds change, a layer that shares a choice of blocks, groups of experts."""
+    attention, linear = "indexed_attention", "linear_attention"
+    text = COMMON | {
+        "intermediate_size": 96,
+        "num_hidden_layers": 5,
+        "layer_types": [linear, attention, attention, linear, attention],
+        "indexer_types": ["shared", "full", "shared", "full", "full"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "q_lora_rank": 28,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 10,
+        "v_head_dim": 14,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 20,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.7,
+        "swiglu_limit": 0.8,
+        "index_n_heads": 13,  # so that hardly any block has the score 0, which equals any other of it
+        "index_head_dim": 18,
+        "index_topk": 12,
+        "index_kpool": 3,
+        "linear_head_dim": 12,
+        "linear_num_heads": 6,
+        "linear_conv_kernel_dim": 3,
+        "linear_lower_bound": -2.5,
+        "hc_mult": 3,
+        "hc_eps": 1e-2,
+        "hc_sinkhorn_iters": 4,
+        "rms_norm_eps": 1e-2,
+    }
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4}
+    return transformers.AutoConfig.for_model(
+        "glm5_next",
+        text_config=text,
+        vision_config=vision | {"out_hidden_size": 64, "projection_intermediate_size": 40},
+        image_token_id=6,
+        video_token_id=7,
+        image_start_token_id=8,
+        image_end_token_id=9,
+        video_start_token_id=10,
+        video_end_token_id=11,
+    )
+
+
 def qwen4_exp() -> PretrainedConfig:
     """The text part of a checkpoint that has an encoder of images too."""
     kinds = ["linear_attention", "full_attention"]
@@ -1190,6 +1241,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
         gemma4_text,
         gemma4_unified,
         gemma4_unified_text,
+        glm5_next,
         gpt_oss,
         granite,
         granite_swa,
@@ -1234,7 +1286,7 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-IN_REFERENCES = {"qwen4_exp", "qwen4_exp_text"}
+IN_REFERENCES = {"glm5_next", "qwen4_exp", "qwen4_exp_text"}
 """Architectures with operations that have no native kernel, so that `deterministic` refuses them."""
 
 UNSHARED = {"qwen4_exp", "qwen4_exp_text"}

@@ -161,8 +161,8 @@ def _layer_memory(layer: LayerSpec, dtype: torch.dtype) -> LayerCache:
     if layer.attention is not None:
         shape = (BLOCKS, BLOCK_SIZE, layer.attention.num_kv_heads, layer.attention.head_dim)
         parts |= {name: torch.empty(shape, dtype=dtype, device=META) for name in ("k_cache", "v_cache")}
-        if layer.attention.indexer is not None:
-            of_index = (*shape[:2], 1, layer.attention.indexer.head_dim)
+        if layer.attention.indexer is not None and layer.attention.indexer.entry_size:
+            of_index = (*shape[:2], 1, layer.attention.indexer.entry_size)
             parts["index_cache"] = torch.empty(of_index, dtype=dtype, device=META)
     return LayerCache(**parts, states={} if layer.mixer is None else _states(layer.mixer.state, dtype))
 

@@ -161,7 +161,8 @@ class KimiDeltaAttention(DeltaMixer):
 
     The decays of a head's key channels come out of `f_a_proj` and `f_b_proj`, and the output's gate out of `g_a_proj`
     and `g_b_proj`, with a head's number of channels in between. Unless they are of `low_rank`, `f_proj` and `g_proj`
-    give them at once (Ling 3.0). `decay_bound` is that of `ops.delta_update`.
+    give them at once (Ling 3.0). `decay_bound` is that of `ops.delta_update`. A checkpoint has `A_log` with the shape
+    of heads alone if it `has_flat_decay`.
     """
 
     beta_scale = 1.0
@@ -175,6 +176,7 @@ class KimiDeltaAttention(DeltaMixer):
         eps: float,
         low_rank: bool = True,
         decay_bound: float = 0.0,
+        has_flat_decay: bool = False,
     ) -> None:
         super().__init__()
         self.decay_bound = decay_bound
@@ -193,9 +195,8 @@ class KimiDeltaAttention(DeltaMixer):
         self.conv1d = CausalConv(
             build, spec.conv_dim, spec.conv_kernel, bias=False, parts=convolutions, segments=(keys, keys, values)
         )
-        self.A_log = self.declare(
-            build, "A_log", *((1, 1, heads, 1) if low_rank else (heads,)), role="per_head", in_float32=True
-        )
+        of_decay = (heads,) if has_flat_decay or not low_rank else (1, 1, heads, 1)
+        self.A_log = self.declare(build, "A_log", *of_decay, role="per_head", in_float32=True)
         self.dt_bias = self.declare(build, "dt_bias", keys, role="per_head", in_float32=True)
         how = {"norm_before_gate": True, "shares_weight": True, "gate_is_sigmoid": True}
         self.norm = GatedRMSNorm(build, values, eps, spec.value_dim, **how)
@@ -205,7 +206,7 @@ class KimiDeltaAttention(DeltaMixer):
     def decay(self) -> tuple[Array, Array]:
         return self.A_log.reshape(-1), self.dt_bias.reshape(-1, self.spec.key_dim)
 
-    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
+    def forward(self, x: Array, inputs: StepInputs, memory: LayerCache, residual: Array | None) -> Array:
         """Apply the mixer to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         tokens = x.shape[0]
         b, of_decay, of_gate = split_columns(self.in_proj_small(x), self.sizes)

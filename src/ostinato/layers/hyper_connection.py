@@ -1,7 +1,8 @@
 """Hyper-connections: a residual of several streams, from which a part of a layer takes a mix and which it adds to.
 
-They are those of Zhu et al. 2024 (arXiv 2409.19606) in the form of Qwen4. The streams of a token are side by side,
-[tokens, streams * hidden].
+They are those of Zhu et al. 2024 (arXiv 2409.19606) in the form of Qwen4, and those of Xie et al. 2025 (arXiv
+2512.24880), whose mix of the streams is doubly stochastic, in the form of GLM-5.3. The streams of a token are side by
+side, [tokens, streams * hidden].
 """
 
 from __future__ import annotations
@@ -75,6 +76,30 @@ class HyperConnection(Module):
         assert self.block_inject_weight is not None, "it injects"
         wide = repeat_streams(self.ops, self.ops.multiply(y, self.two), self.streams)
         return self.ops.add(x, self.gate(wide, self.block_inject_weight(normed)))
+
+
+class ManifoldHyperConnection(Module):
+    """Mix of the streams, and the weights with which they and a result become the next streams (`ops.mhc_weights`)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, streams: int, norm_eps: float, eps: float, iterations: int
+    ) -> None:
+        super().__init__()
+        self.ops, self.streams, self.how = build.ops, streams, (streams, norm_eps, eps, iterations)
+        rows = (2 + streams) * streams
+        self.fn = self.declare(build, "fn", rows, streams * hidden_size, role="router")
+        self.base = self.declare(build, "base", rows, role="bias", in_float32=True)
+        self.scale = self.declare(build, "scale", 3, role="bias", in_float32=True)
+
+    def mix(self, x: Array) -> tuple[Array, Array]:
+        """Return the mix of the streams `x`, [tokens, hidden], and the weights for `inject`."""
+        weights = self.ops.mhc_weights(x, self.fn, self.base, self.scale, *self.how)
+        mixed = self.ops.mix_streams(x, None, weights[:, : self.streams], self.streams)
+        return mixed, weights[:, self.streams :]
+
+    def inject(self, x: Array, y: Array, weights: Array) -> Array:
+        """Return the next streams, like `x`, from the streams and the result `y` [tokens, hidden]."""
+        return self.ops.mix_streams(x, y, weights, self.streams)
 
 
 def repeat_streams(ops: Ops, x: Array, streams: int) -> Array:

@@ -16,7 +16,7 @@ from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import AttentionSpec, LatentSizes
 
 LATENT_NORM_EPS = 1e-6
-"""Epsilon of the latents' norm, whatever config.json gives for others."""
+"""Epsilon of the latents' norm in DeepSeek-V3 and its kin, whatever config.json gives for others."""
 
 
 class HeadProjections(Module):
@@ -50,7 +50,8 @@ class LatentAttention(Module):
     the spec `rotates`, positions rotate the shared elements, and as many of each query. Queries may come out of a
     latent of their own, of `query_rank` elements. If it `has_neighbours`, a checkpoint has the rows that positions
     rotate together side by side. If it `has_head_gates`, the sigmoid of a number for each head multiplies its values.
-    Keys before position `first_key` are not attended to. `score_scale` multiplies the scores.
+    Keys before position `first_key` are not attended to. `score_scale` multiplies the scores. `norm_eps` is the
+    latents' epsilon, and `bias` is that of the projections of `x` and of the output's.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class LatentAttention(Module):
         has_head_gates: bool = False,
         first_key: int = 0,
         score_scale: float = 1.0,
+        norm_eps: float = LATENT_NORM_EPS,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.ops = build.ops
@@ -83,15 +86,15 @@ class LatentAttention(Module):
         of_key: dict[str, Any] = {}
         if has_neighbours:
             of_key["neighbours"] = (end - sizes.shared, end, sizes.shared, sizes.shared)
-        self.in_proj = PackedLinear(build, hidden_size, parts, **of_key)
+        self.in_proj = PackedLinear(build, hidden_size, parts, bias, **of_key)
         self.q_a_layernorm: RMSNorm | None = None
         self.q_b_proj: Linear | None = None
         if query_rank is not None:
-            self.q_a_layernorm = RMSNorm(build, query_rank, LATENT_NORM_EPS)
+            self.q_a_layernorm = RMSNorm(build, query_rank, norm_eps)
             self.q_b_proj = Linear(build, query_rank, self.q_size, **of_heads)
-        self.kv_a_layernorm = RMSNorm(build, sizes.rank, LATENT_NORM_EPS)
+        self.kv_a_layernorm = RMSNorm(build, sizes.rank, norm_eps)
         self.kv_b_proj = HeadProjections(build, spec.num_heads, sizes)
-        self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, cuts_inputs=True)
+        self.o_proj = Linear(build, spec.num_heads * sizes.value, hidden_size, bias, cuts_inputs=True)
         self.gate_proj = Linear(build, hidden_size, spec.num_heads) if has_head_gates else None
         self.output_gate = sigmoid_gate(build, spec.num_heads * sizes.value)
         self.scale = (sizes.key + sizes.shared) ** -0.5 * score_scale
@@ -99,20 +102,42 @@ class LatentAttention(Module):
 
     def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache, residual: Array) -> Array:
         """Apply attention to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        sizes, tokens, whole = self.sizes, x.shape[0], self.in_proj(x)
-        q = whole[:, : self.first]
+        whole = self.in_proj(x)
+        q, latents = whole[:, : self.first], whole[:, self.first :]
         if self.q_proj is not None:
             q = self.q_proj(x)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
+        head_gates = None if self.gate_proj is None else self.gate_proj(x)
+        return self.attend(q, latents, angles, inputs, memory, residual, head_gates)
+
+    def attend(
+        self,
+        q: Array,
+        latents: Array,
+        angles: Array | None,
+        inputs: StepInputs,
+        memory: LayerCache,
+        residual: Array | None,
+        head_gates: Array | None = None,
+        beside: tuple[Array, ...] = (),
+    ) -> Array:
+        """Compute the part of `forward` after the projections of `x` -> [tokens, hidden].
+
+        `q` [tokens, heads * (key + shared)] and `latents` [tokens, rank + shared] are as projected. `beside` are
+        further arguments of `_attend`, with one entry per token.
+        """
+        sizes, tokens = self.sizes, q.shape[0]
         q = q.reshape(tokens, self.spec.num_heads, -1)
-        key = self._entry(whole[:, self.first :])
-        queries = self.ops.concat(q[:, :, sizes.key :], self.kv_b_proj.to_latents(q[:, :, : sizes.key]))
+        key = self._entry(latents)
+        queries = self.kv_b_proj.to_latents(q[:, :, : sizes.key])
+        if sizes.shared:
+            queries = self.ops.concat(q[:, :, sizes.key :], queries)
         queries = self._store(queries, key, angles, inputs, memory)
-        seen = self.ops.hook.split("attention", self._attend, (queries,), inputs, memory)
+        seen = self.ops.hook.split("attention", self._attend, (queries, *beside), inputs, memory)
         values = self.kv_b_proj.to_values(seen[:, :, sizes.shared :]).reshape(tokens, -1)
-        if self.gate_proj is not None:
-            values = self.output_gate(values, self.gate_proj(x))
+        if head_gates is not None:
+            values = self.output_gate(values, head_gates)
         return self.o_proj(values, residual)
 
     def store(self, x: Array, inputs: StepInputs, memory: LayerCache, angles: Array | None = None) -> None:
@@ -123,7 +148,10 @@ class LatentAttention(Module):
     def _entry(self, latents: Array) -> Array:
         """Return the entries of the cache, [tokens, rank + shared] as projected -> [tokens, 1, shared + rank]."""
         latent, shared = latents[:, : self.sizes.rank], latents[:, self.sizes.rank :]
-        return self.ops.concat(shared, self.kv_a_layernorm(latent)).reshape(latents.shape[0], 1, -1)
+        entry = self.kv_a_layernorm(latent)
+        if self.sizes.shared:
+            entry = self.ops.concat(shared, entry)
+        return entry.reshape(latents.shape[0], 1, -1)
 
     def _store(self, q: Array, key: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
         """Rotate queries and keys, write the keys, and return the queries to attend with."""

@@ -35,7 +35,7 @@ class GatedMLP(Module):
 
     `gate_multiplier` and `down_multiplier` scale the gate before its activation and the result (Falcon-H1). `names` are
     the checkpoint's for gate, up and down. If gate and up are what `is_one_tensor` in it, that is `gate_up_proj`
-    (Phi-3). It may also have them as one tensor of this `whole_name`.
+    (Phi-3). It may also have them as one tensor of this `whole_name`. `clamp` is that of `ops.gated_activation`.
     """
 
     def __init__(
@@ -50,9 +50,11 @@ class GatedMLP(Module):
         activation: str = "swiglu",
         is_one_tensor: bool = False,
         whole_name: str = "",
+        clamp: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
-        self.activation = activation
+        self.ops, self.clamp = build.ops, clamp
+        self.activation = None if clamp is not None else activation
         size = intermediate_size
         multiplier: Multiplier = 1.0 if gate_multiplier == 1.0 else ((gate_multiplier, size), (1.0, size))
         parts: tuple[tuple[str, int], ...] = ((names[0], size), (names[1], size))
@@ -73,6 +75,8 @@ class GatedMLP(Module):
         The sigmoid of `gate` [tokens, 1] multiplies the MLP's output before it is added.
         """
         inner = self.gate_up(x, activation=self.activation)
+        if self.clamp is not None:
+            inner = self.ops.gated_activation(inner, "silu", self.clamp)
         if gate is not None:
             inner = self.token_gate(inner, gate)
         return self.down_proj(inner, residual)
@@ -98,7 +102,7 @@ class Experts(Module):
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         may_be_stacked: bool = False,
         bias: bool = False,
-        clamp: tuple[float, float] | None = None,
+        clamp: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
         self.ops = build.ops

@@ -26,6 +26,7 @@ MODELS = {
     "gemma4_unified": "gemma4_unified.model:Gemma4Unified",
     "gemma4_unified_assistant": "gemma4_assistant.model:Gemma4Assistant",
     "gemma4_unified_text": "gemma4_text.model:Gemma4",
+    "glm5_next": "glm5_next.model:Glm5Next",
     "gpt_oss": "gpt_oss.model:GptOss",
     "granite": "llama.model:Llama",
     "granite_swa": "granite_swa.model:GraniteSwa",

@@ -93,7 +93,7 @@ def gather_columns_shape(x: ArrayLike, starts: object, num_columns: int) -> Shap
     return (x.shape[0], num_columns), x.dtype
 
 
-def gated_activation_shape(x: ArrayLike, activation: str) -> ShapeAndDtype:
+def gated_activation_shape(x: ArrayLike, activation: str, clamp: object = None) -> ShapeAndDtype:
     return (x.shape[0], x.shape[1] // 2), x.dtype
 
 
@@ -157,6 +157,20 @@ def route_shape(
     x: ArrayLike, weight: ArrayLike, correction_bias: object, top_k: int, *_: object, **__: object
 ) -> ShapeAndDtype:
     return (x.shape[0], 2, top_k), "float32"
+
+
+def mhc_weights_shape(x: ArrayLike, fn: ArrayLike, *_: object) -> ShapeAndDtype:
+    return (x.shape[0], fn.shape[0]), "float32"
+
+
+def mix_streams_shape(x: ArrayLike, y: object, weights: ArrayLike, streams: int) -> ShapeAndDtype:
+    results = weights.shape[1] // (streams + (y is not None))
+    return (x.shape[0], results * (x.shape[1] // streams)), x.dtype
+
+
+def select_blocks_shape(index_q: ArrayLike, *arguments: Any) -> ShapeAndDtype:
+    *_, budget, ratio = arguments
+    return (index_q.shape[0], budget // ratio), "int32"
 
 
 def sample_shape(logits: ArrayLike, *_: object, **__: object) -> ShapeAndDtype:
@@ -408,6 +422,8 @@ class Operations:
         decode_launches=1,
         work=kernel_cost.matmul_cost,
     )
+    mhc_weights = Operation(mhc_weights_shape, "mhc", native=None)
+    mix_streams = Operation(mix_streams_shape, "mhc", native=None)
     moe = Operation(
         like_first,
         "matmul",
@@ -451,6 +467,21 @@ class Operations:
         native=Implementation(scratch=scratch.native_sample),
         triton=Implementation(launches=sample_launches.sample_launches, scratch=scratch.triton_sample),
         decode_launches=2,
+    )
+    select_blocks = Operation(
+        select_blocks_shape,
+        "selected_attention",
+        Implementation(reads_on_host=True, scratch=scratch.reference_select_blocks),
+        native=None,
+        part="attention",
+    )
+    selected_attention = Operation(
+        like_first,
+        "selected_attention",
+        Implementation(reads_on_host=True, scratch=scratch.reference_selected_attention),
+        native=None,
+        part="attention",
+        work=kernel_cost.attention_cost,
     )
     selective_scan = Operation(
         like_first,

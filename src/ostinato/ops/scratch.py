@@ -312,6 +312,32 @@ def reference_indexed_attention(
     return Scratch(plain.shared + pooled + slab)
 
 
+def reference_select_blocks(
+    *, tokens: int, kv_bytes: int, max_model_len: int, index_heads: int, index_dim: int, index_ratio: int
+) -> Scratch:
+    """Return the memory of one row: its gathered entries, shares and keys of blocks, and the selection of a slab.
+
+    An entry is a key and its gates. The shares exist twice in float32 and once in the dtype of the keys, multiplied
+    with them too. A slab has the scores of all heads twice, their order in 64 bits, and masks.
+    """
+    blocks = -(-max_model_len // index_ratio)
+    pooled = max_model_len * index_dim * (4 * kv_bytes + 2 * FLOAT_BYTES) + blocks * index_dim * (
+        kv_bytes + FLOAT_BYTES
+    )
+    of_block = (2 * index_heads + 4) * FLOAT_BYTES + 8 + 3
+    return Scratch(pooled + min(tokens, INDEX_SLAB, max_model_len) * blocks * of_block)
+
+
+def reference_selected_attention(
+    *, tokens: int, kv_elements: int, kv_bytes: int, max_model_len: int, num_heads: int
+) -> Scratch:
+    """Return the memory of one row: what `reference_attention` gathers, and the masks of a slab."""
+    plain = reference_attention(
+        tokens=tokens, kv_elements=kv_elements, kv_bytes=kv_bytes, max_model_len=max_model_len, num_heads=num_heads
+    )
+    return Scratch(plain.shared + min(tokens, INDEX_SLAB, max_model_len) * max_model_len * (4 + FLOAT_BYTES))
+
+
 def reference_gather_act_order(*, tokens: int, elements: int) -> Scratch:
     """Return the memory of all ranks' inputs, `elements` per token: as each rank sent them, and concatenated.
 

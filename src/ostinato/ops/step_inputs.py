@@ -160,7 +160,7 @@ class LayerCache:
     """
     v_scales: Array | None = None
     index_cache: Array | None = None
-    """Keys of an indexer, [blocks, block_size, 1, index_dim]."""
+    """Keys of an indexer, with their gates if it has some, [blocks, block_size, 1, entry_size]."""
     states: Mapping[str, Array] = field(default_factory=dict)
     """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
     in_window_blocks: bool = False

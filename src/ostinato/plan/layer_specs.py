@@ -28,6 +28,19 @@ class IndexerSpec:
     head_dim: int
     budget: int
     ratio: int
+    is_gated: bool = False
+    """True if a key is cached with a gate for each of its elements, which are its shares in the key of its block."""
+    is_shared: bool = False
+    """True if the blocks are those that the layer before selected; then it caches no key."""
+    has_tail: bool = True
+    """True if a token also attends to the incomplete block that it is in."""
+
+    @property
+    def entry_size(self) -> int:
+        """Elements of a token's entry in the indexer's cache."""
+        if self.is_shared:
+            return 0
+        return (2 if self.is_gated else 1) * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -67,16 +80,24 @@ class AttentionSpec:
 
     @property
     def operation(self) -> str:
-        return "attention" if self.indexer is None else "indexed_attention"
+        if self.indexer is None:
+            return "attention"
+        return "selected_attention" if self.indexer.is_gated else "indexed_attention"
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations with its sizes: attention, and before it the choice of blocks if that is one of its own."""
+        selects = self.indexer is not None and self.indexer.is_gated and not self.indexer.is_shared
+        return ("select_blocks", self.operation) if selects else (self.operation,)
 
     @property
     def kv_elements_per_token(self) -> int:
         """Elements of one token in the cache, which this layer reads.
 
-        They are its keys, its values unless these are part of the keys, and the key of an indexer.
+        They are its keys, its values unless these are part of the keys, and the entry of an indexer.
         """
         of_heads = (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
-        return of_heads + (0 if self.indexer is None else self.indexer.head_dim)
+        return of_heads + (0 if self.indexer is None else self.indexer.entry_size)
 
 
 @dataclass(frozen=True)
@@ -190,17 +211,18 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
             yield {"in_size": linear.in_size, "out_size": linear.out_size, "elements": linear.num_elements}
     elif op in ("moe", "route") and layer.experts is not None:
         yield {**vars(layer.experts), "inner_size": layer.experts.inner_size}
-    elif layer.attention is not None and op in (layer.attention.operation, "rotary", "rotate"):
+    elif layer.attention is not None and op in (*layer.attention.operations, "rotary", "rotate"):
         sizes = {**vars(layer.attention), "kv_elements": layer.attention.kv_elements_per_token}
         if (indexer := layer.attention.indexer) is None:
             yield sizes
             return
-        of_index = {**sizes, "num_heads": indexer.num_heads, "num_kv_heads": 1, "head_dim": indexer.head_dim}
+        queries = 0 if indexer.is_gated else indexer.num_heads  # Which are rotated, or pass by with the keys.
+        of_index = {**sizes, "num_heads": queries, "num_kv_heads": 1, "head_dim": indexer.entry_size}
         if op == "rotate":
             yield of_index
             return
         yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
-        if op == "rotary":
+        if op == "rotary" and indexer.entry_size:
             yield {**of_index, "rotated": 0}  # Its queries are rotated before, and the keys of blocks later.
     elif op in operations_of(layer.mixer):
         assert layer.mixer is not None, "its operations are those of a mixer"

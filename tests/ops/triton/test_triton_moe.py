@@ -87,7 +87,7 @@ def test_moe(
     further: dict[str, Any] = {}
     if has_bias:
         further = {"up_bias": torch.randn(experts, rows), "down_bias": torch.randn(experts, size)}
-        further["clamp"] = (1.3, 0.9) if activation == "swiglu" else None
+        further["clamp"] = (1.3, 0.9, 0.4) if activation == "swiglu" else None
     if group_size == 0:
         check("moe", x, choices, up.to(dtype), down.to(dtype), activation, given_residual, **further)
         return

@@ -28,7 +28,7 @@ class Router(Module):
 class MoE(Module):
     """Routed experts, plus the residual."""
 
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, clamp: tuple[float, float]) -> None:
+    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, clamp: tuple[float, float, float]) -> None:
         super().__init__()
         self.router = Router(build, spec)
         self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"), bias=True, clamp=clamp)

@@ -41,7 +41,7 @@ class GptOssHyperparameters:
 
     attention_bias: bool
     norm_eps: float
-    clamp: tuple[float, float]
+    clamp: tuple[float, float, float]
 
 
 def model_spec(config: JsonObject) -> ModelSpec:
@@ -71,6 +71,6 @@ def model_spec(config: JsonObject) -> ModelSpec:
         hyperparameters=GptOssHyperparameters(
             attention_bias=flag(config, "attention_bias", True),
             norm_eps=number(config, "rms_norm_eps", EPS),
-            clamp=(alpha, limit),
+            clamp=(alpha, limit, 1.0),
         ),
     )

@@ -30,14 +30,20 @@ class SparseMLP(Module):
         hyper: KimiLinearHyperparameters,
         names: tuple[str, str, str] = ("w1", "w3", "w2"),
         bias_name: str = "e_score_correction_bias",
+        clamp: tuple[float, float, float] | None = None,
     ) -> None:
-        """Build the layer. A checkpoint has the `names` for gate, up and down, and `bias_name` for the router's."""
+        """Build the layer. A checkpoint has the `names` for gate, up and down, and `bias_name` for the router's.
+
+        `clamp` is that of `ops.moe`.
+        """
         super().__init__()
         self.gate = SigmoidRouter(build, spec.size, hyper.moe, bias_name)
-        self.experts = Experts(build, spec, "swiglu", names=names)
-        self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size) if hyper.shared_size else None
+        self.experts = Experts(build, spec, "swiglu", names=names, clamp=clamp)
+        self.shared_experts: GatedMLP | None = None
+        if hyper.shared_size:
+            self.shared_experts = GatedMLP(build, spec.size, hyper.shared_size, clamp=clamp)
 
-    def forward(self, x: Array, residual: Array) -> Array:
+    def forward(self, x: Array, residual: Array | None) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
         shared = residual if self.shared_experts is None else self.shared_experts(x, residual)
         return self.experts(x, self.gate(x), shared)

@@ -134,7 +134,10 @@ def check_no_query_rank(config: JsonMapping) -> None:
 
 
 def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes, AttentionSpec]:
-    """Return the sizes of latent attention, and its heads in the cache. ModelError for fewer key heads than heads."""
+    """Return the sizes of latent attention, and its heads in the cache. ModelError for fewer key heads than heads.
+
+    A key that does not rotate may have no part that heads share.
+    """
     heads = integer(config, "num_attention_heads")
     if integer(config, "num_key_value_heads", heads) != heads:
         raise ModelError(
@@ -143,7 +146,7 @@ def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes
         )
     latent = LatentSizes(
         rank=_size(config, "kv_lora_rank"),
-        shared=_size(config, "qk_rope_head_dim"),
+        shared=_size(config, "qk_rope_head_dim") if rotates else integer(config, "qk_rope_head_dim"),
         key=_size(config, "qk_nope_head_dim"),
         value=_size(config, "v_head_dim"),
     )

@@ -47,22 +47,25 @@ approximation given there.
 """
 
 
-def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """Return gates * sigmoid(alpha * gates) * (values + 1), gates of at most and values within `limit` (gpt-oss).
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float, offset: float) -> torch.Tensor:
+    """Return gates * sigmoid(alpha * gates) * (values + offset), gates of at most and values within `limit`.
 
-    `x` [..., 2 * size], gates first -> [..., size].
+    The offset is 1 in gpt-oss. In GLM-5.3 alpha is 1 and the offset 0. `x` [..., 2 * size], gates first -> [..., size].
     """
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+    return gate * torch.sigmoid(alpha * gate) * (up + offset)
 
 
-def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+def gated_activation(x: torch.Tensor, activation: str, clamp: tuple[float, float, float] | None = None) -> torch.Tensor:
     """Return activation(gates) * values for `x` [tokens, 2 * size], the gates first -> [tokens, size].
 
     Computed in float32 (Shazeer 2020, arXiv 2002.05202). `activation` is one of `ACTIVATIONS` that does not halve the
-    last dimension. `linear` applies a gated activation itself if nothing is added to its result first.
+    last dimension. With `clamp` it is silu, and `clamped_swiglu` with this alpha, limit and offset is computed.
+    `linear` applies a gated activation itself if nothing is added to its result first.
     """
+    if clamp is not None:
+        return clamped_swiglu(x.float(), *clamp).to(x.dtype)
     gates, values = x.float().chunk(2, dim=-1)
     return (ACTIVATIONS[activation](gates) * values).to(x.dtype)
 
@@ -178,7 +181,7 @@ def moe(
     down_blocks: Blocks | None = None,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    clamp: tuple[float, float] | None = None,
+    clamp: tuple[float, float, float] | None = None,
 ) -> torch.Tensor:
     """Sum weight * down(activation(up(x))) over each token's experts, plus `residual`.
 
@@ -188,8 +191,8 @@ def moe(
     weights are int8 (see `ops.quant.quantize`) and multiplied exactly. With `up_blocks` and `down_blocks`, the row
     formats of one expert, they are uint8 [experts, rows, bytes of a row] (see `ops.quant.block_formats`). `up_bias`
     [experts, inner] and `down_bias` [experts, in] float32 are added to the matmuls' results. With `clamp`, the
-    activation is `clamped_swiglu` with this alpha and limit. Experts are added up in float32, in ascending order. ->
-    [tokens, in] in the dtype of `x`.
+    activation is `clamped_swiglu` with this alpha, limit and offset. Experts are added up in float32, in ascending
+    order. -> [tokens, in] in the dtype of `x`.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     expert_ids, expert_weights = choices.unbind(1)

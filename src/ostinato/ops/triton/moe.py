@@ -52,6 +52,7 @@ def expert_product(
     bias,
     alpha,
     limit,
+    offset,
     out,
     choices,
     experts,
@@ -129,7 +130,7 @@ def expert_product(
             if limit is not None:
                 value = tl.where(value > limit, limit, value)
                 other = tl.where(other > limit, limit, tl.where(other < -limit, -limit, other))
-                value = value / (1 + tl.exp(-alpha * value)) * (other + 1)
+                value = value / (1 + tl.exp(-alpha * value)) * (other + offset)
             else:
                 value = activate(value, ACTIVATION) * other
         else:
@@ -178,7 +179,7 @@ def moe(
     down_blocks: Blocks | None = None,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
-    clamp: tuple[float, float] | None = None,
+    clamp: tuple[float, float, float] | None = None,
 ) -> torch.Tensor:
     """Compute `ops.moe`; its reference documents arguments and result."""
     (tokens, size), experts, top_k = x.shape, len(down), choices.shape[2]
@@ -236,7 +237,7 @@ def _expert_product(
     divisor: int,
     activation: str | None,
     bias: torch.Tensor | None,
-    clamp: tuple[float, float] | None,
+    clamp: tuple[float, float, float] | None,
 ) -> None:
     """Write activation(x W^T + bias) of every choice to its row of `out`; choice c reads row c // divisor of `x`."""
     (count, out_size), in_size, experts = out.shape, x.shape[1], len(weight)
@@ -254,6 +255,7 @@ def _expert_product(
         bias=bias,
         alpha=None if clamp is None else clamp[0],
         limit=None if clamp is None else clamp[1],
+        offset=None if clamp is None else clamp[2],
         out=out,
         choices=count,
         experts=experts,

@@ -71,17 +71,24 @@ def concat(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def gated_activation_kernel(x, out, size, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
+def gated_activation_kernel(
+    x, out, size, stride, alpha, limit, offset, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
     gate = tl.load(x + token * stride + column, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + token * stride + size + column, mask=inside, other=0.0).to(tl.float32)
-    y = activate(gate, ACTIVATION) * value
+    if limit is not None:
+        gate = tl.where(gate > limit, limit, gate)
+        value = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
+        y = gate / (1 + tl.exp(-alpha * gate)) * (value + offset)
+    else:
+        y = activate(gate, ACTIVATION) * value
     tl.store(out + token * size + column, to_dtype(y, out.dtype.element_ty), mask=inside)
 
 
-def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+def gated_activation(x: torch.Tensor, activation: str, clamp: tuple[float, float, float] | None = None) -> torch.Tensor:
     """Compute `ops.gated_activation`; its reference documents arguments and result."""
     tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
@@ -94,6 +101,9 @@ def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
         out=out,
         size=size,
         stride=x.stride(0),
+        alpha=None if clamp is None else clamp[0],
+        limit=None if clamp is None else clamp[1],
+        offset=None if clamp is None else clamp[2],
         ACTIVATION=activation,
     )
     return out
