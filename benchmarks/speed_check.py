@@ -52,9 +52,7 @@ def cells_of(report: Mapping[str, Any], model: str) -> dict[str, tuple[float, fl
     """Return the cells of a report of `ostinato bench profile`."""
     steps = {f"{model}, {each['batch_size']} rows": each["total"] for each in report["decode"]}
     steps[f"{model}, prompt of {report['prefill']['tokens']}"] = report["prefill"]["total"]
-    # Which experts a batch takes decides their bytes, so such steps are measured in floors of one row.
-    of_one_row = next(iter(steps.values()))["floor_seconds"]
-    return {cell: (total["seconds"], total["floor_seconds"] or of_one_row) for cell, total in steps.items()}
+    return {cell: (total["seconds"], total["floor_seconds"]) for cell, total in steps.items()}
 
 
 def figures(rounds: list[dict[str, tuple[float, float]]]) -> Cells:

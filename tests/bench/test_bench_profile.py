@@ -18,10 +18,12 @@ from ostinato.bench.profile import (
 )
 from ostinato.bench.roofline import Bandwidth, measure_bandwidth, measure_flops
 from ostinato.bench.step_phases import PhaseClock, phase_figures
-from ostinato.bench.step_timing import Stopwatch, shortest_pass
+from ostinato.bench.step_timing import Stopwatch, experts_read, shortest_pass
 from ostinato.cli.main import main
 from ostinato.ops.kernel_cost import KernelCost
 from ostinato.plan.device.kernel_support import detect_native
+from ostinato.runner.model_runner import ModelRunner
+from ostinato.scheduler.batch import Batch
 from tests.support.checkpoints import checkpoint
 
 TINY = {"threads": 1, "dtype": "float32", "cache_memory": "16MiB"}
@@ -63,9 +65,23 @@ def test_kernels_come_longest_first_beside_what_bounds_them() -> None:
     }
 
 
-def test_the_floor_of_a_step_is_unknown_where_that_of_its_experts_is() -> None:
-    figures = kernel_figures([("moe", 1.0), ("linear", 1.0)], {"moe": None, "linear": KernelCost(1, 1)}, ROOFS)
-    assert total_figures(figures)["floor_seconds"] is None
+def test_the_floor_of_experts_is_that_of_those_that_a_step_s_tokens_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+
+    def noted(runner: ModelRunner, step: Batch) -> list[int]:
+        read.append(experts_read(runner, step))
+        return read[-1]
+
+    monkeypatch.setattr("ostinato.bench.step_timing.experts_read", noted)
+    report = measure("qwen3_5_moe_text")
+    steps = [*report["decode"], report["prefill"]]
+    one, *others = (next(each for each in step["kernels"] if each["kernel"] == "moe") for step in steps)
+    assert set(read[0]) == {read[0][0]}  # top_k in each layer
+    for figures, step, counts, tokens in zip(others, steps[1:], read[1:], (3, 40), strict=True):
+        assert figures["flops"] == pytest.approx(tokens * one["flops"])
+        assert figures["bytes"] == pytest.approx(one["bytes"] * sum(counts) / sum(read[0]))
+        assert 1 < sum(counts) / sum(read[0]) <= tokens
+        assert step["total"]["floor_seconds"] > figures["floor_seconds"] > 0
 
 
 def test_phases_are_medians_over_steps() -> None:

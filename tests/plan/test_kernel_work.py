@@ -101,6 +101,13 @@ def test_a_token_alone_reads_the_experts_that_its_router_chooses_and_several_rea
     assert work(StepShape(rows=2, tokens_per_row=1, context=0, decodes=True), spec)["moe"] is None
 
 
+def test_experts_of_a_recorded_step_are_those_that_its_tokens_chose() -> None:
+    spec = replace(SPEC, layers=(WITH_EXPERTS, SPEC.layers[0], WITH_EXPERTS))
+    step = StepShape(rows=5, tokens_per_row=1, context=0, decodes=True)
+    found = kernel_work(spec, "bfloat16", "float32", step, experts_read=[3, 2])["moe"]
+    assert found == KernelCost((3 + 2) * 1000 * 2, 2 * 5 * 2 * 1000)
+
+
 def test_of_experts_of_8_bits_a_token_reads_its_share() -> None:
     spec = replace(SPEC, layers=(WITH_EXPERTS,), quantization=Quantization())
     alone = work(StepShape(rows=1, tokens_per_row=1, context=0, decodes=True), spec)

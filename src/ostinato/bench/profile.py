@@ -31,6 +31,7 @@ from ostinato.plan.prediction import ENGINE, StepPredictor
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore
+    from ostinato.scheduler.batch import Batch
 
 KERNEL_OF = {"logits": "linear"}
 """Kernels of the rows whose name is not their kernel's."""
@@ -135,7 +136,7 @@ def _decode(
         else:
             calls, seconds = profile_eagerly(runner, step, rows, bench.rounds)
         shape = StepShape(rows, 1, bench.context, decodes=True)
-        one = _step_figures(engine, plan, shape, calls, seconds, roofs, machine)
+        one = _step_figures(engine, plan, step, shape, calls, seconds, roofs, machine)
         way = plan.capture.backend if mode == "full" else mode if by_operation else "eager"
         traced[f"decode, batch size {rows} ({way})"] = calls
         figures.append({"batch_size": rows, "way": way, "graph_rows": size, "not_captured": eager, **one})
@@ -177,7 +178,7 @@ def _prefill(
         "tokens": bench.prefill,
         "way": way,
         "not_captured": eager,
-        **_step_figures(engine, engine.plan, shape, calls, seconds, roofs, machine),
+        **_step_figures(engine, engine.plan, step, shape, calls, seconds, roofs, machine),
     }
 
 
@@ -188,14 +189,19 @@ def _by_operation(engine: EngineCore, bench: ProfileBench) -> bool:
 def _step_figures(
     engine: EngineCore,
     plan: Plan,
+    step: Batch,
     shape: StepShape,
     calls: Calls,
     seconds: float,
     roofs: Roofline,
     machine: StepPredictor | None,
 ) -> JsonObject:
+    from ostinato.bench.step_timing import experts_read
+
     settings = plan.settings
-    work = kernel_work(engine.spec, settings.dtype, settings.ssm_state_dtype, shape, settings.kv_cache_dtype)
+    dtypes = settings.dtype, settings.ssm_state_dtype
+    read = experts_read(engine.runner, step) if "moe" in engine.spec.ops else []
+    work = kernel_work(engine.spec, *dtypes, shape, settings.kv_cache_dtype, read)
     kernels = kernel_figures(calls, work, roofs)
     in_model = sum(kernel["seconds"] for kernel in kernels if kernel["kernel"] != "logits")
     return {
@@ -256,11 +262,10 @@ def kernel_figures(calls: Calls, work: Mapping[str, KernelCost | None], roofs: R
 
 
 def total_figures(figures: Sequence[JsonMapping]) -> JsonObject:
-    """Return the totals of all kernels of a step. The roofline is None if that of a kernel with experts is."""
+    """Return the totals of all kernels of a step."""
     seconds = sum(figure["seconds"] for figure in figures)
-    is_known = all(figure["floor_seconds"] is not None for figure in figures if figure["kernel"] == "moe")
-    floor = sum(figure["floor_seconds"] or 0.0 for figure in figures) if is_known else None
-    return {"seconds": seconds, "floor_seconds": floor, "fraction_reached": None if floor is None else floor / seconds}
+    floor = sum(figure["floor_seconds"] or 0.0 for figure in figures)
+    return {"seconds": seconds, "floor_seconds": floor, "fraction_reached": floor / seconds}
 
 
 def profile_tables(data: JsonMapping) -> list[Table]:

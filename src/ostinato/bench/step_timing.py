@@ -321,6 +321,29 @@ def profile_eagerly(runner: ModelRunner, step: Batch, rows: int, passes: int) ->
     return shortest_pass(profiles[1:]), min(runs[1:])
 
 
+class ExpertsLog(Stopwatch):
+    """Recorder that counts the experts that each call of `moe` reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_read: list[int] = []
+
+    def kernel(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, object]) -> Array:
+        if name == "moe":
+            expert_ids = args[1][:, 0]
+            self.num_read.append(len(set(expert_ids.flatten().tolist())))
+        return super().kernel(name, kernel, args, kwargs)
+
+
+@_without_gradients
+def experts_read(runner: ModelRunner, step: Batch) -> list[int]:
+    """Return the number of experts that a step's tokens choose, for each layer that has experts."""
+    log, inputs = ExpertsLog(), make_step_inputs(step, runner.block_size, runner.arrays, vision=runner.vision)
+    with recording(runner.model.build.ops.hook, log):
+        runner.model(inputs, runner.layer_memory)
+    return log.num_read
+
+
 @contextmanager
 def recording(hook: CallHook, recorder: Recorder) -> Iterator[None]:
     """Set `recorder` as the hook's recorder inside the context."""

@@ -5,7 +5,7 @@ The rules for a kernel are in its operation's row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.kernel_cost import KernelCost, StepShape, pair_flops
@@ -77,30 +77,42 @@ class KernelCostPart:
 
 
 def kernel_work(
-    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+    model: ModelSpec,
+    dtype: str,
+    ssm_state_dtype: str,
+    step: StepShape,
+    kv_cache_dtype: str | None = None,
+    experts_read: Sequence[int] = (),
 ) -> dict[str, KernelCost | None]:
     """Return the work by operation, for all of the model's layers, and that of `logits`.
 
     `kv_cache_dtype` is that of keys and values, None: the model's. Operations that only pass over activations are left
-    out. None for the experts of a step with several tokens, which reads those that its tokens choose: that is not known
-    beforehand.
+    out. `experts_read` are the experts that the step's tokens choose in each layer that has experts. Without it None
+    for the experts of a step with several tokens: their choice is not known beforehand.
     """
     works: dict[str, KernelCost] = {}
-    for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype):
+    for part in kernel_parts(model, dtype, ssm_state_dtype, step, kv_cache_dtype, experts_read):
         works[part.name] = works.get(part.name, KernelCost()) + part.work
-    return {name: None if name == "moe" and step.tokens > 1 else work for name, work in works.items()}
+    is_unknown = step.tokens > 1 and not experts_read
+    return {name: None if name == "moe" and is_unknown else work for name, work in works.items()}
 
 
 def kernel_parts(
-    model: ModelSpec, dtype: str, ssm_state_dtype: str, step: StepShape, kv_cache_dtype: str | None = None
+    model: ModelSpec,
+    dtype: str,
+    ssm_state_dtype: str,
+    step: StepShape,
+    kv_cache_dtype: str | None = None,
+    experts_read: Sequence[int] = (),
 ) -> Iterator[KernelCostPart]:
-    """Yield the work of `kernel_work` by storage. Experts count as if every token chose them at random."""
-    kept = kv_cache_dtype or dtype
+    """Yield the work of `kernel_work` by storage. Without `experts_read`, as if every token chose them at random."""
+    kept, num_read = kv_cache_dtype or dtype, iter(experts_read)
     for i, layer in enumerate(model.layers):
         inside = f"{model.backbone}layers.{i}."
         yield from _products(model, dtype, step, "linear", _product_parameters(layer), layer.linears, inside)
         if layer.experts is not None:
-            yield from _of_experts(model, dtype, step, layer, layer.experts, inside)
+            num_experts = next(num_read, None) or expected_experts(layer.experts, step.tokens)
+            yield from _of_experts(model, dtype, step, layer, layer.experts, inside, num_experts)
         if layer.attention is not None:
             of_token = bytes_per_token(layer.attention, kept)
             name = layer.attention.operation
@@ -138,10 +150,16 @@ def _products(
 
 
 def _of_experts(
-    model: ModelSpec, dtype: str, step: StepShape, layer: LayerSpec, experts: ExpertsSpec, inside: str
+    model: ModelSpec,
+    dtype: str,
+    step: StepShape,
+    layer: LayerSpec,
+    experts: ExpertsSpec,
+    inside: str,
+    num_read: float,
 ) -> Iterator[KernelCostPart]:
     met = experts.top_k * experts.parameters_of_each
-    share = expected_experts(experts, step.tokens) / experts.num_experts
+    share = num_read / experts.num_experts
     for part in _products(model, dtype, step, "moe", layer.expert_parameters, layer.expert_weights, inside):
         all_met = part.work.flops * met / layer.expert_parameters
         yield KernelCostPart("moe", part.storage, KernelCost(part.work.num_bytes * share, all_met))
