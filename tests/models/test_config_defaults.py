@@ -137,7 +137,7 @@ def test_the_theta_of_an_encoder_is_read_in_the_spellings_of_transformers(name: 
     assert (theirs["rope_type"], theirs["rope_theta"]) == ("axial", 60.0)
     ours = spec_of(changed)
     assert isinstance(ours, ModelSpec)
-    assert ours.hyperparameters.theta == 60.0
+    assert ours.encoder_hyperparameters.theta == 60.0
 
 
 @pytest.mark.parametrize("name", RECIPES)
