@@ -121,6 +121,8 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
     ),
     "ernie4_5": ("ernie4_5", lambda: transformers.Ernie4_5Config(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
     "seed_oss": ("seed_oss", lambda: transformers.SeedOssConfig(**COMMON, **ROPE, num_hidden_layers=2, head_dim=32)),
+    "smollm3": ("smollm3", lambda: transformers.SmolLM3Config(**COMMON, **ROPE, num_hidden_layers=5)),
+    "arcee": ("arcee", lambda: transformers.ArceeConfig(**COMMON, **ROPE, num_hidden_layers=2)),
     "cohere2": (
         "cohere2",
         lambda: transformers.Cohere2Config(
@@ -330,7 +332,7 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
 """Name -> the architecture that the file says, and a config."""
 DENSE = (
     *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
-    *("seed_oss", "granite_swa", "granitemoe_swa"),
+    *("seed_oss", "granite_swa", "granitemoe_swa", "smollm3", "arcee"),
 )
 """Model types without state layers, whose metadata are those of Llama."""
 AS_THEY_ARE = ("cohere2", "ernie4_5", "exaone4", "olmo3", "phi3", "qwen3_moe", "seed_oss")

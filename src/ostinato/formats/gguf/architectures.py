@@ -162,6 +162,8 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
     "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "smollm3": GgufArchitecture({"smollm3": _llama}, tensor_names.LLAMA, adjacent_rope=True),
+    "arcee": GgufArchitecture({"arcee": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
     "seed_oss": GgufArchitecture({"seed_oss": _llama}, tensor_names.SEED_OSS),
     "cohere2": GgufArchitecture({"cohere2": cohere2}, tensor_names.LLAMA, adjacent_rope=True),
