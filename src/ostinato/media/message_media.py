@@ -93,7 +93,7 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
     parts = []
     for i, part in enumerate(message["content"]):
         kind = _kind(part)
-        if isinstance(part, Mapping) and part.get("type") in _SOUNDS:
+        if isinstance(part, Mapping) and str(part.get("type")) in _SOUNDS:
             raise MediaError(f"{where}.content[{i}]", f"no model takes sounds here, and this is an {part['type']}")
         if kind is not None:
             media = _part(part, kind, f"{where}.content[{i}]")
