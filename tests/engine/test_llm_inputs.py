@@ -126,7 +126,7 @@ def test_the_prompt_that_is_refused_is_named(llm: LLM) -> None:
 
 @pytest.mark.parametrize("ttl", [None, "60", True, [60], numpy.array([60])])
 def test_a_time_to_keep_checkpoints_that_is_no_number_is_refused_without_checkpoints_too(llm: LLM, ttl: Any) -> None:
-    with pytest.raises(RequestError, match="checkpoint_ttl .* should be a number of seconds"):
+    with pytest.raises(RequestError, match=r"checkpoint_ttl .* should be a number of seconds"):
         llm.generate("ab", GREEDY, checkpoint_ttl=ttl)
 
 
