@@ -8,7 +8,9 @@ import inspect
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal
 
@@ -646,3 +648,29 @@ def test_all_errors_that_a_program_may_catch_are_in_one_module_and_the_main_ones
     raised = [kind for base in (OstinatoError, RequestError) for kind in base.__subclasses__()]
     inner = {"FitError", "TemplateTooExpensive", "UnknownMember"}
     assert {kind.__name__ for kind in raised if kind.__module__ != "ostinato.errors"} <= inner
+
+
+class Sink:
+    """A stream of a program's own, with no more than what `print` needs."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def closed_stream() -> TextIOWrapper:
+    stream = TextIOWrapper(BytesIO())
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Sink(), closed_stream()], ids=["none", "of its own", "closed"])
+def test_models_load_and_answer_where_stderr_is_none_closed_or_of_the_programs_own(
+    monkeypatch: pytest.MonkeyPatch, stream: Any
+) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "stderr", stream)
+        with LLM(str(text_checkpoint()), **SETTINGS) as llm:
+            assert len(llm.generate(["ab", "cd"], GREEDY)) == 2
