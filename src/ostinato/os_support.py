@@ -18,6 +18,7 @@ import errno
 import os
 import platform
 import resource
+import sys
 from collections.abc import Mapping
 
 from ostinato.errors import CapacityError, ConfigError
@@ -141,6 +142,14 @@ def raise_max_open_files(needed: int) -> int | None:
         return hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return None
+
+
+def stderr_is_terminal() -> bool:
+    """Return whether stderr is a terminal. A program may have none (`2>&-`), a closed one, or an object of its own."""
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):
+        return False
 
 
 def extra_command(extra: str) -> str:

@@ -8,7 +8,9 @@ import inspect
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from ostinato import (
     other_engines,
 )
 from ostinato.engine.outputs import RequestTimes, decode_logprobs
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import OstinatoError
 from ostinato.verify.verify import Trial
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
@@ -86,10 +89,110 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
-@pytest.mark.parametrize("prompts", [b"ab", [b"ab"], None, 5])
+ODD_PROMPTS = [
+    bytearray(b"ab"),
+    memoryview(b"ab"),
+    {5, 9},
+    numpy.array(5),
+    torch.tensor(5),
+    [{5, 9}],
+    [[True]],
+    [[5.0]],
+]
+
+
+@pytest.mark.parametrize(
+    "prompts", [b"ab", [b"ab"], None, 5, [None], ["ab", None], [torch.tensor([True])], *ODD_PROMPTS]
+)
 def test_what_is_neither_text_nor_token_ids_is_refused(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
+    message = "a prompt is text or a list of token ids"
+    with pytest.raises(RequestError, match=message):
         llm.generate(prompts, GREEDY)
+    with pytest.raises(RequestError, match=message):
+        llm.embed(prompts)
+    with pytest.raises(RequestError, match=message):
+        AsyncLLM().generate(prompts, GREEDY).send(None)
+    assert not llm.engine.has_unfinished
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": IDS}, {"prompt_token_ids": "ab"}, {"prompt": 5}, {"prompt": b"ab"}])
+def test_the_names_of_a_mapping_are_those_of_what_it_holds(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="prompt is text, and prompt_token_ids is a list of token ids"):
+        llm.generate(prompt, GREEDY)
+
+
+def test_the_prompt_that_is_refused_is_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt 2 of 3: a prompt is text or a list of token ids, not NoneType"):
+        llm.generate(["ab", None, "cd"], GREEDY)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("ttl", [None, "60", True, [60], numpy.array([60])])
+def test_a_time_to_keep_checkpoints_that_is_no_number_is_refused_without_checkpoints_too(llm: LLM, ttl: Any) -> None:
+    with pytest.raises(RequestError, match=r"checkpoint_ttl .* should be a number of seconds"):
+        llm.generate("ab", GREEDY, checkpoint_ttl=ttl)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"add_generation_prompt": None}, "add_generation_prompt None should be True or False"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt 1 should be True or False"),
+        ({"continue_final_message": "yes"}, "continue_final_message 'yes' should be True or False"),
+        ({"continue_final_message": numpy.array([5, 9])}, "continue_final_message .* should be True or False"),
+        ({"tools": numpy.array([5, 9])}, "tools should be a list of objects"),
+        ({"tools": {}}, "tools should be a list of objects, not {}"),
+        ({"tools": [len]}, "tools should be a list of objects"),
+        ({"documents": "a"}, "documents should be a list of objects, not 'a'"),
+    ],
+)
+def test_arguments_of_the_template_have_their_types(llm: LLM, given: dict[str, Any], message: str) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=message):
+            call([{"role": "user", "content": "hi"}], GREEDY, **given)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "text", "text": None}, "message 0 has a part whose text is None"),
+        ({"type": "text", "text": 5}, "message 0 has a part whose text is 5"),
+        ({"type": "text"}, "message 0 has a part whose text is None"),
+        (
+            {"type": "input_text", "text": "a"},
+            "a part of the type 'input_text'; types are text, image, image_url, video",
+        ),
+        ({"type": "", "text": "a"}, "a part of the type ''"),
+        ({"type": numpy.array([5, 9]), "text": "a"}, "message 0 has list for content"),
+    ],
+)
+def test_parts_that_templates_pass_over_are_refused(llm: LLM, part: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.chat([{"role": "user", "content": [part]}], GREEDY)
+
+
+def test_a_part_may_have_a_type_that_the_template_names() -> None:
+    template = "{% for part in messages[0].content %}{% if part.type == 'note' %}{{ part.note }}{% endif %}{% endfor %}"
+    content = [{"type": "note", "note": "a"}, {"type": "image"}]
+    assert ChatTemplate({"default": template}).render([{"role": "user", "content": content}]) == "a"
+
+
+@pytest.mark.parametrize("messages", [None, 5, "ab", [{"role": "user", "content": "a"}, "ab"], [[], []]])
+def test_a_stream_answers_one_conversation(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="a list of messages"):
+        llm.stream_chat(messages, GREEDY)
+    talk = [{"role": "user", "content": "a"}]
+    with pytest.raises(RequestError, match="several go to chat"):
+        llm.stream_chat([talk, talk], GREEDY)  # type: ignore[list-item]
+    assert "".join(llm.stream_chat(iter(talk), GREEDY)) == "".join(llm.stream_chat(talk, GREEDY))  # type: ignore[arg-type]
+
+
+def test_the_tokenizer_decodes_integers_of_any_kind_and_refuses_others(llm: LLM) -> None:
+    decode = llm.get_tokenizer().decode
+    assert decode(torch.tensor(IDS)) == decode(numpy.array(IDS)) == decode(tuple(IDS)) == decode(IDS)  # type: ignore[arg-type]
+    odd: Any
+    for odd in (None, 5, "ab", {5}, [None], [5.0], [-1], [2**32], [[5]]):
+        with pytest.raises(RequestError, match="token ids are a list of numbers from 0 to 4294967295"):
+            decode(odd)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", ["greedy"], 0.5])
@@ -545,3 +648,29 @@ def test_all_errors_that_a_program_may_catch_are_in_one_module_and_the_main_ones
     raised = [kind for base in (OstinatoError, RequestError) for kind in base.__subclasses__()]
     inner = {"FitError", "TemplateTooExpensive", "UnknownMember"}
     assert {kind.__name__ for kind in raised if kind.__module__ != "ostinato.errors"} <= inner
+
+
+class Sink:
+    """A stream of a program's own, with no more than what `print` needs."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def closed_stream() -> TextIOWrapper:
+    stream = TextIOWrapper(BytesIO())
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Sink(), closed_stream()], ids=["none", "of its own", "closed"])
+def test_models_load_and_answer_where_stderr_is_none_closed_or_of_the_programs_own(
+    monkeypatch: pytest.MonkeyPatch, stream: Any
+) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "stderr", stream)
+        with LLM(str(text_checkpoint()), **SETTINGS) as llm:
+            assert len(llm.generate(["ab", "cd"], GREEDY)) == 2

@@ -289,4 +289,5 @@ def test_a_home_that_may_not_be_searched_and_no_home_hold_no_rates(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     assert cache_directory({}) == Path("/nonexistent/.cache/ostinato")
+    assert cache_directory({"XDG_CACHE_HOME": "here"}) == Path("/nonexistent/.cache/ostinato")
     assert detect("cpu").rates == ()

@@ -20,8 +20,8 @@ from ostinato.engine.input_processor import (
     PromptInput,
     Prompts,
     advised,
+    as_conversation,
     as_conversations,
-    as_prompts,
     check_template_kwargs,
     merge_params_alias,
     numbered,
@@ -124,7 +124,7 @@ class AsyncLLM:
         checkpoint_ttl: float = DEFAULT_TTL,
     ) -> list[RequestOutput]:
         """Continue each prompt; see `LLM.generate`."""
-        inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
+        inputs = PromptInput.parse_all(prompts, checkpoints, checkpoint_ttl)
         return await self._run(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
     @advised
@@ -158,7 +158,7 @@ class AsyncLLM:
         """Return a vector [hidden] float32 for each prompt; see `LLM.embed`."""
         started = self._started().started
         asked = EmbeddingOptions.resolve(started.directory, started.hidden_size, pooling, normalize, dimensions)
-        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        inputs = PromptInput.parse_all(prompts)
         outputs = await self._run(inputs, POOLING_PARAMS, cache_salt, asked.kind)
         return vectors_of(outputs, asked)
 
@@ -189,7 +189,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[str, None]:
         """Yield the answer to a conversation, piece by piece; see `stream`."""
         own_params = single_params(params, sampling_params)
-        prompt = await self._rendered(messages, template_kwargs)
+        prompt = await self._rendered(as_conversation(messages), template_kwargs)
         async with aclosing(self._stream(prompt, own_params, cache_salt)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -65,7 +65,22 @@ class PromptInput(NamedTuple):
         has_none = isinstance(checkpoints, tuple) and not checkpoints  # as almost all prompts
         positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
         ttl = plain_numbers(checkpoint_ttl)
-        return cls(_unwrap_mapping(prompt), marks=[Mark(position, ttl) for position in positions])
+        if type(ttl) not in (int, float):
+            raise RequestError(f"checkpoint_ttl {ttl!r} should be a number of seconds", setting="checkpoint_ttl")
+        given = _unwrap_mapping(prompt)
+        token_ids = given if isinstance(given, str) else as_token_ids(given)
+        return cls(token_ids, marks=[Mark(position, ttl) for position in positions])
+
+    @classmethod
+    def parse_all(
+        cls, prompts: Prompts, checkpoints: Sequence[int] = (), checkpoint_ttl: float = DEFAULT_TTL
+    ) -> list[PromptInput]:
+        """Return prompts in any form, as `parse`. RequestError names the one that is refused."""
+        inputs: list[PromptInput] = []
+        for prompt in (given := as_prompts(prompts)):
+            with numbered(len(inputs), len(given)):
+                inputs.append(cls.parse(prompt, checkpoints, checkpoint_ttl))
+        return inputs
 
     @classmethod
     def from_chat(cls, chat: RenderedChat, marks: Sequence[Mark] = ()) -> PromptInput:
@@ -76,11 +91,31 @@ def as_conversations(messages: ConversationsInput) -> Sequence[Sequence[Message]
     """Return a list of conversations. RequestError for a message without a list around it."""
     if isinstance(messages, Mapping):
         raise RequestError("a conversation is a list of messages; put the one message into a list")
-    if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise RequestError(f"a conversation is a list of messages, not {type(messages).__name__}; for a text, generate")
-    items: list[Any] = list(messages)
+    if isinstance(messages, str):
+        raise RequestError("a conversation is a list of messages, not str; for a text, generate")
+    items = _items(messages, "a conversation is a list of messages")
     alone = not items or not all(isinstance(item, list | tuple) for item in items)
     return [items] if alone else items
+
+
+def as_conversation(messages: ConversationsInput) -> Sequence[Message]:
+    """Return the one conversation of a stream. RequestError for several."""
+    conversations = as_conversations(messages)
+    if len(conversations) != 1 or not all(isinstance(message, Mapping) for message in conversations[0]):
+        raise RequestError("stream_chat answers one conversation, a list of messages; several go to chat")
+    return conversations[0]
+
+
+def _items(given: object, what: str) -> list[Any]:
+    """Return the items of what should be a list, in their order. RequestError for what has no items, or no order."""
+    is_number = getattr(given, "ndim", 1) == 0  # an array without dimensions, which says that it can be iterated
+    if (
+        is_number
+        or isinstance(given, set | frozenset | bytes | bytearray | memoryview)
+        or not isinstance(given, Iterable)
+    ):
+        raise RequestError(f"{what}, not {type(given).__name__}")
+    return list(given)
 
 
 @contextmanager
@@ -98,11 +133,7 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     """Return a list of prompts. A single prompt is a string, a mapping, or token ids (of any integer type)."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"a prompt is text or a list of token ids, and several come in a list, not as {type(prompts).__name__}"
-        )
-    items: list[Any] = list(prompts)
+    items = _items(prompts, "a prompt is text or a list of token ids, and several come in a list")
     if not items:
         return []
     # An array's row has `__index__` too, but is a prompt.
@@ -127,7 +158,10 @@ def _unwrap_mapping(prompt: Prompt) -> str | Sequence[int]:
         raise RequestError(f"a prompt has prompt or prompt_token_ids, and not {', '.join(map(str, others))}; {remedy}")
     if len(known) != 1:
         raise RequestError("a prompt has either prompt, its text, or prompt_token_ids")
-    return cast(str | Sequence[int], prompt[known[0]])
+    given = prompt[known[0]]
+    if isinstance(given, str) != (known[0] == "prompt"):
+        raise RequestError("prompt is text, and prompt_token_ids is a list of token ids")
+    return cast(str | Sequence[int], given)
 
 
 def merge_params_alias(params: Params, sampling_params: Params) -> Params:
@@ -317,12 +351,12 @@ def check_priority(priority: int, scheduling_policy: str) -> None:
 
 def as_token_ids(prompt: Sequence[int]) -> list[int]:
     """Return the token ids of a prompt that is not text."""
-    if isinstance(prompt, bytes):  # its items are integers, but no token ids
-        raise RequestError("a prompt is text or a list of token ids, not bytes; decode it first")
+    items = _items(prompt, "a prompt is text or a list of token ids")  # a byte is an integer, but no token id
     try:
-        if bool in set(map(type, prompt)):
+        items = items if isinstance(prompt, list) or not hasattr(prompt, "tolist") else prompt.tolist()
+        if bool in set(map(type, items)):
             raise TypeError("True and False are none")
-        return [operator.index(token) for token in prompt]
+        return [operator.index(token) for token in items]
     except TypeError as error:
         raise RequestError(f"a prompt is text or a list of token ids, which are integers: {error}") from None
 

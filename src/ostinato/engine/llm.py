@@ -21,8 +21,8 @@ from ostinato.engine.input_processor import (
     PromptInput,
     Prompts,
     advised,
+    as_conversation,
     as_conversations,
-    as_prompts,
     merge_params_alias,
     numbered,
     params_per_prompt,
@@ -141,7 +141,7 @@ class LLM:
         runs does not end the others: its output has `finish_reason` "error" and `error`, and a line in the log names
         it. If all fail, the first one's error is raised.
         """
-        inputs = [PromptInput.parse(prompt, checkpoints, checkpoint_ttl) for prompt in as_prompts(prompts)]
+        inputs = PromptInput.parse_all(prompts, checkpoints, checkpoint_ttl)
         return self._generate(inputs, merge_params_alias(params, sampling_params), cache_salt)
 
     @advised
@@ -190,7 +190,7 @@ class LLM:
         """
         engine = self.engine
         asked = EmbeddingOptions.resolve(engine.directory, engine.spec.hidden_size, pooling, normalize, dimensions)
-        inputs = [PromptInput.parse(prompt) for prompt in as_prompts(prompts)]
+        inputs = PromptInput.parse_all(prompts)
         outputs = self._generate(inputs, POOLING_PARAMS, cache_salt, asked.kind)
         return vectors_of(outputs, asked)
 
@@ -222,7 +222,8 @@ class LLM:
     ) -> Generator[str, None, RequestOutput]:
         """Return a generator of the answer to a conversation, piece by piece; see `chat` and `stream`."""
         own_params = single_params(params, sampling_params)
-        return self.stream_input(self._render_chat(messages, chat_template_kwargs), own_params, cache_salt)
+        prompt = self._render_chat(as_conversation(messages), chat_template_kwargs)
+        return self.stream_input(prompt, own_params, cache_salt)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every prefix and every encoded image that no running request uses, so that new requests begin cold.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from html import escape
 
 from ostinato.observe.counts import no_progress
+from ostinato.os_support import stderr_is_terminal
 
 _REFRESH_SECONDS = 0.1
 """Least time between two updates of a notebook's bar."""
@@ -18,7 +19,7 @@ _REFRESH_SECONDS = 0.1
 @contextmanager
 def start_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar of tensors loaded, then of graphs captured; yield a function of (what is done, done, total)."""
-    if not sys.stderr.isatty():
+    if not stderr_is_terminal():
         with _notebook_bar() as show:
             yield show
         return
@@ -39,7 +40,7 @@ def generation_progress(num_requests: int) -> Iterator[Callable[[int], None]]:
     if num_requests < 2:
         yield lambda tokens: None
         return
-    if not sys.stderr.isatty():
+    if not stderr_is_terminal():
         with _notebook_bar() as show:
             ended = itertools.count(1)
             yield lambda tokens: show("Generating", next(ended), num_requests)

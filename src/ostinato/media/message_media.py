@@ -93,27 +93,31 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
     parts = []
     for i, part in enumerate(message["content"]):
         kind = _kind(part)
-        if isinstance(part, Mapping) and part.get("type") in _SOUNDS:
+        if _type(part) in _SOUNDS:
             raise MediaError(f"{where}.content[{i}]", f"no model takes sounds here, and this is an {part['type']}")
         if kind is not None:
             media = _part(part, kind, f"{where}.content[{i}]")
             found.append(media)
             part = {"type": media.kind}
         parts.append(part)
-    of_text: list[Any] = [
-        part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"
-    ]
+    of_text: list[Any] = [part.get("text") for part in parts if _type(part) == "text"]
     is_text = len(of_text) == len(parts) and all(isinstance(text, str) for text in of_text)
     return {**message, "content": "\n".join(of_text) if is_text else parts}  # many templates take a text alone
+
+
+def _type(part: object) -> str | None:
+    """Return the type of a part, if it has one that is a text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _kind(part: object) -> str | None:
     """Return the kind of a part as templates find it: by its type, or else by a key of the same name."""
     if not isinstance(part, Mapping):
         return None
-    kind = part.get("type")
-    if kind is not None:
-        return kind if isinstance(kind, str) and kind in _KEYS else None
+    if part.get("type") is not None:
+        kind = _type(part)
+        return kind if kind in _KEYS else None
     return next((kind for kind in _KEYS if kind in part), None)
 
 

@@ -17,7 +17,6 @@ import hashlib
 import inspect
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from urllib.parse import urlsplit
 
 from ostinato.errors import ConfigError, ModelError, Remedy, os_error_text
 from ostinato.files import exists, expand
-from ostinato.os_support import extra_command
+from ostinato.os_support import extra_command, stderr_is_terminal
 
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<file>(?:\w[\w.+-]*/)*\w[\w.+-]*\.gguf))?")
 """Hub id OWNER/NAME, or with a file OWNER/NAME:FILE.gguf."""
@@ -163,7 +162,7 @@ def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], dow
         """Progress bar that is shown only on a terminal."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"disable": not sys.stderr.isatty()})
+            super().__init__(*args, **options | {"disable": not stderr_is_terminal()})
 
     patterns: dict[str, Any] = {"allow_patterns": list(files), "ignore_patterns": list(SECOND_COPIES)}
     cache = None if download_dir is None else str(expand(download_dir))

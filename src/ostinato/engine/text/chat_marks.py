@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Protocol
 
 from ostinato.engine.text.chat_template import ChatMessage, ChatTemplate
@@ -20,6 +19,7 @@ from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
 from ostinato.media.media_input import RenderedChat
 from ostinato.media.message_media import split_media
+from ostinato.setting_names import plain_numbers
 
 FIELD = "cache_breakpoints"
 """Name of the argument, and of the field in bodies."""
@@ -170,7 +170,7 @@ def read_entries(values: Sequence[int | JsonObject]) -> Iterator[tuple[str, Any,
             for name in value:
                 if name not in MEMBERS:
                     raise RequestError(f"{where} has no {name}; known are {' and '.join(MEMBERS)}", setting=where)
-            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), _plain_integer(value.get("after"))
+            ttl, after = read_ttl(value.get("ttl"), f"{where}.ttl"), value.get("after")
         yield where, after, ttl
 
 
@@ -182,15 +182,7 @@ def list_of_marks(values: Any, where: str) -> list[Any]:
     is_several = isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping)
     if not is_several or getattr(values, "ndim", 1) == 0:
         raise _wrong(where, f"should be a list, not {type(values).__name__}")
-    return [_plain_integer(value) for value in values]
-
-
-def _plain_integer(value: Any) -> Any:
-    """Return an integer of another library as Python's, and anything else as it is."""
-    try:
-        return value if isinstance(value, bool) else index(value)
-    except TypeError:
-        return value
+    return list(plain_numbers(list(values)))
 
 
 def is_integer(value: object) -> bool:

@@ -45,6 +45,8 @@ MAX_TEMPLATE_SOURCE = 2**17
 ChatMessage = JsonMapping
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Roles of messages. A template may name further ones."""
+PART_TYPES = ("text", "image", "image_url", "video")
+"""Types of the parts of a message's content. A template may name further ones."""
 _ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template_name")
 """Arguments of `ChatTemplate.render` that callers of LLM may give beside variables."""
 
@@ -144,7 +146,14 @@ class ChatTemplate:
         raise RequestError(f"{are} of this model's chat template{meant}, {has}", setting=unknown[0])
 
     def check_arguments(self, arguments: JsonMapping) -> None:
-        """Raise RequestError, as `check_variables`, for arguments of `render` that would be ignored."""
+        """Raise RequestError, as `check_variables`, for arguments of `render` that would be ignored or mean nothing."""
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if not isinstance(arguments.get(name, False), bool):
+                raise RequestError(f"{name} {arguments[name]!r} should be True or False", setting=name)
+        for name in ("tools", "documents"):
+            value = arguments.get(name)
+            if value is not None and not (isinstance(value, list | tuple) and all(map(_is_object, value))):
+                raise RequestError(f"{name} should be a list of objects, not {value!r}", setting=name)
         tools = arguments.get("tools")
         asked = [name for name in arguments if name not in _ARGUMENTS]
         asked += [name for name in ("tools", "documents") if arguments.get(name)]
@@ -320,12 +329,12 @@ def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Js
             raise RequestError(f"message {index} has no role, such as system, user or assistant")
         if message["role"] in _SAY_SOMETHING and message.get("content") is None:
             raise RequestError(f"message {index}, of the {message['role']}, has no content")
-        _check_parts(index, message)
+        _check_parts(index, message, template)
     plain = [_plain(message) for message in messages]
     return plain if "developer" in template else [_as_system(message) for message in plain]
 
 
-def _check_parts(index: int, message: ChatMessage) -> None:
+def _check_parts(index: int, message: ChatMessage, template: str) -> None:
     """Raise RequestError for content or calls of a form that no template reads, most without a word."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list | tuple) else (None,)
@@ -334,9 +343,24 @@ def _check_parts(index: int, message: ChatMessage) -> None:
     if not (has_parts or content is None or isinstance(content, str) or message["role"] == "tool"):
         form = 'text, or a list of parts such as {"type": "text", "text": ...}'
         raise RequestError(f"message {index} has {type(content).__name__} for content; it should be {form}")
+    for part in parts if has_parts else ():
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise RequestError(f"message {index} has a part whose text is {part.get('text')!r}; it should be a text")
+        if part["type"] not in PART_TYPES and not _names(template, part["type"]):
+            known = f"{', '.join(PART_TYPES)}, and those that the chat template names"
+            raise RequestError(f"message {index} has a part of the type {part['type']!r}; types are {known}")
     if calls is not None and not (isinstance(calls, list | tuple) and all(map(_is_call, calls))):
         form = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
         raise RequestError(f"message {index} has tool_calls that are no list of calls such as {form}")
+
+
+def _names(template: str, word: str) -> bool:
+    """Return whether a template has a word as a text of its own."""
+    return f"'{word}'" in template or f'"{word}"' in template
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _is_call(value: object) -> bool:
@@ -348,7 +372,7 @@ def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
     """Raise RequestError for a role that a template did not refuse, and does not know."""
     for index, role in enumerate(message["role"] for message in messages):
         # Some templates have roles of their own, such as Llama 3's ipython.
-        if role not in get_args(Role) and f"'{role}'" not in template and f'"{role}"' not in template:
+        if role not in get_args(Role) and not _names(template, role):
             close = get_close_matches(role, get_args(Role), n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             known = f"{', '.join(get_args(Role))}, and those that the chat template names"

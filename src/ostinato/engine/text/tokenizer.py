@@ -26,6 +26,7 @@ from ostinato.formats.checkpoint_json import is_gguf, read_checkpoint_json
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.checkpoint import tokenizer_source
 from ostinato.sampling.params import SamplingParams
+from ostinato.setting_names import plain_numbers
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -178,8 +179,11 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`; ids without a text give none."""
-        return self.texts[skip_special_tokens].decode(token_ids)
+        """Return the text of `token_ids`; ids without a text give none. RequestError for what are no ids."""
+        try:
+            return self.texts[bool(skip_special_tokens)].decode(plain_numbers(token_ids))
+        except (TypeError, OverflowError) as error:
+            raise RequestError(f"token ids are a list of numbers from 0 to {2**32 - 1}: {error}") from None
 
     def decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         """Return `decode` as a function that does not go through this class: each step of each output calls it."""

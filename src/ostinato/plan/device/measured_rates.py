@@ -63,8 +63,9 @@ class Rates:
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory for files that can be created again (the XDG base directory specification)."""
-    given = environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else home() / ".cache") / "ostinato"
+    given = environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored: each working directory would have another.
+    return (Path(given) if os.path.isabs(given) else home() / ".cache") / "ostinato"
 
 
 def kernels_of(isa: str, package: Path = PACKAGE) -> str:
