@@ -190,14 +190,12 @@ class WeightAllocator:
             module.int8_activations = quantization.quantises_inputs(row)
 
 
-def checkpoint_views(
-    module: Module, prefix: str = "", found: Container[str] = ()
-) -> Iterator[tuple[str, WeightTarget]]:
+def checkpoint_views(module: Module, found: Container[str] = ()) -> Iterator[tuple[str, WeightTarget]]:
     """Yield every tensor of a checkpoint of `module`: its name, and a view into the weight that receives its values.
 
     `found` are names that are in the checkpoint: of several forms that it may have, these are used.
     """
-    for owner, attribute, row in module.weights(prefix):
+    for owner, attribute, row in module.weights():
         if row.whole_name and row.whole_name in found:
             row = replace(row, names=(row.whole_name,), sizes=(), is_stack=row.role == "experts")
         weight: Array = getattr(owner, attribute)

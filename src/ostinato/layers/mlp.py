@@ -191,20 +191,29 @@ class Stack(QuantizableMatrix):
 class RoutedMLP(Module):
     """Experts of a softmax router, plus the residual.
 
-    If it `normalizes`, the weights of the chosen experts add up to 1. `stored` are the arguments of `Experts` for their
-    places in a checkpoint.
+    If it `normalizes`, the weights of the chosen experts add up to 1 before they are multiplied by `scaling`. `router`
+    is a checkpoint's name of the router, and `stored` are the arguments of `Experts` for their places in it.
     """
 
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, normalizes: bool = True, **stored: Any) -> None:
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ExpertsSpec,
+        normalizes: bool = True,
+        scaling: float = 1.0,
+        router: str = "gate",
+        **stored: Any,
+    ) -> None:
         super().__init__()
-        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not normalizes
+        self.names = {"gate": router}
+        self.op, self.top_k, self.over_all, self.scaling = build.ops.route, spec.top_k, not normalizes, scaling
         self.gate = Linear(build, spec.size, spec.num_experts, role="router")
         self.experts = Experts(build, spec, "swiglu", **stored)
 
     def forward(self, x: Array, residual: Array | None) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
-        return self.experts(x, choices, residual)
+        how = {"softmax_over_all": self.over_all, "scaling": self.scaling}
+        return self.experts(x, self.op(x, self.gate.weight, None, self.top_k, **how), residual)
 
 
 class Routing(Protocol):

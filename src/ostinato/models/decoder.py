@@ -190,6 +190,8 @@ class Decoder(CausalLM):
         is_wide: bool = False,
     ) -> None:
         super().__init__(build, spec, logits_multiplier, logits_cap)
+        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
+        self.names = {"images": ""}  # Most encoders have parts beside the language model.
         norm_eps, names = spec.hyperparameters.norm_eps, dict(self.backbone_names)
         how = (norm_eps, names, embedding_multiplier, self.norm_plus_one, final_norm, is_wide)
         self.model = self.backbone_type(build, spec, self.make_block, *how)
@@ -199,8 +201,6 @@ class Decoder(CausalLM):
             self.mtp = self.make_head(spec.drafter.layers)
         elif spec.drafter is not None and spec.drafter.starts_from_hidden:
             self.keeper = HiddenStateKeeper(build)
-        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
-        self.names = {"images": ""}  # Most encoders have parts beside the language model.
 
     @abstractmethod
     def make_block(self, layer: LayerSpec) -> Module:

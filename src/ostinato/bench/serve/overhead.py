@@ -211,9 +211,7 @@ def overhead_tables(data: JsonMapping) -> list[Table]:
 
 
 @contextmanager
-def server_process(
-    settings: Mapping[str, object], ready_within: float = 600.0, directory: Path | None = None
-) -> Iterator[str]:
+def server_process(settings: Mapping[str, object], directory: Path | None = None) -> Iterator[str]:
     """Yield the base URL of an `ostinato serve` that is ready, on a free loopback port, and ends with the context.
 
     With a `directory` the server is profiled (`cpu_profile.py`). Raises ModelError, with the end of the server's
@@ -224,7 +222,7 @@ def server_process(
     if directory is not None:
         command = [sys.executable, "-c", PROGRAM]
         job = json.dumps({"settings": settings, "port": port, "directory": str(directory)}).encode()
-    with running(command, port, ready_within, job) as url:
+    with running(command, port, job=job) as url:
         yield f"{url}/v1"
 
 

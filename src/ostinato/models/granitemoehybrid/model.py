@@ -6,43 +6,17 @@ from typing import Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
-from ostinato.layers.mlp import Experts
+from ostinato.layers.mlp import RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder, mamba2_mixer
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
 from ostinato.ops.step_inputs import Array
-from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
+STACKS = ("input_linear.weight", "output_linear.weight")
 NAMES = {"mlp": "shared_mlp", "experts": "block_sparse_moe"}
-
-
-class SoftmaxRouter(Module):
-    """Router whose weights are multiplied by `multiplier`."""
-
-    def __init__(self, build: ModelBuilder, experts: ExpertsSpec, multiplier: float) -> None:
-        super().__init__()
-        self.op, self.top_k, self.multiplier = build.ops.route, experts.top_k, multiplier
-        self.layer = Linear(build, experts.size, experts.num_experts, role="router")
-
-    def forward(self, x: Array) -> Array:
-        """Return the ids of experts and their weights, [tokens, hidden] -> [tokens, 2, top_k]."""
-        return self.op(x, self.layer.weight, None, self.top_k, scaling=self.multiplier)
-
-
-class MoE(Module):
-    """Routed experts, times `multiplier`, plus the residual."""
-
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec, multiplier: float) -> None:
-        super().__init__()
-        self.router = SoftmaxRouter(build, spec, multiplier)
-        self.experts = Experts(build, spec, "swiglu", stacked_as=("input_linear.weight", "output_linear.weight"))
-        self.experts.is_in_checkpoint = False
-
-    def forward(self, x: Array, residual: Array) -> Array:
-        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        return self.experts(x, self.router(x), residual)
 
 
 class SharedMLP(Module):
@@ -87,7 +61,10 @@ class GraniteMoeHybrid(Granite):
         build, size = self.build, self.spec.hidden_size
         hyper: GraniteMoeHybridHyperparameters = self.spec.hyperparameters
         multiplier, shared_size = hyper.residual_multiplier, hyper.shared_intermediate_size
-        experts = None if layer.experts is None else MoE(build, layer.experts, multiplier)
+        experts = None
+        if layer.experts is not None:
+            experts = RoutedMLP(build, layer.experts, scaling=multiplier, router="router.layer", stacked_as=STACKS)
+            experts.experts.is_in_checkpoint = False
         mixer = None
         if isinstance(layer.mixer, Mamba2Spec):
             mixer = mamba2_mixer(build, size, layer.mixer, hyper, out_multiplier=multiplier)

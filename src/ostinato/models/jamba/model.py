@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.linear import Linear
 from ostinato.layers.mamba1 import Mamba1Mixer
-from ostinato.layers.mlp import Experts, GatedMLP
-from ostinato.layers.module import ModelBuilder, Module
+from ostinato.layers.mlp import GatedMLP, RoutedMLP
+from ostinato.layers.module import Module
 from ostinato.models.decoder import Block, Decoder
 from ostinato.models.jamba.spec import JambaHyperparameters
-from ostinato.ops.step_inputs import Array
-from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
-
-
-class MoE(Module):
-    """Experts of a router, weighted by a softmax over all experts, plus the residual."""
-
-    def __init__(self, build: ModelBuilder, spec: ExpertsSpec) -> None:
-        super().__init__()
-        self.op, self.top_k = build.ops.route, spec.top_k
-        self.router = Linear(build, spec.size, spec.num_experts, role="router")
-        self.experts = Experts(build, spec, "swiglu")
-
-    def forward(self, x: Array, residual: Array) -> Array:
-        """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        return self.experts(x, self.op(x, self.router.weight, None, self.top_k, softmax_over_all=True), residual)
 
 
 class Jamba(Decoder):
@@ -38,14 +22,16 @@ class Jamba(Decoder):
     def make_block(self, layer: LayerSpec) -> Block:
         build, size = self.build, self.spec.hidden_size
         hyper: JambaHyperparameters = self.spec.hyperparameters
-        experts = layer.experts
+        mlp: Module = GatedMLP(build, size, hyper.intermediate_size)
+        if layer.experts is not None:
+            mlp = RoutedMLP(build, layer.experts, normalizes=False, router="router")
         return Block(
             build,
             size,
             hyper.norm_eps,
             attention=None if layer.attention is None else Attention(build, size, layer.attention),
             mixer=self._mamba(layer.mixer, hyper) if isinstance(layer.mixer, Mamba1Spec) else None,
-            mlp=GatedMLP(build, size, hyper.intermediate_size) if experts is None else MoE(build, experts),
+            mlp=mlp,
             names=NAMES,
         )
 

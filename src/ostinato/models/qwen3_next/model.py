@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.linear import Linear
-from ostinato.layers.mlp import Experts, GatedMLP
+from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.qwen3_5_text.model import Qwen35
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
@@ -14,22 +14,17 @@ STACKS = ("gate_up_proj", "down_proj")
 """Checkpoints' names of a layer's experts, if they are stacks."""
 
 
-class SparseMLP(Module):
+class SparseMLP(RoutedMLP):
     """Experts of a softmax router, plus a shared one times the sigmoid of its gate, plus the residual."""
 
     def __init__(self, build: ModelBuilder, spec: ExpertsSpec, shared_size: int, normalizes: bool) -> None:
-        super().__init__()
-        self.op, self.top_k, self.over_all = build.ops.route, spec.top_k, not normalizes
-        self.gate = Linear(build, spec.size, spec.num_experts, role="router")
-        self.experts = Experts(build, spec, "swiglu", stacked_as=STACKS, may_be_stacked=True)
+        super().__init__(build, spec, normalizes, stacked_as=STACKS, may_be_stacked=True)
         self.shared_expert = GatedMLP(build, spec.size, shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 
     def forward(self, x: Array, residual: Array | None) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""
-        shared = self.shared_expert(x, residual, self.shared_expert_gate(x))
-        choices = self.op(x, self.gate.weight, None, self.top_k, softmax_over_all=self.over_all)
-        return self.experts(x, choices, shared)
+        return super().forward(x, self.shared_expert(x, residual, self.shared_expert_gate(x)))
 
 
 class Qwen3Next(Qwen35):
