@@ -30,7 +30,9 @@ from ostinato import (
     other_engines,
 )
 from ostinato.engine.outputs import RequestTimes, decode_logprobs
+from ostinato.engine.text.chat_messages import ECHOED_KEYS, MESSAGE_KEYS
 from ostinato.errors import OstinatoError
+from ostinato.serve.chat.conversation import Message as body_message
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
 IDS = [5, 9, 7]
@@ -215,6 +217,29 @@ def test_messages_and_several_prompts_that_go_to_the_wrong_call_are_told_where_t
 def test_a_role_that_no_template_has_is_refused_as_in_the_server(llm: LLM, role: str) -> None:
     with pytest.raises(RequestError, match=f"message 1 has the role '{role}'.*roles are system, developer, user"):
         llm.chat([*MESSAGES, {"role": role, "content": "ab"}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tool_call": []},
+        {"images": ["a.png"]},
+        {"content": [{"type": "txt", "text": "Q1"}, {"type": "text", "text": "Q2"}]},
+        {"content": [{"type": "file", "file": "a"}]},
+        {"content": [{"type": "text", "txt": "Q1"}]},
+    ],
+)
+def test_keys_and_parts_that_no_template_reads_are_refused_as_in_the_server(llm: LLM, changed: Any) -> None:
+    messages = [{"role": "user", "content": "Q1", **changed}]
+    with pytest.raises(RequestError):
+        llm.chat(messages)
+    with pytest.raises(RequestError):
+        llm.stream_chat(messages)
+
+
+def test_the_server_has_the_keys_of_messages_that_templates_have() -> None:
+    refused = {"refusal", "function_call", "audio"}
+    assert body_message.model_fields.keys() == {*MESSAGE_KEYS, *ECHOED_KEYS} | refused
 
 
 def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm: LLM) -> None:
