@@ -414,7 +414,8 @@ def test_a_date_format_has_a_bound() -> None:
     ],
 )
 def test_content_and_calls_of_a_form_that_no_template_reads_are_refused(message: Any, why: str) -> None:
-    template = ChatTemplate({"default": "{% for message in messages %}{{ message.content }}{% endfor %}"})
+    written = "m.content if m.content is string else m.content | default('') | tojson"
+    template = ChatTemplate({"default": f"{{% for m in messages %}}{{{{ {written} }}}}{{% endfor %}}"})
     first = {"role": "user", "content": "a"}
     with pytest.raises(RequestError, match=why):
         template.render([first, message])
@@ -425,3 +426,47 @@ def test_content_and_calls_of_a_form_that_no_template_reads_are_refused(message:
         {"role": "user", "content": ({"type": "text", "text": "b"},)},
     ]
     assert template.render([first, *others, {"role": "assistant", "content": None}]).startswith("a")
+
+
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            {"foo": 1},
+            "message 0 has the key 'foo'; keys are role, content, tool_calls, name, .* the chat template names",
+        ),
+        ({"tool_call": []}, r"'tool_call' \(did you mean tool_calls\?\)"),
+        ({"tool_call_ids": "1"}, r"\(did you mean tool_call_id\?\)"),
+        ({"reasoning": "so"}, r"\(did you mean reasoning_content\?\)"),
+        ({"images": ["x"]}, "'images'; images are parts of content"),
+        ({"content": [{"type": "txt", "text": "a"}]}, r"the type 'txt' in content\[0\] \(did you mean text\?\); types"),
+        ({"content": [{"type": "file", "file": {}}]}, "the type 'file' .* are text, .*, image_url, image, video, and"),
+        ({"tool_calls": [CALLED]}, "message 0, of the user, has tool_calls, which only an assistant's may have"),
+        ({"role": "tool", "content": None}, "of the tool, has no content"),
+        ({"role": "assistant", "tool_calls": [{**CALLED, "foo": 1}]}, r"tool_calls\[0\], has the key 'foo'"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {**CALLED["function"], "args": 1}}]},
+            r"tool_calls\[0\].function, has the key 'args'.*; keys are name, arguments",
+        ),
+        ({"role": "tool", "content": {"a": 1}}, "takes text alone, and message 0 has other content"),
+    ],
+)
+def test_what_a_template_would_leave_out_or_write_as_python_is_refused(changed: Any, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        ChatTemplate({"default": PLAIN}).render([{**USER, **changed}])
+
+
+def test_keys_and_parts_that_a_template_names_and_those_that_clients_echo_are_taken() -> None:
+    nulls = dict.fromkeys(("refusal", "function_call", "audio", "anything"))
+    message = {**USER, "annotations": [], "provider_specific_fields": {}, **nulls}
+    assert ChatTemplate({"default": PLAIN}).render([message]) == USER["content"]
+    named = "{% for m in messages %}{{ m.mood }}{{ m['tone'] }}{% for p in m.content if p.type == 'file' %}{{ p.name }}"
+    template = ChatTemplate({"default": f"{named}{{% endfor %}}{{% endfor %}}"})
+    parts = [{"type": "file", "name": "c"}]
+    assert template.render([{"role": "user", "content": parts, "mood": "a", "tone": "b"}]) == "abc"
+    with pytest.raises(RequestError, match="the key 'moo'"):
+        template.render([{**USER, "moo": "a"}])

@@ -33,8 +33,10 @@ from ostinato import (
     other_engines,
 )
 from ostinato.engine.outputs import RequestTimes, decode_logprobs
+from ostinato.engine.text.chat_messages import ECHOED_KEYS, MESSAGE_KEYS
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.errors import OstinatoError
+from ostinato.serve.chat.conversation import Message as body_message
 from ostinato.verify.verify import Trial
 from tests.support.text_checkpoint import SETTINGS, text_checkpoint
 
@@ -154,14 +156,10 @@ def test_arguments_of_the_template_have_their_types(llm: LLM, given: dict[str, A
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "text", "text": None}, "message 0 has a part whose text is None"),
-        ({"type": "text", "text": 5}, "message 0 has a part whose text is 5"),
-        ({"type": "text"}, "message 0 has a part whose text is None"),
-        (
-            {"type": "input_text", "text": "a"},
-            "a part of the type 'input_text'; types are text, image, image_url, video",
-        ),
-        ({"type": "", "text": "a"}, "a part of the type ''"),
+        ({"type": "text", "text": None}, r"content\[0\]: a part text needs text, a string"),
+        ({"type": "text", "text": 5}, r"content\[0\]: a part text needs text, a string"),
+        ({"type": "text"}, r"content\[0\]: a part text needs text, a string"),
+        ({"type": "", "text": "a"}, r"message 0 has the type '' in content\[0\]"),
         ({"type": numpy.array([5, 9]), "text": "a"}, "message 0 has list for content"),
     ],
 )
@@ -345,6 +343,29 @@ def test_messages_and_several_prompts_that_go_to_the_wrong_call_are_told_where_t
 def test_a_role_that_no_template_has_is_refused_as_in_the_server(llm: LLM, role: str) -> None:
     with pytest.raises(RequestError, match=f"message 1 has the role '{role}'.*roles are system, developer, user"):
         llm.chat([*MESSAGES, {"role": role, "content": "ab"}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tool_call": []},
+        {"images": ["a.png"]},
+        {"content": [{"type": "txt", "text": "Q1"}, {"type": "text", "text": "Q2"}]},
+        {"content": [{"type": "file", "file": "a"}]},
+        {"content": [{"type": "text", "txt": "Q1"}]},
+    ],
+)
+def test_keys_and_parts_that_no_template_reads_are_refused_as_in_the_server(llm: LLM, changed: Any) -> None:
+    messages = [{"role": "user", "content": "Q1", **changed}]
+    with pytest.raises(RequestError):
+        llm.chat(messages)
+    with pytest.raises(RequestError):
+        llm.stream_chat(messages)
+
+
+def test_the_server_has_the_keys_of_messages_that_templates_have() -> None:
+    refused = {"refusal", "function_call", "audio"}
+    assert body_message.model_fields.keys() == {*MESSAGE_KEYS, *ECHOED_KEYS} | refused
 
 
 def test_a_developer_is_a_system_to_a_template_that_does_not_know_developers(llm: LLM) -> None:

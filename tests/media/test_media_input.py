@@ -300,6 +300,27 @@ def test_sounds_are_refused_by_name(kind):
         split_media([{"role": "user", "content": [text("what is it?"), {"type": kind, kind: "x"}]}])
 
 
+@pytest.mark.parametrize(
+    ("part", "why", "place"),
+    [
+        ({"type": "text", "txt": "a"}, "a part text takes text, and not txt", ".txt"),
+        ({"type": "text"}, "a part text needs text, a string", ".text"),
+        ({"type": "input_text", "text": 3}, "a part input_text needs text, a string", ".text"),
+    ],
+)
+def test_texts_that_are_not_as_they_should_be_name_their_place(part, why, place):
+    with pytest.raises(MediaError, match=why) as error:
+        split_media([{"role": "user", "content": [image("x"), part]}])
+    assert error.value.setting == f"messages[0].content[1]{place}"
+
+
+def test_all_types_of_text_are_one_text_and_a_tool_answers_with_any_value():
+    parts = [text("a"), {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c", "annotations": []}]
+    value = {"role": "tool", "content": [{"type": "text", "value": 3}]}
+    plain, _ = split_media([{"role": "user", "content": parts}, {"role": "tool", "content": parts}, value])
+    assert [message["content"] for message in plain] == ["a\nb\nc", "a\nb\nc", value["content"]]
+
+
 def test_an_image_s_error_reaches_other_processes_whole():
     error = MediaError("messages[0]", "is wrong", [Remedy("max_pixels", 3)])
     found = pickle.loads(pickle.dumps(error))

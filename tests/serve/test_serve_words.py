@@ -14,6 +14,7 @@ import pytest
 from ostinato.config import EngineConfig
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.observe.request_record import ResponseCounts
+from ostinato.serve.api.openapi_page import DOCUMENT
 from ostinato.serve.app import make_api
 from ostinato.serve.chat.answer_formats import THINK
 from ostinato.serve.chat.answer_parser import detect_formats
@@ -105,7 +106,7 @@ def served():
 @pytest.fixture(scope="module")
 def public() -> frozenset[str]:
     api = make_api(Lifecycle(EngineConfig(model="demo"), ServeSettings()), ResponseCounts()).app
-    return public_names(api.openapi()) | {str(api.openapi_url)}
+    return public_names(api.openapi()) | {DOCUMENT}
 
 
 def post(served: Any, path: str, body: Any) -> httpx2.Response:

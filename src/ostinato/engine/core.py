@@ -29,7 +29,7 @@ from ostinato.engine.startup import (
     start_runner,
 )
 from ostinato.engine.stats import engine_stats
-from ostinato.engine.text.chat_template import ChatMessage
+from ostinato.engine.text.chat_messages import ChatMessage
 from ostinato.engine.text.tokenizer import load_default_params, load_tokenizer_and_template
 from ostinato.errors import RankError, RequestError
 from ostinato.formats.mapped_files import MappedFileWatch

@@ -18,7 +18,11 @@ MAX_PIXELS = 2**50
 _DETAILS = ("auto", "high", "low")
 _SOUNDS = ("audio", "audio_url", "input_audio")
 """Types of parts that are sounds, which no model takes."""
-_KEYS: dict[str, tuple[str, ...]] = {
+TEXT_TYPES = ("text", "input_text", "output_text")
+"""Types of parts that are text: that of chats, and those of the Responses API."""
+TEXT_KEYS = ("type", "text", "annotations", "logprobs")
+"""Keys of such a part; the last two are those of answers that clients send back, and change nothing."""
+MEDIA_KEYS: dict[str, tuple[str, ...]] = {
     "image_url": ("image_url", "detail", "min_pixels", "max_pixels"),
     "image": ("image", "detail", "min_pixels", "max_pixels"),
     "video": ("video", "fps", "min_pixels", "max_pixels"),
@@ -99,10 +103,29 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
             media = _part(part, kind, f"{where}.content[{i}]")
             found.append(media)
             part = {"type": media.kind}
+        elif isinstance(part, Mapping) and part.get("type") in TEXT_TYPES and _is_message(message, part):
+            part = {"type": "text", "text": _text(part, f"{where}.content[{i}]")}
         parts.append(part)
-    of_text: list[Any] = [part.get("text") for part in parts if _type(part) == "text"]
-    is_text = len(of_text) == len(parts) and all(isinstance(text, str) for text in of_text)
-    return {**message, "content": "\n".join(of_text) if is_text else parts}  # many templates take a text alone
+    of_text = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "text" and "text" in part]
+    is_text = len(of_text) == len(parts) and _is_message(message, *of_text)
+    # Many templates take a text alone.
+    return {**message, "content": "\n".join(part["text"] for part in of_text) if is_text else parts}
+
+
+def _is_message(message: Message, *parts: Mapping[str, object]) -> bool:
+    """Return False for parts of a tool's answer that are no texts: it may be any value."""
+    return message.get("role") != "tool" or all(isinstance(part.get("text"), str) for part in parts)
+
+
+def _text(part: Mapping[str, object], where: str) -> str:
+    for key in part:
+        if key not in TEXT_KEYS and part[key] is not None:
+            path = f"{where}.{key}"
+            raise UnknownMember(where, f"a part {part['type']} takes text, and not {str(key)[:100]}", path=path)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise MediaError(where, f"a part {part['type']} needs text, a string", path=f"{where}.text")
+    return text
 
 
 def _type(part: object) -> str | None:
@@ -115,14 +138,14 @@ def _kind(part: object) -> str | None:
     """Return the kind of a part as templates find it: by its type, or else by a key of the same name."""
     if not isinstance(part, Mapping):
         return None
-    if part.get("type") is not None:
-        kind = _type(part)
-        return kind if kind in _KEYS else None
-    return next((kind for kind in _KEYS if kind in part), None)
+    kind = part.get("type")
+    if kind is not None:
+        return kind if isinstance(kind, str) and kind in MEDIA_KEYS else None
+    return next((kind for kind in MEDIA_KEYS if kind in part), None)
 
 
 def _part(part: Mapping[str, object], kind: str, where: str) -> MediaPart:
-    known = _KEYS[kind]
+    known = MEDIA_KEYS[kind]
     unknown = [str(key) for key in part if key not in known and key != "type"]
     if unknown:
         reason = f"a part {kind} takes {', '.join(known)}, and not {', '.join(unknown)[:100]}"

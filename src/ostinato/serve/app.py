@@ -29,8 +29,8 @@ from ostinato.serve.api.generation_run import ServedModel, model_of
 from ostinato.serve.api.kv_events import kv_events_router
 from ostinato.serve.api.ollama import PREFIX as OLLAMA
 from ostinato.serve.api.ollama import ollama_reports_router, ollama_router
+from ostinato.serve.api.openapi_page import DOCUMENT, openapi_routers
 from ostinato.serve.api.openapi_page import PATH as DOCS
-from ostinato.serve.api.openapi_page import openapi_page_router
 from ostinato.serve.api.page import FOLDER, page_files, page_router
 from ostinato.serve.api.responses import responses_router
 from ostinato.serve.api.service import observation_router, public_router, service_router
@@ -42,7 +42,6 @@ from ostinato.serve.http.unknown_fields import HEADER
 from ostinato.serve.other_paths import advice_on_path
 from ostinato.serve.settings import ServeSettings
 
-_OPENAPI = "/openapi.json"
 ROUTERS = (chat_router, completions_router, responses_router, messages_router, embeddings_router, ollama_router)
 """Routers of the endpoints that compute."""
 
@@ -125,7 +124,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         title="Ostinato",
         version=__version__,
         lifespan=lifespan,
-        openapi_url=_OPENAPI,
+        openapi_url=None,  # one of ours does not occupy the event loop
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -138,7 +137,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         kv_events_router(lifecycle),
         ollama_reports_router(lifecycle, served_model),
     ]
-    pages = [page_router(lifecycle.settings.root_path), openapi_page_router(app.openapi)]
+    pages = [page_router(lifecycle.settings.root_path), *openapi_routers(app.openapi)]
     for router in with_bodies:
         app.include_router(router, responses=MODEL_ERRORS)
     for router in reports:
@@ -147,7 +146,7 @@ def make_api(lifecycle: Lifecycle, counts: ResponseCounts, tracing: Tracing | No
         app.include_router(router)
     app.mount(FOLDER, page_files())
 
-    _check_root_path(lifecycle.settings.root_path, [_OPENAPI, DOCS, *_paths(*reports, *with_bodies), FOLDER])
+    _check_root_path(lifecycle.settings.root_path, [DOCUMENT, DOCS, *_paths(*reports, *with_bodies), FOLDER])
     _name_endpoints(counts, app.routes)
     routers = (*pages, *reports, *with_bodies)
     for router in routers:
@@ -189,7 +188,7 @@ def _no_such_path(request: Request, served: Mapping[str, Sequence[str]], setting
     paths = [*served["POST"], *(served["GET"] if reports else ())]
     near = get_close_matches(path, paths, 1, 0.75)
     meant = f"did you mean {near[0]}? " if near else ""
-    there_are = f"{reports}requests go to {', '.join(served['POST'])}, and {_OPENAPI} describes all"
+    there_are = f"{reports}requests go to {', '.join(served['POST'])}, and {DOCUMENT} describes all"
     return f"there is no {path} here; {meant}{there_are[0].upper() if near else there_are[0]}{there_are[1:]}"
 
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ostinato.engine.text.chat_template import ChatMessage, ChatTemplate
+from ostinato.engine.text.chat_messages import ChatMessage
+from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonMapping, JsonObject

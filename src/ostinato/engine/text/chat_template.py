@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jinja2
 import jinja2.exceptions
@@ -22,6 +22,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
+from ostinato.engine.text.chat_messages import ChatMessage, check_rendered, checked_messages, plain
 from ostinato.engine.text.template_sandbox import (
     DEFAULT_TEMPLATE_BUDGET,
     MAX_TEMPLATE_CHARACTERS,
@@ -42,11 +43,6 @@ _CONTINUE_HERE = _MARK + " "
 _MAX_DATE_FORM = 1000
 MAX_TEMPLATE_SOURCE = 2**17
 """Longest template that is compiled, in characters; that takes a thousand times as much memory."""
-ChatMessage = JsonMapping
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-"""Roles of messages. A template may name further ones."""
-PART_TYPES = ("text", "image", "image_url", "video")
-"""Types of the parts of a message's content. A template may name further ones."""
 _ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template_name")
 """Arguments of `ChatTemplate.render` that callers of LLM may give beside variables."""
 
@@ -108,7 +104,7 @@ class ChatTemplate:
         conversation or fails, or it tries to leave the sandbox or takes more than the `budget`.
         """
         name = self._name(template_name, tools)
-        messages = _checked_messages(messages, self._templates.get(name, ""))
+        messages = checked_messages(messages, self._templates.get(name, ""))
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError("continue_final_message needs add_generation_prompt to be false")
@@ -116,13 +112,13 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             "messages": messages,
-            "tools": _plain(tools),
-            "documents": _plain(documents),
+            "tools": plain(tools),
+            "documents": plain(documents),
             "add_generation_prompt": add_generation_prompt,
-            **{key: _plain(value) for key, value in chat_template_kwargs.items()},
+            **{key: plain(value) for key, value in chat_template_kwargs.items()},
         }
         text = _render_safely(lambda: self._template(name).render(variables), budget)
-        _check_roles(messages, self._templates[name])
+        check_rendered(messages, self._templates[name], text)
         return _cut_at_mark(text) if continue_final_message else text
 
     def check_variables(self, names: Iterable[str], tools: Any = None, template_name: str | None = None) -> None:
@@ -152,7 +148,9 @@ class ChatTemplate:
                 raise RequestError(f"{name} {arguments[name]!r} should be True or False", setting=name)
         for name in ("tools", "documents"):
             value = arguments.get(name)
-            if value is not None and not (isinstance(value, list | tuple) and all(map(_is_object, value))):
+            if value is not None and not (
+                isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+            ):
                 raise RequestError(f"{name} should be a list of objects, not {value!r}", setting=name)
         tools = arguments.get("tools")
         asked = [name for name in arguments if name not in _ARGUMENTS]
@@ -313,88 +311,6 @@ def _strftime_now(form: str) -> str:
 
 def _make_dict(*args: object, **kwargs: object) -> dict[Any, Any]:
     return dict(*args, **kwargs)
-
-
-_SAY_SOMETHING = frozenset({"system", "user"})
-"""Roles whose messages need content. An assistant's may be tool calls alone."""
-
-
-def _checked_messages(messages: Sequence[ChatMessage], template: str) -> list[JsonObject]:
-    if isinstance(messages, (str, bytes, Mapping)) or not all(isinstance(m, Mapping) for m in messages):
-        raise RequestError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
-    if not messages:
-        raise RequestError("a conversation needs at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise RequestError(f"message {index} has no role, such as system, user or assistant")
-        if message["role"] in _SAY_SOMETHING and message.get("content") is None:
-            raise RequestError(f"message {index}, of the {message['role']}, has no content")
-        _check_parts(index, message, template)
-    plain = [_plain(message) for message in messages]
-    return plain if "developer" in template else [_as_system(message) for message in plain]
-
-
-def _check_parts(index: int, message: ChatMessage, template: str) -> None:
-    """Raise RequestError for content or calls of a form that no template reads, most without a word."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    parts = content if isinstance(content, list | tuple) else (None,)
-    has_parts = all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts)
-    # A tool may answer with a value, which some templates print as JSON.
-    if not (has_parts or content is None or isinstance(content, str) or message["role"] == "tool"):
-        form = 'text, or a list of parts such as {"type": "text", "text": ...}'
-        raise RequestError(f"message {index} has {type(content).__name__} for content; it should be {form}")
-    for part in parts if has_parts else ():
-        if part["type"] == "text" and not isinstance(part.get("text"), str):
-            raise RequestError(f"message {index} has a part whose text is {part.get('text')!r}; it should be a text")
-        if part["type"] not in PART_TYPES and not _names(template, part["type"]):
-            known = f"{', '.join(PART_TYPES)}, and those that the chat template names"
-            raise RequestError(f"message {index} has a part of the type {part['type']!r}; types are {known}")
-    if calls is not None and not (isinstance(calls, list | tuple) and all(map(_is_call, calls))):
-        form = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
-        raise RequestError(f"message {index} has tool_calls that are no list of calls such as {form}")
-
-
-def _names(template: str, word: str) -> bool:
-    """Return whether a template has a word as a text of its own."""
-    return f"'{word}'" in template or f'"{word}"' in template
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_call(value: object) -> bool:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
-
-
-def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
-    """Raise RequestError for a role that a template did not refuse, and does not know."""
-    for index, role in enumerate(message["role"] for message in messages):
-        # Some templates have roles of their own, such as Llama 3's ipython.
-        if role not in get_args(Role) and not _names(template, role):
-            close = get_close_matches(role, get_args(Role), n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            known = f"{', '.join(get_args(Role))}, and those that the chat template names"
-            raise RequestError(f"message {index} has the role {role!r}{meant}; roles are {known}")
-
-
-def _as_system(message: JsonObject) -> JsonObject:
-    """Return a developer's message as a system's, for a template that does not know developers."""
-    return {**message, "role": "system"} if message["role"] == "developer" else message
-
-
-def _plain(value: object) -> Any:
-    """Return a copy in plain JSON types, so that a template meets no object whose methods have effects."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    raise RequestError(f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}")
 
 
 def _marked(message: JsonObject) -> JsonObject:

@@ -1,7 +1,9 @@
-"""`GET /docs`: the OpenAPI document as a page, which loads nothing from other servers."""
+"""`GET /openapi.json`, and `GET /docs`: the same as a page, which loads nothing from other servers."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from ostinato.serve.api.page import HEADERS
 from ostinato.serve.http.middleware import ApiRouter
 
 PATH = "/docs"
+DOCUMENT = "/openapi.json"
 _PAGE = """\
 <!doctype html>
 <html lang="en">
@@ -88,19 +91,32 @@ class _Schema(NamedTuple):
     fields: list[_Field]
 
 
-def openapi_page_router(document: Callable[[], JsonMapping]) -> ApiRouter:
-    """Return the router of the page; `document` returns the OpenAPI document."""
-    router = ApiRouter(is_public=True)
+def openapi_routers(document: Callable[[], JsonMapping]) -> tuple[ApiRouter, ApiRouter]:
+    """Return the routers of the page, and of the document itself, which `document` returns.
+
+    Both are made at the first request for one of them, in a thread: that takes half a second, for which all clients of
+    the event loop would wait.
+    """
+    public, router, lock = ApiRouter(is_public=True), ApiRouter(), asyncio.Lock()
 
     @cache
-    def page() -> str:
-        return rendered_page(document())
+    def made() -> tuple[bytes, str]:
+        content = document()
+        return json.dumps(content, ensure_ascii=False).encode(), rendered_page(content)
 
-    @router.get(PATH, include_in_schema=False)
+    async def texts() -> tuple[bytes, str]:
+        async with lock:
+            return await asyncio.to_thread(made)
+
+    @public.get(PATH, include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(page(), headers=HEADERS)
+        return HTMLResponse((await texts())[1], headers=HEADERS)
 
-    return router
+    @router.get(DOCUMENT, include_in_schema=False)
+    async def openapi() -> Response:
+        return Response((await texts())[0], media_type="application/json")
+
+    return public, router
 
 
 def rendered_page(document: JsonMapping) -> str:

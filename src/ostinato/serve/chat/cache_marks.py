@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.engine.text import chat_marks
 from ostinato.engine.text.chat_marks import ChatMark
-from ostinato.engine.text.chat_template import ChatMessage
+from ostinato.engine.text.chat_messages import ChatMessage
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.kv_cache.marks import MAX_MARKS, Mark

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic_core import from_json
 
 from ostinato.engine.text.chat_marks import ChatMark
-from ostinato.engine.text.chat_template import ChatTemplate, Role, TemplateTooExpensive
+from ostinato.engine.text.chat_messages import TEMPLATE_KEYS, Role
+from ostinato.engine.text.chat_template import ChatTemplate, TemplateTooExpensive
 from ostinato.errors import MediaError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.media_input import RenderedChat, render_chat
-from ostinato.media.message_media import UnknownMember
+from ostinato.media.message_media import TEXT_KEYS, TEXT_TYPES, UnknownMember
 from ostinato.sampling.params import SamplingParams
 from ostinato.serve.body_workers.context import RequestContext
 from ostinato.serve.chat.answer_formats import AnswerFormats, opens_reasoning
@@ -91,7 +92,7 @@ def one_for_template(message: Message, where: str, knows_developer: bool) -> Jso
         made["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)
         ]
-    for field in ("name", "tool_call_id", "reasoning_content"):
+    for field in TEMPLATE_KEYS:
         if (value := getattr(message, field)) is not None:
             made[field] = value
     return made
@@ -127,9 +128,9 @@ def _media(part: JsonObject, where: str) -> JsonObject:
 
 def _part(part: JsonObject, where: str) -> str:
     kind = part.get("type")
-    if kind not in ("text", "input_text", "output_text"):
+    if kind not in TEXT_TYPES:
         raise field_error(f"{where}.type", "should be text, or that of an image: no other content is served")
-    check_members(part, ("type", "text", "annotations", "logprobs"), where)
+    check_members(part, TEXT_KEYS, where)
     text = part.get("text")
     if not isinstance(text, str):
         raise field_error(f"{where}.text", "should be a string")
