@@ -103,10 +103,10 @@ def _without_media(message: Message, where: str, found: list[MediaPart]) -> Mess
             media = _part(part, kind, f"{where}.content[{i}]")
             found.append(media)
             part = {"type": media.kind}
-        elif isinstance(part, Mapping) and part.get("type") in TEXT_TYPES and _is_message(message, part):
+        elif isinstance(part, Mapping) and _type(part) in TEXT_TYPES and _is_message(message, part):
             part = {"type": "text", "text": _text(part, f"{where}.content[{i}]")}
         parts.append(part)
-    of_text = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "text" and "text" in part]
+    of_text = [part for part in parts if isinstance(part, Mapping) and _type(part) == "text" and "text" in part]
     is_text = len(of_text) == len(parts) and _is_message(message, *of_text)
     # Many templates take a text alone.
     return {**message, "content": "\n".join(part["text"] for part in of_text) if is_text else parts}
