@@ -25,6 +25,8 @@ from ostinato.plan.render.tables import print_plan, render_launches
 from ostinato.plan.rope import RopeSpec
 from ostinato.units import MiB
 from tests.support.plan_cases import ATTENTION, attention_layer, model
+from tests.support.recipes import RECIPES
+from tests.support.vl_models import VL_RECIPES
 
 MODELS = sorted(path.name for path in Path("benchmarks/models").iterdir())
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
@@ -65,6 +67,18 @@ def test_every_kernel_of_a_plan_shows_its_launches(name: str) -> None:
         assert OPERATIONS[op].triton is not None
         assert choice.launches, op
         assert choice.launches_per_call >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [*RECIPES, *VL_RECIPES])
+def test_every_recipe_has_a_plan_for_every_device_of_the_catalogue(recipe: str, tmp_path: Path) -> None:
+    {**RECIPES, **VL_RECIPES}[recipe]().save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_num_seqs=4, max_model_len=256, dtype="bfloat16")
+    spec = load_spec(config)
+    for device in CATALOGUE.values():
+        plan = make_plan(config, spec, device)
+        assert Plan.from_json(plan.to_json()) == plan
+        assert set(plan.kernels) >= set(spec.ops)
 
 
 def test_an_indexer_has_launches_of_its_own() -> None:
