@@ -61,18 +61,20 @@ class Glm5NextHyperparameters(KimiLinearHyperparameters):
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of the text of a `glm5_next` config.json, in which that may be all there is."""
-    if config.get("text_config") is None:
+    is_flat = config.get("text_config") is None and "hidden_size" in config
+    if is_flat:
         config = {**config, "text_config": {name: config[name] for name in config if name != "model_type"}}
     text = text_of_kind(config, "glm5_next_text")
     tied = config.get("tie_word_embeddings", False)
-    left_out = (LEFT_OUT if "vision_config" in config else None, head_left_out(text))
+    left_out = (None if is_flat else LEFT_OUT, head_left_out(text))
     left_out = "; ".join(filter(None, left_out)) or None
     return spec_of_text({**config, "tie_word_embeddings": tied}, _text_spec, "glm5_next", left_out, {})
 
 
 def _text_spec(config: JsonObject) -> ModelSpec:
     bound = _decay_bound(config)
-    config = spelled(respelled(config, {"n_routed_experts": "num_local_experts"}))
+    config = respelled(config, {"num_local_experts": "n_routed_experts"})
+    config = spelled({**config, "num_local_experts": integer(config, "n_routed_experts")})
     activation(config, "hidden_act", "silu", ("silu",))
     query_rank, streams = integer(config, "q_lora_rank"), integer(config, "hc_mult", 4, MAX_STREAMS)
     iterations, limit = integer(config, "hc_sinkhorn_iters", 20, MAX_ITERATIONS), number(config, "swiglu_limit", LIMIT)
