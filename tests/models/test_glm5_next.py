@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
 from ostinato.runner.inputs import make_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow
+from tests.models.test_config_defaults import KINDS, OF_LENGTH, is_as_in_transformers
 from tests.models.test_loader import copy_of
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, random_prompt, randomize
@@ -150,6 +152,24 @@ def test_a_published_config_is_read_as_transformers_does(given: dict[str, Any], 
     assert (hyper.streams, hyper.stream_eps, hyper.iterations) == (4, theirs.hc_eps, theirs.hc_sinkhorn_iters)
     assert (hyper.clamp[1], hyper.norm_eps, spec.tied_embeddings) == (theirs.swiglu_limit, theirs.rms_norm_eps, False)
     assert (hyper.moe.scaling, hyper.moe.normalize) == (theirs.routed_scaling_factor, theirs.norm_topk_prob)
+
+
+@pytest.mark.parametrize("is_null", [False, True], ids=["absent", "null"])
+def test_what_the_text_leaves_out_is_as_in_transformers_or_asked_for(is_null: bool) -> None:
+    config = glm5_next()
+    whole, compared, faults = config.to_dict(), 0, []
+    for key in sorted(whole["text_config"].keys() - KINDS - OF_LENGTH):
+        changed = copy.deepcopy(whole)
+        if is_null:
+            changed["text_config"][key] = None
+        else:
+            del changed["text_config"][key]
+        alike = is_as_in_transformers(type(config), changed, key)
+        compared += alike is not None
+        if alike is False:
+            faults.append(key)
+    assert not faults
+    assert compared >= 10
 
 
 @pytest.mark.slow

@@ -83,10 +83,11 @@ class SelectedLatentAttention(LatentAttention):
 
     def forward(  # type: ignore[override]
         self, x: Array, selected: Array | None, inputs: StepInputs, memory: LayerCache
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array | None]:
         """Return attention over `x`, [tokens, hidden] both, and the blocks, [tokens, budget / ratio] int32.
 
-        `selected` are the blocks of the layer before, which a layer with an indexer does not read.
+        `selected` are the blocks of the layer before, which a layer with an indexer does not read. A sketch of one
+        layer has none.
         """
         assert self.q_a_layernorm is not None, "queries come out of a latent"
         assert self.q_b_proj is not None, "queries come out of a latent"
@@ -97,7 +98,7 @@ class SelectedLatentAttention(LatentAttention):
         out = self.attend(self.q_b_proj(latent), whole[:, self.first :], None, inputs, memory, None, beside=(selected,))
         return out, selected
 
-    def _attend(self, q: Array, selected: Array, inputs: StepInputs, memory: LayerCache) -> Array:  # type: ignore[override]
+    def _attend(self, q: Array, selected: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:  # type: ignore[override]
         """Attend to the selected blocks of the cached latents -> like `q` [tokens, heads, rank]."""
         return self.ops.selected_attention(
             q,

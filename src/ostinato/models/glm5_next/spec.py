@@ -6,27 +6,26 @@ selects its blocks. The first layers have a gated MLP, the others experts with s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, flag, integer, layer_kinds, number, respelled, shared_fields
 from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.kimi_linear.spec import KINDS as OF_KIMI
 from ostinato.models.kimi_linear.spec import (
-    DELTA_NETS,
     MLP_KINDS,
     KimiLinearHyperparameters,
+    kda,
     latent_attention,
+    published_part,
     router,
     spelled,
 )
-from ostinato.models.kimi_linear.spec import KINDS as OF_KIMI
 from ostinato.models.qwen3_vl.spec import text_of_kind
 from ostinato.models.qwen4_exp.spec import LEFT_OUT
 from ostinato.models.qwen4_exp_text.spec import MAX_STREAMS, head_left_out
 from ostinato.plan.layer_specs import IndexerSpec, LayerSpec
-from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
 
 KINDS = {**OF_KIMI, "indexed_attention": "attention"}
@@ -35,6 +34,7 @@ INDEXERS = {"full": "full", "shared": "shared"}
 LETTERS = {"F": "full", "S": "shared"}
 """Kinds of indexers by the letters of `index_topk_pattern`."""
 PERIOD, NUM_DENSE, SCALING, DECAY_BOUND, LIMIT = 4, 3, 2.5, -5.0, 10.0
+DELTA_NET = {"linear_num_heads": 64, "linear_head_dim": 128}
 """Defaults of a config.json without these values; every last layer of a period has attention."""
 MAX_ITERATIONS = 1000
 """Largest number of iterations of Sinkhorn's algorithm: each passes over the weights of every token."""
@@ -61,18 +61,19 @@ class Glm5NextHyperparameters(KimiLinearHyperparameters):
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of the text of a `glm5_next` config.json, in which that may be all there is."""
-    if config.get("text_config") is None:
+    is_flat = config.get("text_config") is None and "hidden_size" in config
+    if is_flat:
         config = {**config, "text_config": {name: config[name] for name in config if name != "model_type"}}
     text = text_of_kind(config, "glm5_next_text")
     tied = config.get("tie_word_embeddings", False)
-    left_out = (LEFT_OUT if "vision_config" in config else None, head_left_out(text))
-    left_out = "; ".join(filter(None, left_out)) or None
-    return spec_of_text({**config, "tie_word_embeddings": tied}, _text_spec, "glm5_next", left_out, {})
+    left_out = "; ".join(filter(None, (None if is_flat else LEFT_OUT, head_left_out(text))))
+    return spec_of_text({**config, "tie_word_embeddings": tied}, _text_spec, "glm5_next", left_out or None, {})
 
 
 def _text_spec(config: JsonObject) -> ModelSpec:
     bound = _decay_bound(config)
-    config = spelled(respelled(config, {"n_routed_experts": "num_local_experts"}))
+    config = respelled(config, {"num_local_experts": "n_routed_experts"})
+    config = spelled({**config, "num_local_experts": integer(config, "n_routed_experts")})
     activation(config, "hidden_act", "silu", ("silu",))
     query_rank, streams = integer(config, "q_lora_rank"), integer(config, "hc_mult", 4, MAX_STREAMS)
     iterations, limit = integer(config, "hc_sinkhorn_iters", 20, MAX_ITERATIONS), number(config, "swiglu_limit", LIMIT)
@@ -92,7 +93,7 @@ def _text_spec(config: JsonObject) -> ModelSpec:
             own = replace(attention, indexer=replace(indexer, is_shared=not selects))
             layers.append(LayerSpec("attention", own, experts=experts))
         else:
-            layers.append(LayerSpec("delta_net", mixer=_delta_net(config), experts=experts))
+            layers.append(LayerSpec("delta_net", mixer=kda({**DELTA_NET, **config}), experts=experts))
     return ModelSpec(
         architecture="glm5_next",
         **shared_fields(config),
@@ -166,29 +167,9 @@ def _indexer(config: JsonMapping) -> IndexerSpec:
     return IndexerSpec(heads, size, budget, ratio, is_gated=True, has_tail=tail)
 
 
-def _published(config: JsonMapping) -> JsonMapping:
-    """Return the dict in which a published config.json may have what concerns delta nets."""
-    published = config.get(DELTA_NETS) or {}
-    if not isinstance(published, Mapping):
-        raise ModelError(f"config.json has {DELTA_NETS} = {published!r}, which should be an object")
-    return published
-
-
-def _delta_net(config: JsonMapping) -> GatedDeltaSpec:
-    names = {
-        "linear_head_dim": "head_dim",
-        "linear_num_heads": "num_heads",
-        "linear_conv_kernel_dim": "short_conv_kernel_size",
-    }
-    published = _published(config)
-    config = {**config, **{name: published[other] for name, other in names.items() if other in published}}
-    heads, size = integer(config, "linear_num_heads", 64), integer(config, "linear_head_dim", 128)
-    return GatedDeltaSpec(heads, heads, size, size, integer(config, "linear_conv_kernel_dim", 4), per_channel=True)
-
-
 def _decay_bound(config: JsonMapping) -> float:
     """Return the lower bound of log decays; null is none, but for a published `safe_gate`."""
-    published = _published(config)
+    published = published_part(config)
     bound = published.get("gate_lower_bound", config.get("linear_lower_bound", DECAY_BOUND))
     if bound is None:
         return DECAY_BOUND if published and flag(published, "safe_gate", True) else 0.0

@@ -80,7 +80,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     latent, attention = latent_attention(config, rotates=False)
     dense = {
         "attention": LayerSpec("attention", attention),
-        "delta_net": LayerSpec("delta_net", mixer=_delta_net(config)),
+        "delta_net": LayerSpec("delta_net", mixer=kda(config)),
     }
     moe = router(config)
     # transformers does not tie it, whatever config.json says.
@@ -181,9 +181,9 @@ def _size(config: JsonMapping, name: str) -> int:
     return value
 
 
-def _delta_net(config: JsonMapping) -> GatedDeltaSpec:
+def kda(config: JsonMapping) -> GatedDeltaSpec:
     """Return the delta net; queries, keys and values have the same number and size of heads."""
-    published = _published(config)
+    published = published_part(config)
     sizes = {
         "linear_head_dim": published.get("head_dim"),
         "linear_num_heads": published.get("num_heads"),
@@ -201,7 +201,8 @@ def _delta_net(config: JsonMapping) -> GatedDeltaSpec:
     )
 
 
-def _published(config: JsonMapping) -> JsonMapping:
+def published_part(config: JsonMapping) -> JsonMapping:
+    """Return the dict in which a published config.json has what concerns delta nets; {} without one."""
     published = config.get(DELTA_NETS) or {}
     if not isinstance(published, Mapping):
         raise ModelError(f"config.json has {DELTA_NETS} = {published!r}, which should be an object")
@@ -213,7 +214,7 @@ def _kinds(config: JsonMapping) -> tuple[str, ...]:
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds
-    published, count = _published(config), integer(config, "num_hidden_layers")
+    published, count = published_part(config), integer(config, "num_hidden_layers")
     names = {"kda_layers": "delta_net", "full_attn_layers": "attention"}
     lists = {name: published.get(name) for name in names}
     if any(not isinstance(numbers, list) for numbers in lists.values()):

@@ -57,4 +57,5 @@ def mix_streams(x: torch.Tensor, y: torch.Tensor | None, weights: torch.Tensor, 
     if y is not None:
         parts = torch.cat((parts, y.unsqueeze(1)), dim=1)
     by_result = weights.unflatten(1, (-1, parts.shape[1])).expand(len(x), -1, -1)
-    return (by_result @ parts.float()).flatten(1).to(x.dtype)
+    mixed: torch.Tensor = by_result @ parts.float()
+    return mixed.flatten(1).to(x.dtype)
