@@ -30,8 +30,8 @@ from ostinato.errors import ModelError, RequestError
 from ostinato.media.media_item import MediaItem, rope_positions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.preprocess import process_crops, process_image, process_slices, process_tiles, process_video
-from ostinato.media.processor_config import CropSettings, SliceSettings, load_media_settings
-from ostinato.media.resize import crop_grid, image_size, slice_grid, slice_size, tile_grid
+from ostinato.media.processor_config import CORNER, CropSettings, SliceSettings, load_media_settings
+from ostinato.media.resize import crop_grid, image_size, resize, slice_grid, slice_size, tile_grid
 from ostinato.runner.image_encoder import patch_positions
 from tests.support.gemma4_processors import UNIFIED
 from tests.support.media_cases import (
@@ -168,6 +168,8 @@ def test_an_image_of_any_size_becomes_as_large_as_in_transformers(height, width,
 def test_settings_of_images_of_as_many_tokens_as_fit_are_read(tmp_path):
     vision = vision_spec(**FITTED)
     assert load_media_settings(tmp_path, vision).image == fitted_settings(280)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": 0}))
+    assert load_media_settings(tmp_path, vision).image.resample == CORNER
     file = tmp_path / "processor_config.json"
     file.write_text(json.dumps({"image_processor": {"max_soft_tokens": 1120, "do_normalize": False, "size": None}}))
     assert load_media_settings(tmp_path, vision).image == fitted_settings(1120)
@@ -436,12 +438,17 @@ def test_a_processor_of_another_size_is_refused_and_crops_are_read(tmp_path):
     assert load_media_settings(tmp_path / "none", vision).image == image
     for changes, words in (
         ({"size": {"height": 32, "width": 24}}, "size = .* which should be height and width 24"),
+        ({"size": {"height": 28, "width": 28}}, "size = .* which should be height and width 24"),
         ({"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 3}, "= 3, which should be at least .*, which is 4"),
         ({"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 0.9}, "a number of at least 1"),
     ):
         file.write_text(json.dumps(changes))
         with pytest.raises(ModelError, match=words):
             load_media_settings(tmp_path, vision)
+    file.write_text(json.dumps({"size": {"height": 26, "width": 26}}))  # the encoder drops what is no whole patch
+    odd, drawing = load_media_settings(tmp_path, vision).image, drawn(61, 47)
+    resized = Image.fromarray(np.asarray(resize(np.asarray(drawing), 26, 26, 2))[:24, :24])
+    np.testing.assert_array_equal(process_image(drawing, odd).patches, process_image(resized, image).patches)
     file.write_text(json.dumps({"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 6}))
     assert load_media_settings(tmp_path, vision).image == replace(image, crops=CropSettings(256, 6, 1.2))
 

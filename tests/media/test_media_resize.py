@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.media.processor_config import CORNER
 from ostinato.media.resize import BICUBIC, BILINEAR, LANCZOS, NEAREST, resize
 
-MODES = {NEAREST: "nearest-exact", LANCZOS: "lanczos", BILINEAR: "bilinear", BICUBIC: "bicubic"}
+MODES = {CORNER: "nearest", NEAREST: "nearest-exact", LANCZOS: "lanczos", BILINEAR: "bilinear", BICUBIC: "bicubic"}
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -26,7 +27,7 @@ def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def by_torch(image: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
-    kwargs = {} if resample == NEAREST else {"antialias": True, "align_corners": False}
+    kwargs = {} if resample in (CORNER, NEAREST) else {"antialias": True, "align_corners": False}
     planes = torch.from_numpy(image).permute(2, 0, 1).contiguous()[None]
     return F.interpolate(planes, (height, width), mode=MODES[resample], **kwargs)[0].permute(1, 2, 0).numpy()
 
@@ -65,7 +66,8 @@ def test_sizes_of_videos_and_odd_ones_become_what_torch_makes_of_them(size, new_
 @settings(max_examples=200, deadline=None)
 def test_the_nearest_pixel_is_the_one_that_torch_finds(size, new_size):
     image = np.arange(3 * size, dtype=np.int64).reshape(1, size, 3).astype(np.uint8)
-    np.testing.assert_array_equal(resize(image, 1, new_size, NEAREST), by_torch(image, 1, new_size, NEAREST))
+    for place in (NEAREST, CORNER):
+        np.testing.assert_array_equal(resize(image, 1, new_size, place), by_torch(image, 1, new_size, place))
 
 
 @pytest.mark.parametrize("resample", sorted(MODES))

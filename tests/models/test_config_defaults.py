@@ -146,5 +146,5 @@ def test_a_rotary_embedding_apart_is_as_in_transformers_or_asked_for(name: str) 
     config = RECIPES[name]()
     stated = config.to_dict()
     changed = {key: value for key, value in stated.items() if key != "rope_parameters"} | {"rope_theta": 77.0}
-    if "rope_parameters" in stated:
+    if "rope_parameters" in stated and (name, "rope_parameters") not in WHY_ELSEWHERE:
         assert is_as_in_transformers(type(config), changed, "rope_") is not False

@@ -31,6 +31,7 @@ def config(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = N
         "model_type": "qwen3_5",
         "text_config": TEXT | (text or {}),
         "vision_config": VISION | (vision or {}),
+        "tie_word_embeddings": True,
         **given,
     }
 

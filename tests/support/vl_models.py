@@ -117,10 +117,10 @@ def qwen3_5() -> PretrainedConfig:
 
 
 def qwen3_5_moe() -> PretrainedConfig:
-    """Experts beside a shared one in every layer, and in a prediction head."""
+    """Experts beside a shared one in every layer, and in a prediction head; one position more than a square has."""
     experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
     text = DELTA_NETS | experts | {"shared_expert_intermediate_size": 28, "mtp_num_hidden_layers": 1}
-    vision = PLAIN_VISION | {"num_heads": 2, "temporal_patch_size": 1}
+    vision = PLAIN_VISION | {"num_heads": 2, "temporal_patch_size": 1, "num_position_embeddings": 50}
     return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=vision, **TOKENS)
 
 

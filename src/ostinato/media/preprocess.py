@@ -126,7 +126,9 @@ def process_image(image: Image.Image, settings: PixelSettings) -> MediaItem:
     if settings.in_floats:
         pixels = resize_floats(np.asarray(image), height, width, settings.resample)
     elif settings.side or settings.max_side:
-        pixels = resize(np.asarray(image), height, width, settings.resample)
+        sides = (settings.side,) * 2 if settings.side else (height, width)
+        resized = resize(np.asarray(image), *sides, settings.resample)
+        pixels = np.ascontiguousarray(resized[:height, :width])
     else:
         pixels = np.asarray(image.resize((width, height), resample=settings.resample))
     # An image is a video of one frame, which fills all places of a temporal patch.

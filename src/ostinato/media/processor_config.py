@@ -18,6 +18,8 @@ _LARGEST = 1e30  # of numbers that pixels are computed with, in float32
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _OF_VIDEOS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+CORNER = -1
+"""Number of torch's filter `nearest`: the pixel at a new one's corner. Pillow's takes that at its middle."""
 _RESAMPLES = {"image": _OF_VIDEOS | {4: "box", 5: "hamming"}, "video": _OF_VIDEOS}
 
 
@@ -84,7 +86,7 @@ class PixelSettings:
     """Least pixels of an image, or of all frames of a video together, after resizing."""
     max_pixels: int
     resample: int
-    """Pillow's number of a filter, also used for frames."""
+    """Pillow's number of a filter, also used for frames, or `CORNER`."""
     scale: float
     """Factor of a pixel's value from 0 to 255."""
     mean: tuple[float, ...]
@@ -104,7 +106,10 @@ class PixelSettings:
     is_naflex: bool = False
     """True if patches have their channels last, and pixels are resized and normalised by torch."""
     side: int = 0
-    """Pixels along both sides of every image, which torch resizes and normalises; 0 if images keep proportions."""
+    """Pixels along both sides of every image, which torch resizes and normalises; 0 if images keep proportions.
+
+    Those beyond whole patches are then dropped.
+    """
     max_side: int = 0
     """Most pixels along a side of images that are as large as `max_pixels` allows, and that torch resizes and scales.
 
@@ -264,8 +269,10 @@ class _Reader:
     def square(self) -> PixelSettings:
         """Read the settings of images that are resized to one size (Gemma 3)."""
         self._check_steps()
-        side = self.vision.image_side
-        if self._of("size", dict, {"height": side, "width": side}) != {"height": side, "width": side}:
+        vision = self.vision
+        size = self._of("size", dict, {"height": vision.image_side, "width": vision.image_side})
+        given, side = size.get("height"), vision.image_side
+        if size != {"height": given, "width": given} or given not in range(side, side + vision.patch_size):
             raise self._error("size", f"height and width {side}, as the encoder has them in config.json")
         return PixelSettings(
             "image",
@@ -279,7 +286,7 @@ class _Reader:
             temporal_patch_size=1,
             merge_size=self.vision.merge_size,
             crops=self._crops() if self._of("do_pan_and_scan", bool, False) else None,
-            side=side,
+            side=given,
         )
 
     def _crops(self) -> CropSettings:
@@ -309,11 +316,12 @@ class _Reader:
         self._check_token_side()
         # Gemma 4's model makes the range that of -1 to 1.
         mean, std = (0.0, 1.0) if vision.is_encoder_free else (0.5, 0.5)
+        # transformers gives Gemma 4's number to torchvision, which takes 0 for torch's filter of that name.
         return PixelSettings(
             kind,
             vision.token_side**2,
             most * vision.token_side**2,
-            resample=self._resample("video", 3),
+            resample=self._resample("video", 3) or CORNER,
             scale=self._scale(),
             mean=(mean,) * vision.in_channels,
             std=(std,) * vision.in_channels,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import RequestError
-from ostinato.media.processor_config import CropSettings, PixelSettings
+from ostinato.media.processor_config import CORNER, CropSettings, PixelSettings
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
 """Pillow's numbers of the filters that torch has too."""
@@ -32,12 +32,13 @@ MAX_BITS = 22
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
-    """Resize [h, w, 3] uint8 to [height, width, 3] uint8, with Pillow's filter number `resample`, one of those above.
+    """Resize [h, w, 3] uint8 to [height, width, 3] uint8, with a filter's number: one of those above, or `CORNER`.
 
     Rows are resized first, then columns; between the two, pixels are rounded to whole numbers.
     """
-    if resample == NEAREST:
-        rows, columns = _nearest(pixels.shape[0], height), _nearest(pixels.shape[1], width)
+    if resample in (NEAREST, CORNER):
+        place = 0.5 if resample == NEAREST else 0.0
+        rows, columns = _nearest(pixels.shape[0], height, place), _nearest(pixels.shape[1], width, place)
         return np.ascontiguousarray(pixels[rows][:, columns])
     if width != pixels.shape[1]:
         pixels = _transposed(_resized_rows(_transposed(pixels), width, resample))
@@ -77,9 +78,9 @@ def _weighted_rows(values: np.ndarray, count: int, resample: int) -> np.ndarray:
     return made
 
 
-def _nearest(size: int, new_size: int) -> np.ndarray:
-    """Return the pixel of `size` nearest to the middle of each new one, [new_size] int64, computed in float32."""
-    places = (np.arange(new_size, dtype=np.float32) + np.float32(0.5)) * (np.float32(size) / np.float32(new_size))
+def _nearest(size: int, new_size: int, place: float) -> np.ndarray:
+    """Return the pixel of `size` at a `place` within each new one, [new_size] int64, computed in float32."""
+    places = (np.arange(new_size, dtype=np.float32) + np.float32(place)) * (np.float32(size) / np.float32(new_size))
     return np.minimum(places.astype(np.int64), size - 1)
 
 
@@ -168,13 +169,13 @@ MAX_ASPECT_RATIO = 200
 
 
 def image_size(height: int, width: int, settings: PixelSettings) -> tuple[int, int]:
-    """Return the height and width that an image is resized to.
+    """Return the height and width that an image is resized to, without what is then dropped.
 
     RequestError if one side is too long for the other, or for the encoder.
     """
     check_proportions(height, width)
     if settings.side:
-        return settings.side, settings.side
+        return (settings.side // settings.factor * settings.factor,) * 2
     if settings.max_side:
         return _largest(height, width, settings)
     if settings.in_floats:

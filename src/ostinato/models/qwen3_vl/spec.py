@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -116,8 +115,8 @@ def _vision(
     heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)
     positions = integer(vision, "num_position_embeddings", 2304)
     out, merge = integer(vision, "out_hidden_size", 3584), integer(vision, "spatial_merge_size", 2)
-    if isqrt(positions) ** 2 != positions:
-        raise ModelError(f"config.json has num_position_embeddings = {positions}, which is no square")
+    if positions < 1:
+        raise ModelError(f"config.json has num_position_embeddings = {positions}, which should be 1 or more")
     if out != text_size:
         raise ModelError(f"config.json has out_hidden_size = {out}; the text part's hidden_size is {text_size}")
     if heads < 1 or size % (4 * heads):
