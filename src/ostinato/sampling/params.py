@@ -99,6 +99,12 @@ class SamplingParams(BaseModel):
         except ValidationError as error:
             raise _request_error(error, type(self).model_fields) from None
 
+    if not TYPE_CHECKING:  # a type checker knows that they are frozen
+
+        def __setattr__(self, name: str, value: object) -> None:
+            message = f"SamplingParams stay as they are made; replace({name}=...) returns a changed copy"
+            raise RequestError(message, setting=name)
+
     @field_validator("top_k", mode="before")
     @classmethod
     def _minus_one_means_all(cls, value: object) -> object:
