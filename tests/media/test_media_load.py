@@ -161,7 +161,7 @@ def test_a_url_of_another_machines_file_is_no_file_of_this_one(tmp_path):
     path = tmp_path / "picture.png"
     Image.new("RGB", (8, 8)).save(path)
     assert load_image(f"file://localhost{path}", ALL).size == (8, 8)
-    with pytest.raises(RequestError, match="a file of this machine, and not of example.org"):
+    with pytest.raises(RequestError, match=r"a file of this machine, and not of example\.org"):
         load_image(f"file://example.org{path}", ALL)
 
 
