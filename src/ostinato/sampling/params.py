@@ -59,7 +59,7 @@ class SamplingParams(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     """Same seed, same tokens, whatever else is in the batch.
 
-    Without one it is derived from the engine's seed and the number of the request.
+    Without one (or with -1, as elsewhere) it is derived from the engine's seed and the number of the request.
     """
     stop: tuple[str, ...] = ()
     """Strings that end the output; also given as one string."""
@@ -109,6 +109,11 @@ class SamplingParams(BaseModel):
     @classmethod
     def _minus_one_means_all(cls, value: object) -> object:
         return 0 if type(value) is int and value == -1 else value
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _minus_one_means_none(cls, value: object) -> object:
+        return None if type(value) is int and value == -1 else value
 
     @field_validator("guide", mode="before")
     @classmethod
