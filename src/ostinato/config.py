@@ -271,6 +271,11 @@ class EngineConfig(BaseModel):
         except ValidationError as error:
             raise config_error(error.errors(include_url=False), EngineConfig.model_fields) from None
 
+    if not TYPE_CHECKING:  # a type checker knows that it is frozen
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise ConfigError(f"an EngineConfig stays as it is made; with_settings({name}=...) returns a changed copy")
+
     @field_validator("model", "download_dir", "tokenizer", "chat_template", "cache_dir", "record", mode="before")
     @classmethod
     def _accept_a_path(cls, value: object) -> object:

@@ -42,6 +42,9 @@ class OstinatoError(Exception):
         self.message = message
         self.remedies = tuple(remedies)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args, self.__dict__)  # not by `__init__`, whose arguments are other ones
+
     def to_json(self) -> dict[str, Any]:
         """Return the error as plain data, in the form that every `--json` command prints."""
         return {
@@ -51,6 +54,13 @@ class OstinatoError(Exception):
                 "remedies": [{"setting": remedy.setting, "value": remedy.value} for remedy in self.remedies],
             }
         }
+
+
+def _restored(kind: type[OstinatoError], args: tuple[object, ...], state: dict[str, Any]) -> OstinatoError:
+    """Return an error that was pickled."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(OstinatoError):
@@ -110,9 +120,6 @@ class PromptsFailed(RequestError):
         super().__init__(message)
         self.outputs = list(outputs)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return PromptsFailed, (self.message, self.outputs)
-
 
 class ContextLengthError(RequestError):
     """Error for a prompt of more tokens than the context has room for (`scheduler.limits.check_prompt_length`)."""
@@ -133,9 +140,6 @@ class MediaError(RequestError):
         super().__init__(f"{where}: {reason}", remedies, path or where)
         self.where, self.reason = where, reason
 
-    def __reduce__(self) -> tuple[type[MediaError], tuple[object, ...]]:
-        return type(self), (self.where, self.reason, self.remedies, self.setting)
-
 
 class MoveError(RequestError):
     """Error for a request that another engine has exported, and this one cannot import."""
@@ -155,9 +159,6 @@ class ForeignExport(MoveError):
             f"the request was exported by an engine of another plan: {'; '.join(found)}. Start both engines with the "
             "same model and settings"
         )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return ForeignExport, (list(self.differences),)
 
 
 class RecordError(OstinatoError):

@@ -447,6 +447,34 @@ def test_outputs_become_plain_data(llm: LLM) -> None:
     assert "text" not in output.to_dict()["outputs"][0]["logprobs"][0]
 
 
+def test_settings_that_are_changed_in_place_are_answered_with_how_to_change_them() -> None:
+    params, config = SamplingParams(temperature=0), EngineConfig()
+    with pytest.raises(RequestError, match=r"replace\(max_tokens=...\) returns a changed copy"):
+        params.max_tokens = 5  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"with_settings\(max_num_seqs=...\) returns a changed copy"):
+        config.max_num_seqs = 4  # type: ignore[misc]
+    assert (params, config) == (SamplingParams(temperature=0), EngineConfig())
+    assert pickle.loads(pickle.dumps((params, config))) == copy.deepcopy((params, config)) == (params, config)
+
+
+def test_every_error_is_the_same_after_it_was_pickled_as_between_processes() -> None:
+    made: dict[type, BaseException] = {
+        errors.MediaError: errors.MediaError("messages[0]", "broken", [errors.Remedy("n", 1)], "image"),
+        errors.ForeignExport: errors.ForeignExport(["one", "two"]),
+        errors.PromptsFailed: errors.PromptsFailed("some", [1, None]),
+        errors.Overloaded: errors.Overloaded("full", 3),
+        RequestError: RequestError.of_parts([("n", " is 0")], [errors.Remedy("n", 1)]),
+    }
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert len(kinds) > 20
+    for kind in kinds:
+        error = made.get(kind) or kind("a message")
+        error.add_note("a note")
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is kind
+        assert (str(back), vars(back)) == (str(error), vars(error))
+
+
 def test_an_llm_is_not_pickled(llm: LLM) -> None:
     with pytest.raises(TypeError, match="make one in the process that uses it"):
         pickle.dumps(llm)

@@ -276,6 +276,10 @@ def test_too_many_images_are_refused_before_any_is_loaded():
             {"type": "image_url", "image_url": {"url": "x", "detail": "ultra"}},
             "detail 'ultra' should be auto, high, low",
         ),
+        (
+            {"type": "image", "image": "x", "detail": np.array([1, 2])},
+            r"detail .* should be auto, high, low",
+        ),
         ({"type": "image", "image": "x", "resized_height": 3}, "a part image takes .*, and not resized_height"),
         ({"type": "image", "image": "x", "max_pixels": 0}, "max_pixels '0'"),
         ({"type": "image", "image": "x", "min_pixels": 10**400}, "min_pixels '10+' should be a whole number from 1"),

@@ -157,6 +157,14 @@ def test_nothing_is_fetched_without_leave():
         assert error.value.remedies[0].setting == "allow_remote_images"
 
 
+def test_a_url_of_another_machines_file_is_no_file_of_this_one(tmp_path):
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (8, 8)).save(path)
+    assert load_image(f"file://localhost{path}", ALL).size == (8, 8)
+    with pytest.raises(RequestError, match=r"a file of this machine, and not of example\.org"):
+        load_image(f"file://example.org{path}", ALL)
+
+
 @pytest.mark.parametrize("source", ["/etc/hostname", "picture.png", "file:///etc/hostname", "ftp://example.org/a.png"])
 def test_no_file_is_read_where_none_may_be(source):
     with pytest.raises(RequestError, match="files are not read"):

@@ -115,6 +115,13 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
     assert SamplingParams(min_tokens=900, max_tokens=None).min_tokens == 900
 
 
+def test_a_seed_of_minus_one_is_none_as_in_other_engines() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams(seed=None)
+    assert SamplingParams(seed=-2).seed == -2
+    with pytest.raises(RequestError, match=r"seed=-1\.0"):
+        SamplingParams(seed=-1.0)  # type: ignore[typeddict-item]
+
+
 def test_the_forms_that_requests_in_json_use_are_read() -> None:
     params = SamplingParams(stop="END", stop_token_ids=[3, 4], logit_bias={"17": -100, 4: 2}, top_k=-1, temperature=0)
     assert params.stop == ("END",)

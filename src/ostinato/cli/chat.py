@@ -101,7 +101,7 @@ def chat(
     """
     name_model(settings, target)
     variables = template_variables(chat_template_kwargs)
-    if "seed" in sampling:
+    if sampling.get("seed", -1) != -1:
         settings["seed"] = sampling["seed"]  # random weights have one, too
     check_model(settings)
     from ostinato import LLM

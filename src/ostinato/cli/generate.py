@@ -87,7 +87,7 @@ def generate(
     if save_traffic is not None:
         check_room(save_traffic, "the traffic")
     variables = template_variables(chat_template_kwargs)
-    if "seed" in sampling:
+    if sampling.get("seed", -1) != -1:
         settings["seed"] = sampling["seed"]  # random weights have one, too
     check_model(settings)
     from ostinato import LLM

@@ -157,7 +157,7 @@ def _part(part: Mapping[str, object], kind: str, where: str) -> MediaPart:
         value, nested = _url(value, where)
         detail = nested if detail is None else detail
     detail = "auto" if detail is None else detail
-    if detail not in _DETAILS:
+    if not isinstance(detail, str) or detail not in _DETAILS:
         raise MediaError(where, f"detail {str(detail)[:100]!r} should be {', '.join(_DETAILS)}")
     low, high = (_pixels(part.get(name), name, where) for name in ("min_pixels", "max_pixels"))
     if low is not None and high is not None and low > high:

@@ -59,7 +59,7 @@ class SamplingParams(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     """Same seed, same tokens, whatever else is in the batch.
 
-    Without one it is derived from the engine's seed and the number of the request.
+    Without one (or with -1, as elsewhere) it is derived from the engine's seed and the number of the request.
     """
     stop: tuple[str, ...] = ()
     """Strings that end the output; also given as one string."""
@@ -99,10 +99,21 @@ class SamplingParams(BaseModel):
         except ValidationError as error:
             raise _request_error(error, type(self).model_fields) from None
 
+    if not TYPE_CHECKING:  # a type checker knows that they are frozen
+
+        def __setattr__(self, name: str, value: object) -> None:
+            message = f"SamplingParams stay as they are made; replace({name}=...) returns a changed copy"
+            raise RequestError(message, setting=name)
+
     @field_validator("top_k", mode="before")
     @classmethod
     def _minus_one_means_all(cls, value: object) -> object:
         return 0 if type(value) is int and value == -1 else value
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _minus_one_means_none(cls, value: object) -> object:
+        return None if type(value) is int and value == -1 else value
 
     @field_validator("guide", mode="before")
     @classmethod
