@@ -42,20 +42,22 @@ class IndexBranch:
     marks: tuple[IndexMark, ...]
 
 
-def snapshot_index(index: PrefixIndex) -> dict[str, object]:
+def snapshot_index(
+    index: PrefixIndex, most_texts: int = MAX_BRANCH_TEXTS, most_entries: int = MAX_SNAPSHOT_ENTRIES
+) -> dict[str, object]:
     """Return plain data: numbers of leaves, blocks and checkpoints, and `branches` (see `IndexBranch`).
 
-    The branches are of the prefixes used last: at most `MAX_BRANCH_TEXTS` of them, and fewer if together they have more
-    than `MAX_SNAPSHOT_ENTRIES` blocks. It costs at most as many steps, however much is in the index.
+    The branches are of the prefixes used last: at most `most_texts` of them, and fewer if together they have more than
+    `most_entries` blocks. It costs at most `most_entries` steps, however much is in the index.
     """
     leaves = heapq.nlargest(
-        MAX_BRANCH_TEXTS, islice(index.newest_leaves, MAX_SNAPSHOT_LEAVES), key=lambda leaf: leaf.last_use
+        most_texts, islice(index.newest_leaves, MAX_SNAPSHOT_LEAVES), key=lambda leaf: leaf.last_use
     )
     branches: list[IndexBranch] = []
     owner: dict[int, int] = {}
     for leaf in leaves:
-        path = _new_part(leaf, owner, MAX_SNAPSHOT_ENTRIES)
-        if len(owner) + len(path) > MAX_SNAPSHOT_ENTRIES:
+        path = _new_part(leaf, owner, most_entries)
+        if len(owner) + len(path) > most_entries:
             break
         first = path[-1]
         parent = None if first.parent is None else owner[first.parent.key]
