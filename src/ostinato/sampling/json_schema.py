@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -132,6 +132,33 @@ def follow_pointer(value: object, pointer: str) -> object:
         else:
             value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+_REQUIRED_PROPERTY = re.compile("required property '(.*)' is unsatisfiable$")
+_REQUIRED_ITEM = re.compile(r"required item is unsatisfiable$|prefixItems\[\d+\] is unsatisfiable")
+
+
+def inner_schemas(root: object, schema: JsonMapping, reason: str) -> Iterator[tuple[Place, JsonMapping, bool]]:
+    """Yield the parts of a schema that the library refused for a `reason`: keys, part, and whether any reason fits it.
+
+    Otherwise only a part with the same reason is to blame: one that may be left out may be anything. Local references
+    lead to keys of the `root`.
+    """
+    name, is_item = _REQUIRED_PROPERTY.search(reason), _REQUIRED_ITEM.search(reason) is not None
+    for key in (*_ONE, *_MANY, *_NAMED):
+        value = schema.get(key)
+        if isinstance(value, Mapping) and key not in _NAMED:
+            yield (key,), value, is_item and key == "items"
+        elif isinstance(value, Mapping | list):
+            for inner_key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+                fits = is_item and key in ("items", "prefixItems")
+                fits = fits or (name is not None and key == "properties" and inner_key == name[1])
+                if isinstance(inner, Mapping):
+                    yield (key, inner_key), inner, fits
+    reference = schema.get("$ref")
+    is_local = isinstance(reference, str) and reference.startswith("#/")
+    if is_local and isinstance(inner := follow_pointer(root, reference[1:]), Mapping):
+        yield tuple(reference[2:].split("/")), inner, True
 
 
 class _Known:
