@@ -302,3 +302,51 @@ def test_guides_are_compiled_in_many_threads_while_outputs_use_them() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(60)))
+
+
+SHORT = {"type": "string", "minLength": 3, "maxLength": 1}
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"enum": []}, r"\$\.enum has no entries, so no value follows it"),
+    ({"type": []}, r"\$\.type has no entries"),
+    (
+        {"type": "object", "properties": {"a": {"minimum": 5, "maximum": 1, "type": "integer"}}, "required": ["a"]},
+        r"\$\.properties\.a: Unsatisfiable schema: minimum \(5\) is greater than maximum \(1\)",
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"enum": []}},
+            "required": ["a"],
+            "$defs": {
+                "x": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 1}, "minItems": 1}
+            },
+        },
+        r"\$\[\"\$defs\"\]\.x\.items: Unsatisfiable schema: minLength \(3\)",
+    ),
+    (
+        {"properties": {"q": {"anyOf": [{"pattern": "a(?!b)"}, {"type": "null"}]}}},
+        r"\$\.properties\.q\.anyOf\[0\]: regex",
+    ),
+    (
+        {"type": "array", "minItems": 1, "prefixItems": [{"type": "string", "enum": [1]}]},
+        r"\$\.prefixItems\[0\]: Unsat",
+    ),
+    (
+        {"type": "string", "allOf": [{"pattern": f".*{letter}.*"} for letter in "abcdefghijk"]},
+        r"\$: its patterns, formats and lengths together are too many$",
+    ),
+    ({"items": {"type": "strin"}}, r"\$\.items: Invalid type: strin"),
+]
+
+
+@pytest.mark.parametrize(("schema", "why"), IMPOSSIBLE)
+def test_a_schema_that_nothing_follows_is_refused_with_the_place_of_the_part(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(RequestError, match=f"guide cannot be compiled: {why}") as error:
+        toy_grammar(Guide(json_schema=schema))
+    assert "(And" not in error.value.message
+
+
+def test_a_part_that_may_be_left_out_is_not_blamed() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": []}}, "required": ["b"], "additionalProperties": False}
+    with pytest.raises(RequestError, match=r"compiled: \$: Unsatisfiable schema: required property 'b'"):
+        toy_grammar(Guide(json_schema=schema))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinato.errors import RequestError
@@ -234,8 +238,17 @@ def test_schemas_in_a_grammar_are_enforced_alike_and_texts_stay() -> None:
 
 FORMS = {
     "date": (["2020-02-29", "2000-02-29"], ["2021-02-29", "1900-02-29", "2020-04-31", "2020-13-01"]),
-    "time": (["12:00:00Z", "23:59:60Z", "12:00:00.5+05:30"], ["12:00:60Z", "24:00:00Z", "12:00:00", "23:59:60+01:00"]),
-    "date-time": (["2020-02-29t12:00:00z"], ["2021-02-29T12:00:00Z", "2020-02-28 12:00:00Z", "2020-01-01T12:00:60Z"]),
+    "time": (
+        ["12:00:00Z", "12:00:00.123456789Z", "12:00:00.5+05:30"],
+        ["12:00:60Z", "23:59:60Z", "24:00:00Z", "12:00:00", "23:59:60+01:00", "12:00:00z", "12:00:00.1234567890Z"],
+    ),
+    "date-time": (
+        ["2020-02-29T12:00:00Z", "0001-01-01T00:00:00Z", "2400-02-29T23:59:59.9-00:00"],
+        [
+            *("2021-02-29T12:00:00Z", "2020-02-28 12:00:00Z", "2020-01-01T12:00:60Z", "2020-02-29t12:00:00Z"),
+            *("2020-02-29T12:00:00z", "0000-01-01T00:00:00Z", "0000-02-29T00:00:00Z"),
+        ],
+    ),
     "email": (
         ["a.b+c@x-1.org", "a@[1.2.3.4]", "a@[IPv6:::1]"],
         ["a@" + "b" * 64, "a" * 65 + "@b", ".a@b", "a..b@c", "a@-b", "a@[1.2.3.256]", "a@" + "b." * 127 + "b"],
@@ -260,6 +273,51 @@ def test_a_format_is_enforced_also_beside_a_pattern_and_a_length(format: str) ->
         found = matcher(Guide(json_schema=schema))
         assert [text for text in good if not follows(found, json.dumps(text))] == []
         assert [text for text in bad if follows(found, json.dumps(text))] == []
+
+
+@pytest.mark.parametrize(("format", "read"), [("date", date), ("time", time), ("date-time", datetime)])
+def test_dates_and_times_that_a_guide_writes_are_read_by_python(format: str, read: Any) -> None:
+    rng, guided = random.Random(1), matcher(Guide(json_schema={"type": "string", "format": format}))
+    good, _ = FORMS[format]
+    for text in good:
+        read.fromisoformat(text)
+    for _ in range(30):
+        found, text = guided.deep_copy(), b""
+        while not found.is_stopped():
+            mask = np.unpackbits(np.frombuffer(found.compute_bitmask(), np.uint8), bitorder="little")
+            token = int(rng.choice(np.flatnonzero(mask)))
+            assert found.try_consume_tokens([token]) == 1
+            text += bytes([token])[:1] if token < 256 else b""
+        read.fromisoformat(json.loads(text))
+
+
+@pytest.mark.parametrize("digits", [1, 2, 4])
+def test_multiples_of_decimal_numbers_are_exact(digits: int) -> None:
+    numbers = [*range(1, 100), 101, 999, 1005, 9999]
+    refused = {}
+    for number in numbers:
+        multiple = Decimal(number).scaleb(-digits).normalize()
+        try:
+            found = matcher(Guide(json_schema={"type": "number", "multipleOf": float(multiple)}))
+        except RequestError as error:
+            refused[number] = error.message
+            continue
+        # A multiple is written with as many digits as the number has.
+        places = max(0, -int(multiple.as_tuple().exponent))
+        assert all(follows(found, f"{multiple * factor:.{places}f}") for factor in (1, 3, 100)), multiple
+        if places and multiple.scaleb(places) > 1:
+            assert not follows(found, f"{multiple * 3 + Decimal(1).scaleb(-places):f}"), multiple
+    assert all("which cannot be enforced exactly; 0." in message for message in refused.values())
+    assert len(refused) <= len(numbers) // 7
+    assert digits == 4 or not {7, 14, 23, 28} & refused.keys()
+
+
+def test_a_multiple_that_is_not_exact_is_refused_with_its_place() -> None:
+    for value in (0.1 + 0.2, 10_001, 1e-10, 10_000.5):
+        with pytest.raises(RequestError, match=r"\$\.items\.multipleOf is .*whole numbers from 1 to 10000, and most"):
+            Guide(json_schema={"items": {"multipleOf": value}})
+    found = matcher(Guide(json_schema={"type": "number", "multipleOf": 0.23, "allOf": [{"minimum": 1}]}))
+    assert [follows(found, text) for text in ("0.46", "1.15", "1.16")] == [False, True, False]
 
 
 def test_a_format_that_cannot_be_enforced_is_refused_by_name() -> None:

@@ -15,6 +15,7 @@ from ostinato.serve.app import make_api
 from ostinato.serve.http.lifecycle import Lifecycle
 from ostinato.serve.http.middleware import ApiRouter
 from ostinato.serve.settings import ServeSettings
+from tests.support.patience import PATIENCE
 
 
 def rules_of(root_path=""):
@@ -67,7 +68,9 @@ def test_the_document_of_the_api_is_made_once_and_beside_the_event_loop():
         app.include_router(router)
 
     async def ask():
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://a") as client:
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app), base_url="http://a", timeout=PATIENCE
+        ) as client:
             return await asyncio.gather(*map(client.get, (DOCS, DOCUMENT, DOCS, DOCUMENT)))
 
     answers = asyncio.run(ask())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -15,6 +17,8 @@ import numpy as np
 
 from ostinato.errors import RequestError
 from ostinato.sampling.guide import Guide, lark_grammar
+from ostinato.sampling.json_schema import SchemaRewriter, inner_schemas
+from ostinato.sampling.schema_limits import Place, path
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -34,6 +38,16 @@ _ONE_OF = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 """Advice of the library that cannot be followed here."""
 # The library's excerpt of the grammar's lines around an error.
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
+# The library's form of joined regular expressions, and its name of a definition, which the schema does not have.
+_AUTOMATON = re.compile(
+    r":? \((And|Or|Not|Concat|Repeat|SearchRegex|Regex|Literal)\b.*| while processing json-schema:.*"
+)
+_PLAIN = {
+    "Unable to determine if regex is empty": "its patterns, formats and lengths together are too many",
+    "Regex is empty": "no text follows its patterns, format and lengths together",
+}
+_LOCATE_SECONDS = 0.25
+"""Most seconds of a processor for finding the part of a refused schema that is to blame."""
 # The library's position of an error in a generated grammar.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -156,10 +170,39 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
         matcher.compute_bitmask()
     if matcher.is_error():
         reason = _reason(matcher)
-        raise _refused(reason if guide.lark is not None else _PLACE.sub("", reason))
+        raise _refused(reason if guide.lark is not None else _located(guide, _PLACE.sub("", reason), tokenizer))
     if warnings := matcher.get_grammar_warnings():
         raise _refused("; ".join(warnings))
     return matcher
+
+
+def _located(guide: Guide, reason: str, tokenizer: LLTokenizer) -> str:
+    """Return the reason why a schema cannot be compiled, with the place of the smallest part that has it by itself.
+
+    Parts are compiled alone, for `_LOCATE_SECONDS`.
+    """
+    from llguidance import LLMatcher
+
+    if guide.json_schema is None:
+        return reason
+    root = json.loads(guide.json_schema)
+    rewriter, end, part = SchemaRewriter(root), time.thread_time() + _LOCATE_SECONDS, root
+    place: Place = ()
+    parts = list(inner_schemas(root, root, reason))
+    while parts and time.thread_time() < end:
+        keys, inner, fits = parts.pop(0)
+        where = keys if "$ref" in part and keys[0] not in part else (*place, *keys)
+        try:
+            text = f"start: %json {json.dumps(rewriter.document(inner, where), ensure_ascii=False)}"
+        except ValueError:
+            continue
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits())
+        why = _PLACE.sub("", _reason(matcher)) if matcher.is_error() else ""
+        if why and (fits or why == reason):
+            place, part, reason = where, inner, why
+            parts = list(inner_schemas(root, part, reason))
+    empty = next((key for key in ("enum", "anyOf", "oneOf", "type") if part.get(key) == []), None)
+    return f"{path((*place, empty))} has no entries, so no value follows it" if empty else f"{path(place)}: {reason}"
 
 
 def _with_large_stack(work: Callable[[], T]) -> T:
@@ -192,7 +235,9 @@ def _refused(reason: str) -> RequestError:
 def _reason(matcher: LLMatcher) -> str:
     """Return the reason why a matcher has failed, in the library's words."""
     said = _EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
-    reason = " ".join(said.split())
+    reason = _AUTOMATON.sub("", " ".join(said.split()))
+    for theirs, ours in _PLAIN.items():
+        reason = reason.replace(theirs, ours)
     if reason == "NoExtensionBias":
         reason = "no text follows it"
     return reason if len(reason) <= _MAX_REASON else f"{reason[:100]} ... {reason[-_MAX_REASON + 100 :]}"

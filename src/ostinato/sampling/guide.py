@@ -28,7 +28,7 @@ from pydantic import (
 from ostinato.errors import RequestError
 from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json, unique_members
 from ostinato.sampling.json_schema import enforceable
-from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS
+from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS, MAX_MULTIPLE, MAX_MULTIPLE_DIGITS
 from ostinato.setting_names import describe_fields, plain_words
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ A schema counts without its annotations.
 """
 MAX_SCHEMA_TEXT = 262_144
 """Most characters of a schema with its annotations."""
-MAX_MULTIPLE = 10_000
-"""Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
 _MAX_DEPTH = 100
 _OTHER_KINDS = {"json": "json_schema", "schema": "json_schema", "pattern": "regex", "grammar": "lark", "enum": "choice"}
 """Names of kinds of guides elsewhere -> the kinds here."""
@@ -214,11 +212,12 @@ def _check_cost(schemas: list[object]) -> list[JsonObject]:
     if patterns > MAX_GUIDE_CHARACTERS["regex"]:
         most = MAX_GUIDE_CHARACTERS["regex"]
         raise ValueError(f"the patterns of the schema have {patterns} characters, and may have {most} together")
+    made = [enforceable(schema) for schema in schemas]
     if multiples and _common_multiple(multiples) > MAX_MULTIPLE:
         raise ValueError(
             f"the values of multipleOf have a common multiple of more than {MAX_MULTIPLE} of their last digits' units"
         )
-    return [enforceable(schema) for schema in schemas]
+    return made
 
 
 def _objects(schemas: list[object]) -> Iterator[JsonObject]:
@@ -241,7 +240,7 @@ def _common_multiple(values: set[Decimal]) -> int:
     """Return the least common multiple of decimal numbers, in units of the last digit that any of them has."""
     exponents = [int(value.normalize().as_tuple().exponent) for value in values]
     last = min(0, *exponents)
-    if last < -9 or max(values) > MAX_MULTIPLE:
+    if last < -MAX_MULTIPLE_DIGITS or max(values) > MAX_MULTIPLE:
         return MAX_MULTIPLE + 1
     return math.lcm(*(int(value.scaleb(-last)) for value in values))
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.sampling.schema_limits import COUNTS, MAX_NUMBER, Place, SchemaCost, check_numbers, check_object, path
+from ostinato.sampling.schema_limits import (
+    COUNTS,
+    MAX_NUMBER,
+    Place,
+    SchemaCost,
+    check_numbers,
+    check_object,
+    enforceable_multiples,
+    path,
+)
 
 MAX_PARTS = 20_000
 """Most parts of a schema and names of properties, once those that are joined know of each other."""
@@ -53,15 +62,14 @@ _BESIDE_ITEMS = frozenset(("prefixItems", "additionalItems", "enum", "const"))
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+# Times are those that `datetime.fromisoformat` and other languages' readers take, which is less than RFC 3339 allows:
+# no year 0, no leap seconds, T and Z as capitals, and fractions down to nanoseconds.
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY = (
-    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+    f"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
 )
-# A leap second is the last one of a day in UTC, and is only written with that offset.
-_TIME = (
-    r"(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-    r"|23:59:60(\.[0-9]+)?([zZ]|[+-]00:00))"
-)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 # At most 63 characters, and no hyphens in the third and fourth place: those would announce a name in Punycode.
 _LABEL = (
     "[a-zA-Z0-9]([a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
@@ -87,7 +95,7 @@ _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 FORMATS = {
     "date": (_DAY,),
     "time": (_TIME,),
-    "date-time": (f"{_DAY}[tT]{_TIME}",),
+    "date-time": (f"{_DAY}T{_TIME}",),
     "hostname": (_HOST, ".{1,253}"),
     "email": (rf"{_ATOM}(\.{_ATOM})*@({_HOST}|\[{_IPV4}\]|\[IPv6:({_IPV6})\])", "[^@]{1,64}@.{1,253}"),
     "ipv4": (_IPV4,),
@@ -124,6 +132,33 @@ def follow_pointer(value: object, pointer: str) -> object:
         else:
             value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+_REQUIRED_PROPERTY = re.compile("required property '(.*)' is unsatisfiable$")
+_REQUIRED_ITEM = re.compile(r"required item is unsatisfiable$|prefixItems\[\d+\] is unsatisfiable")
+
+
+def inner_schemas(root: object, schema: JsonMapping, reason: str) -> Iterator[tuple[Place, JsonMapping, bool]]:
+    """Yield the parts of a schema that the library refused for a `reason`: keys, part, and whether any reason fits it.
+
+    Otherwise only a part with the same reason is to blame: one that may be left out may be anything. Local references
+    lead to keys of the `root`.
+    """
+    name, is_item = _REQUIRED_PROPERTY.search(reason), _REQUIRED_ITEM.search(reason) is not None
+    for key in (*_ONE, *_MANY, *_NAMED):
+        value = schema.get(key)
+        if isinstance(value, Mapping) and key not in _NAMED:
+            yield (key,), value, is_item and key == "items"
+        elif isinstance(value, Mapping | list):
+            for inner_key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+                fits = is_item and key in ("items", "prefixItems")
+                fits = fits or (name is not None and key == "properties" and inner_key == name[1])
+                if isinstance(inner, Mapping):
+                    yield (key, inner_key), inner, fits
+    reference = schema.get("$ref")
+    is_local = isinstance(reference, str) and reference.startswith("#/")
+    if is_local and isinstance(inner := follow_pointer(root, reference[1:]), Mapping):
+        yield tuple(reference[2:].split("/")), inner, True
 
 
 class _Known:
@@ -308,6 +343,10 @@ class SchemaRewriter:
                     made.setdefault("maximum" if upper else "minimum", MAX_NUMBER if upper else -MAX_NUMBER)
                     continue
                 check_numbers({key: value}, place)
+                if key == "multipleOf":
+                    made[key], *more = enforceable_multiples(value, (*place, key))
+                    made |= {"allOf": [{key: each} for each in more]} if more else {}
+                    continue
             if key in schema:
                 made[key] = value
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 MAX_NUMBER = 2**53 - 1
@@ -21,6 +23,12 @@ MAX_OPTIONAL_RUN = 480
 """Optional properties between two required ones: a parser keeps four places for each."""
 MAX_ALTERNATIVES = 900
 """Entries of `anyOf` and the like, and values of `enum` that are lists or objects: all are parsed at once."""
+MAX_MULTIPLE = 10_000
+"""Largest common multiple for `multipleOf`: telling multiples of m takes an automaton of m states."""
+MAX_MULTIPLE_DIGITS = 9
+"""Most digits of a `multipleOf` after its point."""
+_NEARBY = 4
+"""Floats on each side of a `multipleOf` that are tried."""
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
@@ -80,6 +88,59 @@ def _check_number(place: Place, value: int | float) -> None:
             f"{path(place)} is {_said(value)}; numbers that can be enforced are 0 and those from {MIN_NUMBER} to "
             f"{MAX_NUMBER}, or from -{MAX_NUMBER} to -{MIN_NUMBER}"
         )
+
+
+def enforceable_multiples(value: float, place: Place) -> list[float]:
+    """Return numbers for the library whose common multiples are those of a `multipleOf`, which is greater than 0.
+
+    It multiplies a fraction by ten until that is whole, which rounds: 0.07 becomes 7000000000000001e-17. From a float a
+    little below it reads 7e-2. 0.23 is none of its numbers, but the common multiple of 0.023 and 0.01. ValueError if
+    there are no such numbers.
+    """
+    digits, exponent = Decimal(str(value)).normalize().as_tuple()[1:]
+    assert isinstance(exponent, int), "a number that was checked"
+    if exponent >= 0 and value <= MAX_MULTIPLE:
+        return [int(value)]
+    units, shared = int("".join(map(str, digits))), 1
+    if not (-MAX_MULTIPLE_DIGITS <= exponent < 0 and units <= MAX_MULTIPLE):
+        raise ValueError(
+            f"{path(place)} is {_said(value)}; multiples that can be enforced are whole numbers from 1 to "
+            f"{MAX_MULTIPLE}, and most of these divided by a power of ten up to 10^{MAX_MULTIPLE_DIGITS}, such as 0.01"
+        )
+    if (alone := _float_of(units, exponent)) is not None:
+        return [alone]
+    for prime in (2, 5):
+        while units % (shared * prime) == 0:
+            shared *= prime
+    beside = _float_of(shared, exponent)
+    for shift in range(1, MAX_MULTIPLE_DIGITS):
+        if beside is not None and (below := _float_of(units, exponent - shift)) is not None:
+            return [below, beside]
+    raise ValueError(
+        f"{path(place)} is {value!r}, which cannot be enforced exactly; {10.0**exponent:.{-exponent}f} can, or a whole "
+        f"number of such units ({units})"
+    )
+
+
+def _float_of(units: int, exponent: int) -> float | None:
+    """Return a float from which the library reads a decimal number exactly; None if none nearby does."""
+    below = above = float(f"{units}e{exponent}")
+    for _ in range(_NEARBY):
+        for candidate in (below, above):
+            if _read_by_library(candidate) == (units, exponent):
+                return candidate
+        below, above = math.nextafter(below, 0), math.nextafter(above, math.inf)
+    return None
+
+
+def _read_by_library(value: float) -> tuple[int, int]:
+    """Return the digits and the exponent that the library reads from a number: its reader of JSON rounds, too."""
+    digits, exponent = Decimal(repr(value)).as_tuple()[1:]
+    value = float(int("".join(map(str, digits)))) / 10.0 ** -int(exponent)
+    places = 0
+    while not value.is_integer():
+        value, places = value * 10, places - 1
+    return int(value), places
 
 
 def check_object(place: Place, value: Mapping[str, object]) -> None:
