@@ -10,6 +10,7 @@
 #include "gemm/epilogue.h"
 #include "gemm/lhs.h"
 #include "gemm/ukernels/dot_i16_i8_avx2.h"
+#include "gemm/ukernels/dot_i16_i8_avx512.h"
 #include "gemm/ukernels/dot_i16_planes.h"
 #include "gemm/weights.h"
 #include "quant/quantize_tokens_i16.h"
@@ -158,11 +159,11 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
                                                prefetch, w.k / w.format->elements,
                                                sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
-#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_I16)
             } else if constexpr (std::is_same_v<X, i16>) {
                 for (int row = begin; row < end; ++row) {
-                    dot_i16_i8_up_to(size, tokens, row_of(row), w.k, sums + (first * MR_PANEL + row) * ROW_STREAMS,
-                                   MR_PANEL * ROW_STREAMS);
+                    dot_i16_i8_up_to(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first, fetch.count, w.k,
+                                   sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
 #endif
             } else {
