@@ -347,18 +347,21 @@ void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int
 template <typename W, typename T, typename S>
 bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
     const Step& step = operands.step;
-    Shares shares{0, threads.size};
-    std::int64_t most_rows = 0;
+    Shares shares{0, threads.size, threads.size > 1};
+    std::int64_t most_rows = 0, largest = 0;
     each_unit(step, [&](const WorkUnit& unit) {
         shares.total += unit.cost();
+        largest = std::max(largest, unit.cost());
         most_rows = std::max(most_rows, unit.query_rows());
     });
     if (shares.total == 0) return false;
+    const int claimed = threads.size * static_cast<int>(PARTS_PER_THREAD);
+    if (threads.size > 1 && largest * claimed <= shares.total) shares = {shares.total, claimed, false};
     // Matrix units take rows in whole blocks.
     const auto padded = [](std::int64_t rows) { return (rows + VECTOR - 1) / VECTOR * VECTOR; };
     // A thread keeps the tiles of at most one unit that another thread began.
     std::int64_t kept_tiles = 0, kept_rows = 0, before = 0;
-    if (threads.size > 1) {
+    if (shares.cuts) {
         each_unit(step, [&](const WorkUnit& unit) {
             if (shares.end_of_part(before, unit, unit.first_tile) < unit.end_tile) {
                 kept_tiles = std::max(kept_tiles, unit.end_tile - unit.first_tile);
@@ -387,31 +390,38 @@ bool attend(const ThreadGroup& threads, const PagedOperands<T, S>& operands) {
         run_piece(worker, pieces[done % COUNT], places[done % COUNT], ahead);
         ++done;
     };
-    before = 0;
-    each_unit(step, [&](const WorkUnit& unit) {
-        for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
-            const std::int64_t begin = tile;
-            tile = shares.end_of_part(before, unit, begin);
-            if (shares.thread_of(before, unit, begin) != threads.rank) continue;
-            const bool mine = begin == unit.first_tile;
-            if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
-            for (std::int64_t i = begin; i < tile; ++i, ++known) {
-                if (known - done == AHEAD + 1) run_next();
-                const Sums kept_here = mine ? Sums{} : kept_sums(threads.rank, i - begin);
-                Piece& piece = pieces[known % (AHEAD + 1)];
-                piece = Piece{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
-                operands.locate(piece, places[known % (AHEAD + 1)]);
+    const auto run_share = [&](std::int64_t share) {
+        before = 0;
+        each_unit(step, [&](const WorkUnit& unit) {
+            for (std::int64_t tile = unit.first_tile; tile < unit.end_tile;) {
+                const std::int64_t begin = tile;
+                tile = shares.end_of_part(before, unit, begin);
+                if (shares.share_of(before, unit, begin) != share) continue;
+                const bool mine = begin == unit.first_tile;
+                if (mine && tile < unit.end_tile) open = unit, open_before = before, open_tile = tile;
+                for (std::int64_t i = begin; i < tile; ++i, ++known) {
+                    if (known - done == AHEAD + 1) run_next();
+                    const Sums kept_here = mine ? Sums{} : kept_sums(threads.rank, i - begin);
+                    Piece& piece = pieces[known % (AHEAD + 1)];
+                    piece = Piece{unit, i, i == begin, i + 1 == unit.end_tile, kept_here};
+                    operands.locate(piece, places[known % (AHEAD + 1)]);
+                }
             }
-        }
-        before += unit.cost();
-    });
+            before += unit.cost();
+        });
+    };
+    if (shares.cuts) {
+        run_share(threads.rank);
+    } else {
+        for (const std::int64_t share : threads.claims(shares.count)) run_share(share);
+    }
     while (done < known) run_next();
     if (kept_tiles == 0) return false;
     threads.barrier();
     if (open_before < 0) return true;
     while (open_tile < open.end_tile) {
         const std::int64_t begin = open_tile;
-        const int thread = shares.thread_of(open_before, open, begin);
+        const int thread = shares.share_of(open_before, open, begin);
         open_tile = shares.end_of_part(open_before, open, begin);
         for (std::int64_t i = begin; i < open_tile; ++i) {
             worker.add(open, i, kept_sums(thread, i - begin));

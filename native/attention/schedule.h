@@ -1,5 +1,5 @@
-// Division of attention's work among threads: units of one row, one key head and some queries, which may be split at
-// tiles.
+// Division of attention's work among threads: units of one row, one key head and some queries. Threads claim shares of
+// them; if a unit is too large for that, units are cut at tiles instead, into one share for each thread.
 #pragma once
 
 #include "attention/operands.h"
@@ -75,26 +75,27 @@ void each_unit(const Step& step, Body&& body) {
     }
 }
 
-// Assignment of tiles to threads. All threads compute the same assignment, and no result depends on it.
+// Division of tiles into shares. All threads compute the same division, and no result depends on it.
 struct Shares {
     std::int64_t total;
-    int threads;
+    int count;
+    bool cuts;  // units, at tiles
 
-    // Return the thread in whose share of the cost the middle of the tile lies. `before` is the cost of the units
-    // before this one.
-    int thread_of(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
-        const bool cut = unit.may_be_cut();
+    // Return the share of the cost in which the middle of the tile lies, or that of the unit if units are whole. `before`
+    // is the cost of the units before this one.
+    int share_of(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
+        const bool cut = cuts && unit.may_be_cut();
         const std::int64_t begin = cut ? unit.cost_before(tile) : 0;
         const std::int64_t end = cut ? unit.cost_before(tile + 1) : unit.cost();
-        const std::int64_t thread = (2 * before + begin + end) * threads / (2 * total);
-        return static_cast<int>(std::min<std::int64_t>(threads - 1, thread));
+        const std::int64_t share = (2 * before + begin + end) * count / (2 * total);
+        return static_cast<int>(std::min<std::int64_t>(count - 1, share));
     }
 
-    // Return the end of the tiles, from `tile` on, that the same thread computes.
+    // Return the end of the tiles, from `tile` on, that are in the same share.
     std::int64_t end_of_part(std::int64_t before, const WorkUnit& unit, std::int64_t tile) const {
-        if (!unit.may_be_cut() || threads == 1) return unit.end_tile;
-        const int thread = thread_of(before, unit, tile);
-        while (++tile < unit.end_tile && thread_of(before, unit, tile) == thread) {
+        if (!cuts || !unit.may_be_cut()) return unit.end_tile;
+        const int share = share_of(before, unit, tile);
+        while (++tile < unit.end_tile && share_of(before, unit, tile) == share) {
         }
         return tile;
     }

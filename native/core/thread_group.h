@@ -49,6 +49,8 @@ class Scratch {
 class Claims;
 class Team;
 
+constexpr std::int64_t PARTS_PER_THREAD = 4, MIN_PART = 64;  // parts that threads claim, and the outputs of a part
+
 // One thread's view of the threads that run a kernel together: all of them call it with the same arguments.
 class ThreadGroup {
   public:
@@ -75,6 +77,10 @@ class ThreadGroup {
     // Return the numbers below n that this thread claims, in order, for a loop over them; the threads together get each
     // once. A thread that lost its core leaves its rest to others.
     Claims claims(std::int64_t n) const;
+
+    // Call body(view) for the parts of n outputs that this thread claims; in each view it is alone with a part.
+    template <typename Body>
+    void each_part(std::int64_t n, Body&& body, std::int64_t min_part = MIN_PART) const;
 
     // Wait until all threads are here. Afterwards each can read what the others wrote before.
     void barrier() const {
@@ -137,5 +143,12 @@ class Claims {
 };
 
 inline Claims ThreadGroup::claims(std::int64_t n) const { return {*this, n}; }
+
+template <typename Body>
+void ThreadGroup::each_part(std::int64_t n, Body&& body, std::int64_t min_part) const {
+    if (size == 1 || is_alone_) return body(*this);
+    const auto parts = static_cast<int>(std::clamp<std::int64_t>(n / min_part, size, size * PARTS_PER_THREAD));
+    for (const std::int64_t part : claims(parts)) body(alone(static_cast<int>(part), parts));
+}
 
 }  // namespace ostinato

@@ -37,13 +37,11 @@ struct Spans {
     int size(int span) const { return std::min(superblocks.size(span) * SUBBLOCKS, subblocks - first_subblock(span)); }
 };
 
-// Compute this thread's outputs of the tokens `first` to `first + blocks.tokens`, which are at `x`; `x_stride` is 0 if
-// they are packed.
+// Compute the outputs that this thread claims, of the tokens `first` to `first + blocks.tokens`, which are at `x`;
+// `x_stride` is 0 if they are packed.
 template <typename Y, typename W>
 void gemm_mid_m_dequant_bf16(const ThreadGroup& threads, std::int64_t first, const bf16* x, std::int64_t x_stride, const EvenBlocks& blocks,
                         const WeightView<W>& w, const Epilogue& o, Y* y) {
-    const RowStreams streams(threads, o);
-    if (streams.length == 0) return;
     const Spans spans(w.k);
     const std::int64_t superblock_stride = row_stride<W>(w.format, SUPERBLOCK);
     const std::int64_t num_sums = blocks.tokens * ROW_STREAMS * MR_PANEL;
@@ -57,42 +55,45 @@ void gemm_mid_m_dequant_bf16(const ThreadGroup& threads, std::int64_t first, con
     work.sums_stride = MR_PANEL * ROW_STREAMS;
     void (*multiply)(int, const DequantStep&) = dequant_dot<Int8Rows>;
     if constexpr (std::is_same_v<W, BlockByte>) multiply = w.format->dequant_dot;
-    for (std::int64_t panel = 0; panel < streams.length; panel += MR_PANEL) {
-        const StreamRowPointers<W> rows(w, streams, panel, MR_PANEL + 2);
-        for (int s = 0; s < ROW_STREAMS && panel == 0; ++s) {
-            if constexpr (std::is_same_v<W, BlockByte>) {
-                w.format->with_bf16.dequantize(rows.row[0][s], 0, spans.size(0) * SUBBLOCK, here + s * DEQUANT_STRIDE);
-            } else {
-                widen_row(rows.row[0][s], spans.size(0) * SUBBLOCK, here + s * DEQUANT_STRIDE);
+    threads.each_part(o.size, [&](const ThreadGroup& part) {
+        const RowStreams streams(part, o);
+        for (std::int64_t panel = 0; panel < streams.length; panel += MR_PANEL) {
+            const StreamRowPointers<W> rows(w, streams, panel, MR_PANEL + 2);
+            for (int s = 0; s < ROW_STREAMS && panel == 0; ++s) {
+                if constexpr (std::is_same_v<W, BlockByte>) {
+                    w.format->with_bf16.dequantize(rows.row[0][s], 0, spans.size(0) * SUBBLOCK, here + s * DEQUANT_STRIDE);
+                } else {
+                    widen_row(rows.row[0][s], spans.size(0) * SUBBLOCK, here + s * DEQUANT_STRIDE);
+                }
             }
+            const int count = static_cast<int>(std::min<std::int64_t>(MR_PANEL, streams.length - panel));
+            for (int unit = 0; unit < count * spans.count(); ++unit) {
+                const int row = unit / spans.count(), span = unit % spans.count();
+                const int next_row = (unit + 1) / spans.count(), next_span = (unit + 1) % spans.count();
+                for (int s = 0; s < ROW_STREAMS; ++s) {
+                    const std::int64_t at = spans.first_superblock(next_span) * superblock_stride;
+                    work.next[s] = reinterpret_cast<const BlockByte*>(rows.row[next_row][s] + at);
+                    work.to_come[s] = reinterpret_cast<const BlockByte*>(rows.row[next_row + 1][s] + at);
+                }
+                work.rows = here;
+                work.made = then;
+                work.subblocks = spans.size(span);
+                work.next_subblocks = spans.size(next_span);
+                work.is_first = span == 0;
+                work.is_last = span + 1 == spans.count();
+                for (work.share = 0; work.share < blocks.count; ++work.share) {
+                    const std::int64_t begin = blocks.begin(work.share), size = blocks.size(work.share);
+                    const std::int64_t from = spans.first_subblock(span) * SUBBLOCK;
+                    work.tokens = {x + (x_stride ? begin * x_stride + from : begin * w.k + size * from), x_stride};
+                    work.totals = reinterpret_cast<Float*>(totals) + begin * ROW_STREAMS;
+                    work.sums = sums + (begin * MR_PANEL + row) * ROW_STREAMS;
+                    multiply(static_cast<int>(size), work);
+                }
+                std::swap(here, then);
+            }
+            store_panel<bf16>(streams, panel, count, blocks.tokens, first, sums, o, y);
         }
-        const int count = static_cast<int>(std::min<std::int64_t>(MR_PANEL, streams.length - panel));
-        for (int unit = 0; unit < count * spans.count(); ++unit) {
-            const int row = unit / spans.count(), span = unit % spans.count();
-            const int next_row = (unit + 1) / spans.count(), next_span = (unit + 1) % spans.count();
-            for (int s = 0; s < ROW_STREAMS; ++s) {
-                const std::int64_t at = spans.first_superblock(next_span) * superblock_stride;
-                work.next[s] = reinterpret_cast<const BlockByte*>(rows.row[next_row][s] + at);
-                work.to_come[s] = reinterpret_cast<const BlockByte*>(rows.row[next_row + 1][s] + at);
-            }
-            work.rows = here;
-            work.made = then;
-            work.subblocks = spans.size(span);
-            work.next_subblocks = spans.size(next_span);
-            work.is_first = span == 0;
-            work.is_last = span + 1 == spans.count();
-            for (work.share = 0; work.share < blocks.count; ++work.share) {
-                const std::int64_t begin = blocks.begin(work.share), size = blocks.size(work.share);
-                const std::int64_t from = spans.first_subblock(span) * SUBBLOCK;
-                work.tokens = {x + (x_stride ? begin * x_stride + from : begin * w.k + size * from), x_stride};
-                work.totals = reinterpret_cast<Float*>(totals) + begin * ROW_STREAMS;
-                work.sums = sums + (begin * MR_PANEL + row) * ROW_STREAMS;
-                multiply(static_cast<int>(size), work);
-            }
-            std::swap(here, then);
-        }
-        store_panel<bf16>(streams, panel, count, blocks.tokens, first, sums, o, y);
-    }
+    });
 }
 
 template <typename Y, typename W>

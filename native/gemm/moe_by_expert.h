@@ -10,7 +10,6 @@
 
 namespace ostinato {
 
-constexpr std::int64_t PARTS_PER_THREAD = 4, MIN_PART = 64;  // outputs
 constexpr std::int64_t TOKENS_OF_READING = 8;  // reading an expert's weights takes as long as multiplying these
 
 // Parts of the outputs of each expert that has tokens, more of those that many tokens chose, for threads to claim.

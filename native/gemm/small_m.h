@@ -10,6 +10,7 @@
 #include "gemm/epilogue.h"
 #include "gemm/lhs.h"
 #include "gemm/ukernels/dot_i16_i8_avx2.h"
+#include "gemm/ukernels/dot_i16_i8_avx512.h"
 #include "gemm/ukernels/dot_i16_planes.h"
 #include "gemm/weights.h"
 #include "quant/quantize_tokens_i16.h"
@@ -20,6 +21,7 @@ constexpr int ROW_STREAMS = MR;
 constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to here, prefetches only disturb those of the hardware
 constexpr int MR_PANEL = EPILOGUE_ROWS;  // rows of a stream per epilogue
 constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // rows per pass of the tokens: they stay in the L1 cache
+constexpr std::int64_t MAX_PACKED_ALONE = 16 * 1024;  // elements that a thread packs sooner than it waits for others
 
 template <typename X, typename W>
 constexpr std::int64_t padded_k(std::int64_t in) {
@@ -62,9 +64,9 @@ inline void dot_tokens(int tokens, const Args&... args) {
     }
 }
 
-// A thread's part of the outputs, in streams of `length` rows. With gates, half of the streams are gates.
+// A part of the outputs, in streams of `length` rows. With gates, half of the streams are gates.
 struct RowStreams {
-    Range outputs;  // of this thread
+    Range outputs;
     std::int64_t length, size;
     int width;  // streams of distinct outputs
 
@@ -157,11 +159,11 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
                                                prefetch, w.k / w.format->elements,
                                                sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
-#if defined(OSTINATO_I16) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_I16)
             } else if constexpr (std::is_same_v<X, i16>) {
                 for (int row = begin; row < end; ++row) {
-                    dot_i16_i8_up_to(size, tokens, row_of(row), w.k, sums + (first * MR_PANEL + row) * ROW_STREAMS,
-                                   MR_PANEL * ROW_STREAMS);
+                    dot_i16_i8_up_to(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first, fetch.count, w.k,
+                                   sums + (first * MR_PANEL + row) * ROW_STREAMS, MR_PANEL * ROW_STREAMS);
                 }
 #endif
             } else {
@@ -214,25 +216,26 @@ void store_panel(const RowStreams& streams, std::int64_t panel, int count, std::
     }
 }
 
-// Compute this thread's outputs of the tokens `first` to `first + blocks.tokens`, which are at `x`.
+// Compute the outputs that this thread claims, of the tokens `first` to `first + blocks.tokens`, which are at `x`.
 template <bool PACKED, typename T, typename Y, typename X, typename W, typename B>
 void multiply_streams(const ThreadGroup& threads, std::int64_t first, const X* x, std::int64_t x_stride, const B& blocks,
               const WeightView<W>& w, const Epilogue& o, Y* y) {
-    const RowStreams streams(threads, o);
-    if (streams.length == 0) return;
     const int near = rows_per_pass<X>(blocks, w);
     const std::int64_t num_sums = blocks.tokens * ROW_STREAMS * MR_PANEL;
     const std::int64_t num_wide = dequantizes_once<X>(blocks, w) ? ROW_STREAMS * padded_k<X, W>(w.k) : 0;
     float* sums = threads.thread_scratch<float>(num_sums + num_wide);  // an element of X is no larger than a float
     X* wide = reinterpret_cast<X*>(sums + num_sums);
-    for (std::int64_t panel = 0; panel < streams.length; panel += MR_PANEL) {
-        const StreamRowPointers<W> rows(w, streams, panel, MR_PANEL + near);
-        const int count = static_cast<int>(std::min<std::int64_t>(MR_PANEL, streams.length - panel));
-        for (int row = 0; row < count; row += near) {
-            multiply_stream_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, wide, sums);
+    threads.each_part(o.size, [&](const ThreadGroup& part) {
+        const RowStreams streams(part, o);
+        for (std::int64_t panel = 0; panel < streams.length; panel += MR_PANEL) {
+            const StreamRowPointers<W> rows(w, streams, panel, MR_PANEL + near);
+            const int count = static_cast<int>(std::min<std::int64_t>(MR_PANEL, streams.length - panel));
+            for (int row = 0; row < count; row += near) {
+                multiply_stream_rows<PACKED>(w, rows, row, std::min(row + near, count), x, x_stride, blocks, wide, sums);
+            }
+            store_panel<T>(streams, panel, count, blocks.tokens, first, sums, o, y);
         }
-        store_panel<T>(streams, panel, count, blocks.tokens, first, sums, o, y);
-    }
+    });
 }
 
 // Pack tokens as `Tokens` describes, block after block, for all threads.
@@ -291,7 +294,8 @@ void gemm_small_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
     const std::int64_t most = tokens_per_pack<X, W>(w.k);
     for (std::int64_t first = 0; first < tokens; first += most) {
         const TokenBlocks<W> blocks(std::min(most, tokens - first), MAX_DOT_TOKENS<W>);
-        const X* packed = pack_tokens<X, W>(threads, x + first * x_stride, x_stride, w.k, blocks);
+        const bool alone = blocks.tokens * w.k <= MAX_PACKED_ALONE;
+        const X* packed = pack_tokens<X, W>(alone ? threads.alone(0, 1) : threads, x + first * x_stride, x_stride, w.k, blocks);
         multiply_streams<true, T>(threads, first, packed, 0, blocks, w, o, y);
     }
 }

@@ -1,13 +1,14 @@
 // Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
 // of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
-// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, dot_i16_planes.h for
-// ARM, and, for more tokens with AVX2, gemm/large_m_i16_avx2.h.
+// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_i8_avx512.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h,
+// dot_i16_planes.h for ARM, and, for more tokens with AVX2, gemm/large_m_i16_avx2.h.
 //
-// Each 32 or 64 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
+// Each 32, 64 or 128 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
 // binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
-// together lose no more than the maximum may have lost itself when it was rounded to bfloat16. A maximum below 2^-86
-// counts as 2^-86. Numbers that are not finite have no such form: a product with one of them is computed in floats.
+// together lose no more than the maximum may have lost itself when it was rounded to bfloat16, and 127 no more than twice
+// that. A maximum below 2^-86 counts as 2^-86. Numbers that are not finite have no such form: a product with one of them
+// is computed in floats.
 //
 // Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have at most 11 bits, and the scale
 // is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). The sum of a lane before it
@@ -172,6 +173,7 @@ inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret
 inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 #else
 constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time
+static_assert(I16_SCALE_SPAN_AVX512 <= STEP_ELEMENTS);
 
 // Return the place of eight 16-bit integers of a token among those of four subblocks: the even or the odd ones of a
 // subblock's first or second half.
@@ -183,45 +185,50 @@ constexpr int place_of(I16Order order, int subblock, bool odd, bool second) {
     }
 }
 
-// Quantize a subblock of a token, of which `count` elements exist. -> false if one of them is not finite
-template <I16Order ORDER, typename T>
-inline bool quantize_subblock_i16(const T* x, std::int64_t count, int subblock, i16* to, float* scale, float* sum) {
+// Write a subblock of a token as integers, with its sum, which rows that have one scale do not need.
+template <I16Order ORDER>
+inline void put_subblock_i16(const Float* values, const PowerOfTwoScale& scaling, int subblock, i16* to, float* sum) {
     static constexpr std::array<std::uint16_t, SUBBLOCK> APART = [] {
         std::array<std::uint16_t, SUBBLOCK> places{};
         for (int i = 0; i < SUBBLOCK; ++i) places[i] = static_cast<std::uint16_t>(i % 8 * 2 + i / 8 % 2 * 16 + i / 16);
         return places;
     }();
-    Float values[2];
-    for (int v = 0; v < 2; ++v) values[v] = load_padded(x, v * LANES, count);
-    const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
-    const __m512i most = _mm512_max_epi32(_mm512_and_si512((__m512i)values[0], size),
-                                          _mm512_and_si512((__m512i)values[1], size));
-    const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
-    if (!scaling.finite) return false;
     const __m512i first = _mm512_cvtps_epi32((__m512)(values[0] * scaling.inverse));
     const __m512i second = _mm512_cvtps_epi32((__m512)(values[1] * scaling.inverse));
-    *scale = scaling.scale;
-    *sum = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second))) * scaling.scale;
     const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first)),
                                              _mm512_cvtepi32_epi16(second), 1);
+    if constexpr (ORDER == I16Order::LINEAR) {
+        _mm512_storeu_si512(to + subblock * SUBBLOCK, words);
+        return;
+    }
+    *sum = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second))) * scaling.scale;
     const __m512i apart = _mm512_permutexvar_epi16(_mm512_loadu_si512(APART.data()), words);
     unrolled<4>([&](auto i) __attribute__((always_inline)) {
         constexpr bool odd = i >= 2, second_half = i % 2;
         auto* place = reinterpret_cast<__m128i*>(to) + place_of(ORDER, subblock, odd, second_half);
         _mm_storeu_si128(place, _mm512_extracti32x4_epi32(apart, i));
     });
-    return true;
 }
 
-template <I16Order ORDER, typename T>
+// Quantize a token of `in` elements, SPAN of which share a scale. -> false if one of them is not finite
+template <int SPAN, I16Order ORDER, typename T>
 bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
     const I16TokenLayout layout(in);
-    for (int number = 0; number < layout.subblocks; ++number) {
-        const std::int64_t at = std::int64_t{number} * SUBBLOCK;
+    const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
+    for (std::int64_t at = 0; at < layout.size; at += SPAN) {
+        Float values[SPAN / LANES];
+        __m512i most = _mm512_setzero_si512();
+        for (int v = 0; v < SPAN / LANES; ++v) {
+            values[v] = load_padded(x + at, v * LANES, in - at);
+            most = _mm512_max_epi32(most, _mm512_and_si512((__m512i)values[v], size));
+        }
+        const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
+        if (!scaling.finite) return false;
         i16* step = token + at / STEP_ELEMENTS * STEP_ELEMENTS;
-        if (!quantize_subblock_i16<ORDER>(x + at, in - at, number % STEP_SUBBLOCKS, step, layout.scales(token) + number,
-                                    layout.sums(token) + number)) {
-            return false;
+        for (int i = 0; i < SPAN / SUBBLOCK; ++i) {
+            const std::int64_t number = at / SUBBLOCK + i;
+            layout.scales(token)[number] = scaling.scale;
+            put_subblock_i16<ORDER>(values + 2 * i, scaling, number % STEP_SUBBLOCKS, step, layout.sums(token) + number);
         }
     }
     return true;
@@ -230,9 +237,10 @@ bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
 template <typename T>
 inline bool quantize_token_i16(int, I16Order order, const T* x, std::int64_t in, i16* token) {
     switch (order) {
-        case I16Order::BLOCKS: return quantize_token_i16<I16Order::BLOCKS>(x, in, token);
-        case I16Order::HALVES: return quantize_token_i16<I16Order::HALVES>(x, in, token);
-        default: return quantize_token_i16<I16Order::BYTES>(x, in, token);
+        case I16Order::BLOCKS: return quantize_token_i16<SUBBLOCK, I16Order::BLOCKS>(x, in, token);
+        case I16Order::HALVES: return quantize_token_i16<SUBBLOCK, I16Order::HALVES>(x, in, token);
+        case I16Order::BYTES: return quantize_token_i16<SUBBLOCK, I16Order::BYTES>(x, in, token);
+        default: return quantize_token_i16<I16_SCALE_SPAN_AVX512, I16Order::LINEAR>(x, in, token);
     }
 }
 #endif

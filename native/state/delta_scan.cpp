@@ -144,7 +144,7 @@ void delta_scan(const ThreadGroup& threads, std::int64_t tokens, const DeltaScan
 
     const RowStarts& starts = in.row_starts;
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
-    each_own_part(threads, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
+    each_claimed_part(threads, rows, length_of, heads * in_head, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t first = part % in_head * at_once * DELTA_COLUMNS, begin = starts[row];
         const std::int64_t end = std::min(value_dim, first + at_once * DELTA_COLUMNS);
         const HeadColumns columns{part / in_head, first, end, key_dim, value_dim, memory + of_tokens};

@@ -92,41 +92,44 @@ void delta_update(const ThreadGroup& threads, std::int64_t tokens, const DeltaUp
         return slot ? in.head_state(slot, unit % heads) : nullptr;
     };
 
-    const Range mine = threads.split(tokens / per_row * heads);
-    for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
-        const std::int64_t row = unit / heads, head = unit % heads, first = row * per_row;
-        const float* from = state_before(unit);
-        const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
-        const bool is_padding = !from && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
-        with_dtype(in.v.dtype, [&](auto type) {
-            using T = decltype(type);
-            for (std::int64_t i = 0; i < per_row; ++i) {
-                T* out = in.out.at<T>() + ((first + i) * heads + head) * value_dim;
-                if (is_padding) {
-                    std::fill(out, out + value_dim, T{});
-                    continue;
+    const std::int64_t units = tokens / per_row * heads;
+    threads.each_part(units, [&](const ThreadGroup& part) {
+        const Range mine = part.split(units);
+        for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
+            const std::int64_t row = unit / heads, head = unit % heads, first = row * per_row;
+            const float* from = state_before(unit);
+            const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
+            const bool is_padding = !from && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
+            with_dtype(in.v.dtype, [&](auto type) {
+                using T = decltype(type);
+                for (std::int64_t i = 0; i < per_row; ++i) {
+                    T* out = in.out.at<T>() + ((first + i) * heads + head) * value_dim;
+                    if (is_padding) {
+                        std::fill(out, out + value_dim, T{});
+                        continue;
+                    }
+                    DeltaToken token;
+                    in.prepare<T>(first + i, 1, head, memory, &token);
+                    const bool goes_on = i + 1 < per_row;
+                    float* const to = writes[i] ? in.head_state(writes[i], head) : (goes_on ? unkept : nullptr);
+                    const bool streams = to != from && !goes_on;
+                    const float* const next = goes_on || unit + 1 == mine.end ? nullptr : state_before(unit + 1);
+                    if (in.has_decay_per_channel()) {
+                        update_head<true>(token, key_dim, value_dim, from, to, streams, next, sums);
+                    } else {
+                        update_head<false>(token, key_dim, value_dim, from, to, streams, next, sums);
+                    }
+                    if (in.packable && to && is_packed_at(in.start_positions.at<const std::int32_t>()[row] + i + 1)) {
+                        round_rows(to, key_dim, value_dim);
+                    }
+                    for (std::int64_t at = 0; at < value_dim; at += LANES) {
+                        store_partial(out + at, load(sums + at), value_dim - at);
+                    }
+                    from = to;
                 }
-                DeltaToken token;
-                in.prepare<T>(first + i, 1, head, memory, &token);
-                const bool goes_on = i + 1 < per_row;
-                float* const to = writes[i] ? in.head_state(writes[i], head) : (goes_on ? unkept : nullptr);
-                const bool streams = to != from && !goes_on;
-                const float* const next = goes_on || unit + 1 == mine.end ? nullptr : state_before(unit + 1);
-                if (in.has_decay_per_channel()) {
-                    update_head<true>(token, key_dim, value_dim, from, to, streams, next, sums);
-                } else {
-                    update_head<false>(token, key_dim, value_dim, from, to, streams, next, sums);
-                }
-                if (in.packable && to && is_packed_at(in.start_positions.at<const std::int32_t>()[row] + i + 1)) {
-                    round_rows(to, key_dim, value_dim);
-                }
-                for (std::int64_t at = 0; at < value_dim; at += LANES) {
-                    store_partial(out + at, load(sums + at), value_dim - at);
-                }
-                from = to;
-            }
-        });
-    }
+            });
+        }
+    }, 1);
     end_streams();
 }
 

@@ -98,7 +98,7 @@ void selective_scan(const ThreadGroup& threads, std::int64_t tokens, const Selec
         with_dtype(in.states.dtype, [&](auto state_type) {
             using T = decltype(type);
             using S = decltype(state_type);
-            each_own_part(threads, rows, length_of, (channels + block - 1) / block, [&](std::int64_t row, std::int64_t part) {
+            each_claimed_part(threads, rows, length_of, (channels + block - 1) / block, [&](std::int64_t row, std::int64_t part) {
                 const std::int64_t first = part * block, count = std::min(block, channels - first);
                 scan_block<T, S>(threads, in, row, starts[row] + length_of(row), first, count);
             });

@@ -45,56 +45,58 @@ void update(const ThreadGroup& threads, std::int64_t rows, const SelectiveUpdate
     tokens.is_noisy = in.noise && sizeof(S) == 2;
 
     const auto read_slot = [&](std::int64_t row) { return in.read_slots.at<const std::int32_t>()[row]; };
-    const Range mine = threads.split(blocks * rows);
-    for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
-        const std::int64_t row = unit % rows, first = unit / rows * CHANNEL_BLOCK;
-        const std::int64_t count = std::min(CHANNEL_BLOCK, channels - first);
-        const auto block_of = [&](const Tensor& values, std::int64_t i) {
-            return values.row<const T>(row * per_row + i) + first;
-        };
-        const auto out = [&](std::int64_t i) { return in.out.at<T>() + (row * per_row + i) * channels + first; };
-        if (unit == mine.begin || row == 0) put_rates(in.A_log.at<const float>() + first * size, count, size, rates);
+    threads.each_part(blocks * rows, [&](const ThreadGroup& part) {
+        const Range mine = part.split(blocks * rows);
+        for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
+            const std::int64_t row = unit % rows, first = unit / rows * CHANNEL_BLOCK;
+            const std::int64_t count = std::min(CHANNEL_BLOCK, channels - first);
+            const auto block_of = [&](const Tensor& values, std::int64_t i) {
+                return values.row<const T>(row * per_row + i) + first;
+            };
+            const auto out = [&](std::int64_t i) { return in.out.at<T>() + (row * per_row + i) * channels + first; };
+            if (unit == mine.begin || row == 0) put_rates(in.A_log.at<const float>() + first * size, count, size, rates);
 
-        const std::int32_t read = read_slot(row);
-        const std::int32_t* const writes = in.write_slots.row<const std::int32_t>(row);
-        if (read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; })) {
-            for (std::int64_t i = 0; i < per_row; ++i) std::fill_n(out(i), count, T{});
-            continue;
-        }
-        for (std::int64_t i = 0; i < per_row; ++i) {
-            const std::int64_t token = row * per_row + i;
-            tokens.load_token(i, block_of(in.x, i), block_of(in.dt, i), in.dt_bias.at<const float>() + first, count,
-                              in.B.row<const T>(token), in.C.row<const T>(token));
-            if constexpr (sizeof(S) == 2) {
-                if (!tokens.is_noisy) continue;
-                const std::int64_t position = in.start_positions.at<const std::int32_t>()[row] + i;
-                tokens.template load_noise<S>(i, position, *in.noise, first, count);
+            const std::int32_t read = read_slot(row);
+            const std::int32_t* const writes = in.write_slots.row<const std::int32_t>(row);
+            if (read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; })) {
+                for (std::int64_t i = 0; i < per_row; ++i) std::fill_n(out(i), count, T{});
+                continue;
+            }
+            for (std::int64_t i = 0; i < per_row; ++i) {
+                const std::int64_t token = row * per_row + i;
+                tokens.load_token(i, block_of(in.x, i), block_of(in.dt, i), in.dt_bias.at<const float>() + first, count,
+                                  in.B.row<const T>(token), in.C.row<const T>(token));
+                if constexpr (sizeof(S) == 2) {
+                    if (!tokens.is_noisy) continue;
+                    const std::int64_t position = in.start_positions.at<const std::int32_t>()[row] + i;
+                    tokens.template load_noise<S>(i, position, *in.noise, first, count);
+                }
+            }
+            const auto slot = [&](std::int64_t id, std::int64_t channel) {
+                return in.states.row<S>(id) + channel * size;
+            };
+            const S* from = read ? slot(read, first) : nullptr;
+            const S* ahead = nullptr;  // the next state, whose address the processor cannot predict
+            if (unit + 1 < mine.end) {
+                const std::int32_t next = read_slot((unit + 1) % rows);
+                const std::int64_t at = (unit + 1) / rows * CHANNEL_BLOCK;
+                if (next && at + count <= channels) ahead = slot(next, at);
+            }
+            const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i], first) : nullptr; };
+            const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
+            for (std::int64_t i = 0, stop; i < per_row; i = stop) {
+                stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
+                const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
+                advance_block(tokens.part(i, stop), count, size, rates, from, ahead, to_later, true, own);
+                S* const last = to(stop - 1);
+                if (in.packable && last && is_packed_at(position + stop)) round_rows(last, count, size);
+                from = last;
+            }
+            for (std::int64_t i = 0; i < per_row; ++i) {
+                tokens.store_token(i, block_of(in.x, i), in.D.at<const float>() + first, count, out(i));
             }
         }
-        const auto slot = [&](std::int64_t id, std::int64_t channel) {
-            return in.states.row<S>(id) + channel * size;
-        };
-        const S* from = read ? slot(read, first) : nullptr;
-        const S* ahead = nullptr;  // the next state, whose address the processor cannot predict
-        if (unit + 1 < mine.end) {
-            const std::int32_t next = read_slot((unit + 1) % rows);
-            const std::int64_t at = (unit + 1) / rows * CHANNEL_BLOCK;
-            if (next && at + count <= channels) ahead = slot(next, at);
-        }
-        const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i], first) : nullptr; };
-        const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
-        for (std::int64_t i = 0, stop; i < per_row; i = stop) {
-            stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
-            const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
-            advance_block(tokens.part(i, stop), count, size, rates, from, ahead, to_later, true, own);
-            S* const last = to(stop - 1);
-            if (in.packable && last && is_packed_at(position + stop)) round_rows(last, count, size);
-            from = last;
-        }
-        for (std::int64_t i = 0; i < per_row; ++i) {
-            tokens.store_token(i, block_of(in.x, i), in.D.at<const float>() + first, count, out(i));
-        }
-    }
+    }, 1);
 }
 
 void selective_update(const ThreadGroup& threads, std::int64_t tokens, const SelectiveUpdate& in) {

@@ -193,7 +193,7 @@ void each_part(const ThreadGroup& threads, std::int64_t tokens, const SsdScan& i
 
     const RowStarts& starts = in.row_starts;
     const auto length_of = [&](std::int64_t row) { return std::min<std::int64_t>(tokens, starts[row + 1]) - starts[row]; };
-    each_own_part(threads, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
+    each_claimed_part(threads, rows, length_of, parts, [&](std::int64_t row, std::int64_t part) {
         const std::int64_t at = part % in_group * at_once;
         body(row, starts[row] + length_of(row), part / in_group * per_group + at,
              static_cast<int>(std::min(at_once, per_group - at)));

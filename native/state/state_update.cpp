@@ -50,78 +50,81 @@ void state_update(const ThreadGroup& threads, std::int64_t tokens, const StateUp
     std::uint32_t* column_noise = reinterpret_cast<std::uint32_t*>(h) + per_state;
     std::uint32_t* channel_noise = column_noise + per_row * per_state;
 
-    const Range mine = threads.split(tokens / per_row * heads * head_dim);
+    const std::int64_t channels = tokens / per_row * heads * head_dim;
     std::int64_t last_row = -1, last_group = -1;
-    for (std::int64_t next, channel = mine.begin; channel < mine.end; channel = next) {
-        const std::int64_t row = channel / (heads * head_dim), head = channel / head_dim % heads;
-        const std::int64_t begin = channel % head_dim, end = std::min(head_dim, begin + mine.end - channel);
-        next = channel + end - begin;
-        const std::int64_t first = row * per_row, group = head / (heads / groups);
-        const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
-        const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
-        const bool is_padding = read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
+    threads.each_part(channels, [&](const ThreadGroup& part) {
+        const Range mine = part.split(channels);
+        for (std::int64_t next, channel = mine.begin; channel < mine.end; channel = next) {
+            const std::int64_t row = channel / (heads * head_dim), head = channel / head_dim % heads;
+            const std::int64_t begin = channel % head_dim, end = std::min(head_dim, begin + mine.end - channel);
+            next = channel + end - begin;
+            const std::int64_t first = row * per_row, group = head / (heads / groups);
+            const std::int32_t read = in.read_slots.at<const std::int32_t>()[row];
+            const std::int32_t* writes = in.write_slots.row<const std::int32_t>(row);
+            const bool is_padding = read == 0 && std::all_of(writes, writes + per_row, [](auto slot) { return slot == 0; });
 
-        with_dtype(in.x.dtype, [&](auto type) {
-            using T = decltype(type);
-            for (std::int64_t i = 0; i < per_row; ++i) {
-                const std::int64_t token = first + i;
-                if (is_padding) {
-                    T* out = in.out.at<T>() + (token * heads + head) * head_dim;
-                    std::fill(out + begin, out + end, T{});
-                    continue;
+            with_dtype(in.x.dtype, [&](auto type) {
+                using T = decltype(type);
+                for (std::int64_t i = 0; i < per_row; ++i) {
+                    const std::int64_t token = first + i;
+                    if (is_padding) {
+                        T* out = in.out.at<T>() + (token * heads + head) * head_dim;
+                        std::fill(out + begin, out + end, T{});
+                        continue;
+                    }
+                    if (row != last_row) {
+                        step_sizes(in.dt.row<const T>(token), in.dt_bias.at<const float>(), in.A_log.at<const float>(),
+                                   heads, in.dt_limit, steps + i * per_head, decays + i * per_head);
+                    }
+                    if (row != last_row || group != last_group) {
+                        to_floats(in.B.row<const T>(token) + group * size, B_floats + i * per_state, size);
+                        to_floats(in.C.row<const T>(token) + group * size, C_floats + i * per_state, size);
+                    }
+                    scale_input(in.x.row<const T>(token) + head * head_dim, steps[i * per_head + head],
+                                added + i * per_channel, head_dim);
                 }
-                if (row != last_row) {
-                    step_sizes(in.dt.row<const T>(token), in.dt_bias.at<const float>(), in.A_log.at<const float>(),
-                               heads, in.dt_limit, steps + i * per_head, decays + i * per_head);
-                }
-                if (row != last_row || group != last_group) {
-                    to_floats(in.B.row<const T>(token) + group * size, B_floats + i * per_state, size);
-                    to_floats(in.C.row<const T>(token) + group * size, C_floats + i * per_state, size);
-                }
-                scale_input(in.x.row<const T>(token) + head * head_dim, steps[i * per_head + head],
-                            added + i * per_channel, head_dim);
-            }
-        });
-        if (is_padding) continue;
+            });
+            if (is_padding) continue;
 
-        with_dtype(in.ssm_states.dtype, [&](auto type) {
-            using S = decltype(type);
-            const bool is_noisy = in.noise && sizeof(S) == 2;
-            for (std::int64_t i = 0; is_noisy && i < per_row; ++i) {
-                const std::int64_t position = in.start_positions.at<const std::int32_t>()[row] + i;
-                if (row != last_row) put_noise<S>(position, *in.noise, 0, size, column_noise + i * per_state);
-                put_noise<S>(position, *in.noise, size + head * head_dim, head_dim, channel_noise + i * per_channel);
-            }
-            const HeadTokens inputs{per_row,     decays + head, per_head, B_floats,
-                                    C_floats,    per_state,     added,    sums,
-                                    per_channel, is_noisy ? column_noise : nullptr, channel_noise};
-            const auto slot = [&](std::int64_t id) { return in.ssm_states.row<S>(id) + head * head_dim * size; };
-            const S* from = read ? slot(read) : nullptr;
-            const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i]) : nullptr; };
-            const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
-            for (std::int64_t i = 0, stop; i < per_row; i = stop) {
-                stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
-                const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
-                update_head(inputs.part(i, stop), begin, end, size, from, to_later, h);
-                S* const last = to(stop - 1);
-                if (in.packable && last && is_packed_at(position + stop)) {
-                    round_rows(last + begin * size, end - begin, size);
+            with_dtype(in.ssm_states.dtype, [&](auto type) {
+                using S = decltype(type);
+                const bool is_noisy = in.noise && sizeof(S) == 2;
+                for (std::int64_t i = 0; is_noisy && i < per_row; ++i) {
+                    const std::int64_t position = in.start_positions.at<const std::int32_t>()[row] + i;
+                    if (row != last_row) put_noise<S>(position, *in.noise, 0, size, column_noise + i * per_state);
+                    put_noise<S>(position, *in.noise, size + head * head_dim, head_dim, channel_noise + i * per_channel);
                 }
-                from = last;
-            }
-        });
-        last_row = row;
-        last_group = group;
-        with_dtype(in.x.dtype, [&](auto type) {
-            using T = decltype(type);
-            for (std::int64_t i = 0; i < per_row; ++i) {
-                const T* head_x = in.x.row<const T>(first + i) + head * head_dim;
-                T* out = in.out.at<T>() + ((first + i) * heads + head) * head_dim;
-                add_skip(sums + i * per_channel + begin, in.D.at<const float>()[head], head_x + begin, out + begin,
-                         end - begin);
-            }
-        });
-    }
+                const HeadTokens inputs{per_row,     decays + head, per_head, B_floats,
+                                        C_floats,    per_state,     added,    sums,
+                                        per_channel, is_noisy ? column_noise : nullptr, channel_noise};
+                const auto slot = [&](std::int64_t id) { return in.ssm_states.row<S>(id) + head * head_dim * size; };
+                const S* from = read ? slot(read) : nullptr;
+                const auto to = [&](std::int64_t i) { return writes[i] ? slot(writes[i]) : nullptr; };
+                const std::int64_t position = in.packable ? in.start_positions.at<const std::int32_t>()[row] : 0;
+                for (std::int64_t i = 0, stop; i < per_row; i = stop) {
+                    stop = in.packable ? next_packed(i, position + i, per_row) : per_row;
+                    const auto to_later = [&, i](std::int64_t j) { return to(i + j); };
+                    update_head(inputs.part(i, stop), begin, end, size, from, to_later, h);
+                    S* const last = to(stop - 1);
+                    if (in.packable && last && is_packed_at(position + stop)) {
+                        round_rows(last + begin * size, end - begin, size);
+                    }
+                    from = last;
+                }
+            });
+            last_row = row;
+            last_group = group;
+            with_dtype(in.x.dtype, [&](auto type) {
+                using T = decltype(type);
+                for (std::int64_t i = 0; i < per_row; ++i) {
+                    const T* head_x = in.x.row<const T>(first + i) + head * head_dim;
+                    T* out = in.out.at<T>() + ((first + i) * heads + head) * head_dim;
+                    add_skip(sums + i * per_channel + begin, in.D.at<const float>()[head], head_x + begin, out + begin,
+                             end - begin);
+                }
+            });
+        }
+    });
     end_streams();
 }
 

@@ -32,18 +32,22 @@ inline bool from_python(PyObject* value, Checkpoints& to) {
     return true;
 }
 
-// Call body(row, part) for this thread's parts of the work along rows, each of which is split into `parts`. A part
-// costs as much as its row has tokens, `length_of(row)`, and belongs to the thread in whose share of all work its
-// middle lies.
+// Call body(row, part) for the parts of the work along rows that this thread claims; each row is split into `parts`. A
+// part costs as much as its row has tokens, `length_of(row)`, and belongs to that of the shares that are claimed in which
+// its middle lies.
 template <typename Length, typename Body>
-void each_own_part(const ThreadGroup& threads, std::int64_t rows, const Length& length_of, std::int64_t parts, Body&& body) {
-    std::int64_t work = 0, before = 0;
+void each_claimed_part(const ThreadGroup& threads, std::int64_t rows, const Length& length_of, std::int64_t parts, Body&& body) {
+    std::int64_t work = 0;
     for (std::int64_t row = 0; row < rows; ++row) work += std::max<std::int64_t>(0, length_of(row)) * parts;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t length = length_of(row);
-        if (length <= 0) continue;
-        for (std::int64_t part = 0; part < parts; ++part, before += length) {
-            if ((2 * before + length) * threads.size / (2 * work) == threads.rank) body(row, part);
+    const std::int64_t shares = threads.size == 1 ? 1 : threads.size * PARTS_PER_THREAD;
+    for (const std::int64_t share : threads.claims(shares)) {
+        std::int64_t before = 0;
+        for (std::int64_t row = 0; row < rows; ++row) {
+            const std::int64_t length = length_of(row);
+            if (length <= 0) continue;
+            for (std::int64_t part = 0; part < parts; ++part, before += length) {
+                if ((2 * before + length) * shares / (2 * work) == share) body(row, part);
+            }
         }
     }
 }

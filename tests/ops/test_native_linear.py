@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.ops.operations import GATED
-from ostinato.ops.sizes import I16_SCALE_SPAN
+from ostinato.ops.sizes import I16_SCALE_SPAN, I16_SCALE_SPAN_AVX512
 from ostinato.ops.ukernels import ROWS
 from tests.support.examples import examples
 from tests.support.native_kernels import checked_kernel, same_bits, spaced
-from tests.support.native_sets import PRODUCT_SETS, has_driver, last_m, native_kernel, threads
+from tests.support.native_sets import PRODUCT_SETS, features, first_m, has_driver, last_m, native_kernel, threads
 
 pytestmark = pytest.mark.parametrize("isa", PRODUCT_SETS)
 
@@ -44,9 +44,11 @@ def activated(y: torch.Tensor, activation: str | None) -> torch.Tensor:
 
 def lost_in_integers(isa: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | float:
     """What products of 16-bit integers may lose: of each element, 2^-15 of the largest of those that have one scale."""
-    if not has_driver(isa, "LARGE_M_I16_AVX2") or x.dtype == torch.float32:
+    span = I16_SCALE_SPAN if has_driver(isa, "LARGE_M_I16_AVX2") else I16_SCALE_SPAN_AVX512
+    rows = (row for row in ROWS if row.name in ("gemv_i16_s8_avx2", "gemv_i16_s8_vnni"))
+    if x.dtype == torch.float32 or not any(row.runs_on(features(isa)) for row in rows):
         return 0.0
-    parts = zip(x.double().abs().split(I16_SCALE_SPAN, 1), weight.double().abs().split(I16_SCALE_SPAN, 1), strict=True)
+    parts = zip(x.double().abs().split(span, 1), weight.double().abs().split(span, 1), strict=True)
     return sum(part.amax(1, keepdim=True) * of.sum(1) for part, of in parts) / 2**15
 
 
@@ -221,9 +223,10 @@ def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_
         int8 = torch.randint(-128, 128, weight.shape, dtype=torch.int8)
         scale = torch.rand(70, in_size // group) if group else torch.rand(70)
         call = partial(kernel, weight=int8, weight_scale=scale, group_size=group or None)
-    few, many = (torch.cat([call(some) for some in x.split(size)]) for size in (1, 10))
     # From 8 or 10 tokens on there are panels, by the length of a row; panels of integers, from one number on.
     in_integers = group == 0 and dtype != torch.float32
+    least = first_m("gemv_i16_s8_avx2") if in_integers else 1
+    few, many = (torch.cat([call(some) for some in x.split(size)]) for size in (least, 10))
     panels = [row.min_m for row in ROWS if row.name == ("gemm_i16_s8_avx2" if in_integers else "gemm_f32_any_avx2")]
     last_few, first_many = min(panels) - 1, max(panels)
     for tokens in (*range(2, 15), 17, 24, 32, 40, 51, 60):

@@ -76,8 +76,8 @@ void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, std::
     }
 }
 
-inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
-                           int stride) {
+inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, const std::int8_t* const*, int,
+                             std::int64_t in, float* sums, int stride) {
     with_i16_tokens(tokens, [&](auto some) { dot_i16_i8<some.value>(x, rows, in, sums, stride); });
 }
 

@@ -129,8 +129,8 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
 }
 
 // Compute sums[t * stride + r] = tokens[t] . rows[r] for int8 weights without their scales.
-inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, std::int64_t in, float* sums,
-                             int stride) {
+inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, const std::int8_t* const*, int,
+                             std::int64_t in, float* sums, int stride) {
     constexpr float ONES[1][MR] = {{1, 1, 1, 1}};
     const I16TokenLayout layout(in);
     with_i16_tokens(tokens, [&](auto some) {

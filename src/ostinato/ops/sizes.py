@@ -33,6 +33,9 @@ AVX2_PANEL_VECTORS = 2
 I16_SCALE_SPAN = 64
 """Largest number of inputs of an i16 token that share one scale, with AVX2 vectors."""
 
+I16_SCALE_SPAN_AVX512 = 128
+"""The same with AVX-512, for int8 rows that have one scale."""
+
 I16_TOKEN_PADDING = 256
 """Inputs that an i16 token, and a panel that it is multiplied with, are padded to.
 

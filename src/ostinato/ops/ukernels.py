@@ -43,6 +43,8 @@ INT8 = frozenset({"s8_row", "s8_group"})
 BLOCKS = frozenset(BLOCK_FORMATS)
 INTEGER_BLOCKS = BLOCKS - frozenset((*formats_of("float8"), *formats_of("mxfp4")))
 SIX_BITS = frozenset({"Q6_K"})
+LOSES_ON_ZEN_4 = frozenset({"Q5_0", "IQ4_NL"})
+"""Blocks whose integers are not faster than bfloat16 there, with few tokens."""
 ALL_WEIGHTS = PLAIN | INT8 | BLOCKS
 
 
@@ -163,16 +165,17 @@ ROWS: tuple[Ukernel, ...] = (
     ),
     # linear, in 16-bit integers
     Ukernel(
-        "gemv_i16_s8_avx2", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), AVX2_ONLY, max_m=8,
+        "gemv_i16_s8_avx2", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), AVX2_ONLY, min_m=2, max_m=8,
         fallback="gemv_f32_any_avx2",
-        why="Zen 3, GFLOP/s in rows and in panels: 70 and 51 with 4 tokens, 68 and 66 with 8, 69 and 74 with 12. One "
-        "token was measured slower than float32 (2.49 and 2.23 ms); to be measured again on AVX2 before it leaves",
+        why="Zen 3, GFLOP/s in rows and in panels: 70 and 51 with 4 tokens, 68 and 66 with 8, 69 and 74 with 12. Speed "
+        "over float32, weights in memory: Zen 3 0.90 with one token and 1.33 with two; a Xeon in this module 0.94 to "
+        "0.97, 0.90 to 0.94, and 1.4 with 4",
     ),
     Ukernel(
         "gemv_i16_block_avx2", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX2_ONLY, max_m=I16_BLOCK_NR_AVX2,
         fallback="gemv_f32_any_avx2",
         why="Zen 3, GFLOP/s in rows and in panels with 4 tokens: Q4_0 43 and 49, Q6_K 32 and 37. Two tokens of Q4_0 "
-        "gain nothing (3.86 and 3.85 ms); to be measured again on AVX2 before it leaves",
+        "over float32: 1.00; a Xeon in this module, weights in memory, 1.3 to 1.4",
     ),
     Ukernel(
         "gemm_i16_s8_avx2", "linear", "LARGE_M_I16_AVX2", HALVES, frozenset({"s8_row"}), AVX2_ONLY, min_m=9,
@@ -186,7 +189,7 @@ ROWS: tuple[Ukernel, ...] = (
         "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8,
         fallback="gemv_f32_any_avx512",
         why="Zen 4 without its bfloat16, cycles for 32 weights in float32 and i16: Q4_K 11.7 and 4.4 with one token, "
-        "37 and 23 with 8; Q5_0 13 and 6, 30 and 27, but 36 and 40 with 12. int8 has no such row: not measured",
+        "37 and 23 with 8; Q5_0 13 and 6, 30 and 27, but 36 and 40 with 12",
     ),
     Ukernel(
         "gemv_i16_block_vnni", "linear", "GEMV_I16", F16, INTEGER_BLOCKS, WITH_AVX512_BF16, max_m=8,
@@ -198,10 +201,23 @@ ROWS: tuple[Ukernel, ...] = (
         why="Zen 4: one token 2.25 ns in bfloat16 and 1.70, two 2.65 and 2.39",
     ),
     Ukernel(
-        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, INTEGER_BLOCKS - SIX_BITS, WITH_AVX512_BF16,
-        max_m=MIN_ROUNDED_TOKENS - 1, fallback="gemv_bf16_any_avx512bf16",
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, INTEGER_BLOCKS - SIX_BITS - LOSES_ON_ZEN_4,
+        WITH_AVX512_BF16, max_m=MIN_ROUNDED_TOKENS - 1, fallback="gemv_bf16_any_avx512bf16",
         why="Zen 4, one token, ns for 32 weights in bfloat16 and i16: Q4_0 1.41 and 1.38, Q4_K 1.79 and 1.43, Q8_0 "
-        "1.93 and 1.52. Q5_0 (1.83 and 1.90) and IQ4_NL (1.41 and 1.56) gain nothing; to be measured again on Zen 4",
+        "1.93 and 1.52",
+    ),
+    Ukernel(
+        "gemv_i16_block_vnni", "linear", "GEMV_I16", BF16, LOSES_ON_ZEN_4, Modules(AMX | AVX512_BF16),
+        max_m=MIN_ROUNDED_TOKENS - 1, fallback="gemv_bf16_any_avx512bf16",
+        why="speed over bfloat16 with one and two tokens: a Xeon in x86_64_v4_bf16 1.2 and 1.3 (Q5_0), 1.3 and 1.5 "
+        "(IQ4_NL); Zen 4, which has no matrix units, 0.96 and 0.94, 0.90 and 1.0",
+    ),
+    Ukernel(
+        "gemv_i16_s8_vnni", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), Modules(VNNI, AVX512_BF16), max_m=23,
+        fallback="gemv_f32_any_avx512",
+        why="from 24 tokens on, weights are converted once. Xeon without AMX, one thread, 4096 inputs, speed over "
+        "float32 with 1, 2, 4, 8, 16 and 23 tokens: weights in memory 1.1, 1.1, 1.5, 1.5, 1.5 and 1.4, in the cache "
+        "1.9, 1.8, 1.5, 1.5, 1.4 and 1.5",
     ),
     Ukernel(
         "gemv_i16_any_sdot", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS | {"s8_row"}, DOTPROD_ONLY, max_m=8,
