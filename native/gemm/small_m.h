@@ -19,6 +19,13 @@ namespace ostinato {
 
 constexpr int ROW_STREAMS = MR;
 constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to here, prefetches only disturb those of the hardware
+// Rows in blocks that a few i16 tokens are multiplied with are prefetched on Intel's processors, which fetch them too late
+// by themselves. Those with bfloat16 products and no matrix units are AMD's: not measured there.
+#if defined(OSTINATO_HAS_AVX512) && !defined(OSTINATO_DEQUANT_BF16)
+constexpr bool PREFETCHES_I16_ROWS = true;
+#else
+constexpr bool PREFETCHES_I16_ROWS = false;
+#endif
 constexpr int MR_PANEL = EPILOGUE_ROWS;  // rows of a stream per epilogue
 constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // rows per pass of the tokens: they stay in the L1 cache
 constexpr std::int64_t MAX_PACKED_ALONE = 16 * 1024;  // elements that a thread packs sooner than it waits for others
@@ -153,7 +160,7 @@ void multiply_stream_rows(const WeightView<W>& w, const StreamRowPointers<W>& ro
             const int size = blocks.size(number);
             const Tokens<X> tokens{x + first * (PACKED ? padded : x_stride), x_stride};
             if constexpr (std::is_same_v<decltype(row_of(0)), const BlockByte* const*>) {
-                const int prefetch = PACKED ? fetch.count : 0;
+                const int prefetch = PACKED || (PREFETCHES_I16_ROWS && std::is_same_v<X, i16>) ? fetch.count : 0;
                 for (int row = begin; row < end; ++row) {
                     block_dot<X, B>(*w.format)(size, tokens, row_of(row), rows.row[row + end - begin] + fetch.first,
                                                prefetch, w.k / w.format->elements,

@@ -269,6 +269,23 @@ def test_the_bits_of_a_token_in_integers_are_its_own_whatever_stands_beside_it(
         assert same_bits(call(x[chosen]), together[chosen])
 
 
+@pytest.mark.parametrize("isa", INTEGER_SETS)
+@few
+@given(in_integers, some_tokens, counts, rows_of_weights, halves, st.data(), seeds)
+def test_the_bits_of_a_row_in_integers_are_its_own_whatever_stands_beside_it(
+    isa: str, name: str, tokens: int, count: int, rows: int, dtype: torch.dtype, data: st.DataObject, seed: int
+) -> None:
+    """Kernels decode the scales of several rows together."""
+    generator, tokens = torch.Generator().manual_seed(seed), as_integers(isa, name, dtype, tokens)
+    in_size = count * BLOCK_FORMATS[name].elements
+    weight = block_rows(name, rows, in_size, generator)
+    x = torch.randn(tokens, in_size, generator=generator).to(dtype)
+    kernel = native_kernel(isa, "linear")
+    chosen = data.draw(st.permutations(range(rows)))[: data.draw(st.integers(1, rows))]
+    some = kernel(x, weight=weight[chosen], blocks=((name, len(chosen)),))
+    assert same_bits(some, kernel(x, weight=weight, blocks=((name, rows),))[:, chosen])
+
+
 @pytest.mark.parametrize("isa", PRODUCT_SETS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_token_that_is_not_finite_is_so_in_the_products_with_blocks(isa: str, bad: float) -> None:

@@ -20,20 +20,25 @@ inline __m512i add_products(__m512i to, __m512i a, __m512i b) {
 #endif
 }
 
-// Scales of a superblock's eight subblocks, with zeros behind, or the sixteen of Q6_K; and the minimum of each
-// subblock, which is multiplied with the sum of a token's elements.
+// Formats whose scales and minima have 6 bits each.
+template <typename F>
+constexpr bool HAS_SIX_BITS = F::ELEMENTS == SUPERBLOCK && F::HAS_MINIMUM;
+
+// Lane of a superblock's first scale; minima begin in lane 0.
+template <typename F>
+constexpr int FIRST_SCALE = HAS_SIX_BITS<F> ? SUBBLOCKS : 0;
+
+// Scales of a superblock's eight subblocks, or the sixteen of Q6_K; and the minimum of each subblock, which is
+// multiplied with the sum of a token's elements. Other lanes have no meaning.
 template <typename F>
 struct I16SuperblockScales {
     static constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO || UnpackI16<F>::LEAST != 0;
     __m512 scale, minimum;
 
+    I16SuperblockScales() = default;
     [[gnu::always_inline]] explicit I16SuperblockScales(const std::uint8_t* block) {
         if constexpr (F::SCALED < SUBBLOCK) {
             scale = _mm512_mul_ps(byte_scales(block), _mm512_set1_ps(1 / UnpackI16<F>::UNIT));
-        } else if constexpr (F::ELEMENTS == SUPERBLOCK && F::HAS_MINIMUM) {
-            const __m512 both = six_bit_scales(block);
-            scale = eight(_mm512_castps512_ps256(both));
-            minimum = eight(_mm512_extractf32x8_ps(both, 1));
         } else if constexpr (F::ELEMENTS == SUPERBLOCK) {
             scale = eight(split_scales(block));
         } else if constexpr (F::HAS_ZERO) {
@@ -67,12 +72,60 @@ struct I16SuperblockScales {
     }
 };
 
-// Load a token's values per subblock of a superblock, in the order of its scales.
+// Scales of a superblock of MR rows, each of which decodes its own.
+template <typename F>
+struct I16RowScales {
+    const std::uint8_t* const* block;
+
+    template <int ROW>
+    I16SuperblockScales<F> row() const { return I16SuperblockScales<F>(block[ROW]); }
+};
+
+// The same with 6 bits, decoded together: one by one they would take as many instructions as the products.
+template <typename F>
+struct SixBitRowScales {
+    __m512 factors;  // each row's scale of scales, and of minima; then scales of odd subblocks' scales
+    alignas(64) std::uint8_t integers[MR][2 * SUBBLOCKS];  // minima, then scales
+
+    [[gnu::always_inline]] explicit SixBitRowScales(const std::uint8_t* const* block) {
+        static_assert(MR == 4);
+        const auto in_each = [](int a, int b, int c, int d) { return _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d)); };
+        __m512i heads = _mm512_castsi128_si512(beginning(block[0]));
+        heads = _mm512_inserti32x4(heads, beginning(block[1]), 1);
+        heads = _mm512_inserti32x4(heads, beginning(block[2]), 2);
+        heads = _mm512_inserti32x4(heads, beginning(block[3]), 3);
+        // The upper bits of the last four are above the first four, and the lower ones in the third word.
+        const __m512i first = _mm512_shuffle_epi32(heads, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 1, 2, 2)));
+        const __m512i third = _mm512_shuffle_epi32(heads, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(3, 3, 3, 3)));
+        const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(third, in_each(0, 4, 0, 0)), in_each(0, 0x0F0F0F0F, 0, 0x0F0F0F0F));
+        const __m512i high = _mm512_srlv_epi32(first, in_each(0, 2, 0, 2));
+        const __m512i of_high = in_each(0x3F3F3F3F, 0x30303030, 0x3F3F3F3F, 0x30303030);
+        _mm512_store_si512(integers, _mm512_ternarylogic_epi32(of_high, high, low, 0xCA));
+        const __m512i pairs = _mm512_permutexvar_epi32(in_each(0, 4, 8, 12), heads);
+        constexpr float ODD = 1 / ODD_UNIT<F>;
+        factors = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(pairs)),
+                                _mm512_setr_ps(1, -1, 1, -1, 1, -1, 1, -1, ODD, ODD, ODD, ODD, ODD, ODD, ODD, ODD));
+    }
+
+    template <int ROW>
+    [[gnu::always_inline]] I16SuperblockScales<F> row() const {
+        constexpr int EVEN = 2 * ROW, MINIMUM = EVEN + 1, ODD = EVEN + 8;
+        const __m512i places = _mm512_setr_epi32(MINIMUM, MINIMUM, MINIMUM, MINIMUM, MINIMUM, MINIMUM, MINIMUM, MINIMUM,
+                                                 EVEN, ODD, EVEN, ODD, EVEN, ODD, EVEN, ODD);
+        const __m128i own = _mm_load_si128(reinterpret_cast<const __m128i*>(integers[ROW]));
+        I16SuperblockScales<F> scales;
+        scales.scale = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(own)), _mm512_permutexvar_ps(places, factors));
+        scales.minimum = scales.scale;
+        return scales;
+    }
+};
+
+// Load a token's values per subblock of a superblock, in the order of its scales; eight of them twice.
 template <typename F>
 inline __m512 of_token(const float* each) {
-    const __m512 eight = _mm512_zextps256_ps512(_mm256_loadu_ps(each));
-    if constexpr (F::SCALED >= SUBBLOCK) return eight;
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), eight);
+    const __m512 twice = _mm512_broadcast_f32x8(_mm256_loadu_ps(each));
+    if constexpr (F::SCALED >= SUBBLOCK) return twice;
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), twice);
 }
 
 // Return the index of the scale of each lane, for the sums of the first two vectors that UnpackI16<F> reads, or of the
@@ -86,7 +139,7 @@ constexpr std::array<std::int32_t, 16> places_of_scales(int step, int second) {
                             : ORDER == I16Order::HALVES ? second + lane / 8 * 2
                                                           : 2 * second + lane / 8;
         const int subblock = STEP_SUBBLOCKS * step + of_step;
-        places[lane] = F::SCALED < SUBBLOCK ? 2 * subblock + lane / 4 % 2 : subblock;
+        places[lane] = F::SCALED < SUBBLOCK ? 2 * subblock + lane / 4 % 2 : FIRST_SCALE<F> + subblock;
     }
     return places;
 }
@@ -104,16 +157,16 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
 #pragma GCC unroll 4
         for (int r = 0; r < MR; ++r) total[t][r] = _mm512_setzero_ps();
     }
-    const auto multiply = [&](const std::uint8_t* block, std::int64_t subblock, __m512(&of_row)[TOKENS])
-        __attribute__((always_inline)) {
-        const I16SuperblockScales<F> scales(block);
+    const auto multiply = [&](const I16SuperblockScales<F>& scales, const std::uint8_t* block, std::int64_t subblock,
+                              __m512(&of_row)[TOKENS]) __attribute__((always_inline)) {
         __m512 of_superblock[TOKENS];
 #pragma GCC unroll 4
         for (int t = 0; t < TOKENS; ++t) {
             const i16* token = tokens.x + t * tokens.stride;
             of_superblock[t] = _mm512_mul_ps(scales.scale, of_token<F>(layout.scales(token) + subblock));
             if constexpr (I16SuperblockScales<F>::HAS_MINIMUM) {
-                of_row[t] = _mm512_fmadd_ps(scales.minimum, of_token<F>(layout.sums(token) + subblock), of_row[t]);
+                of_row[t] = _mm512_mask3_fmadd_ps(scales.minimum, of_token<F>(layout.sums(token) + subblock), of_row[t],
+                                                  (1 << SUBBLOCKS) - 1);
             }
         }
         unrolled<STEPS>([&](auto step) __attribute__((always_inline)) {
@@ -136,15 +189,15 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
         });
     };
     const auto multiply_rows = [&](const std::uint8_t* const* block, std::int64_t b) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-        for (int r = 0; r < MR; ++r) {
+        const std::conditional_t<HAS_SIX_BITS<F>, SixBitRowScales<F>, I16RowScales<F>> scales{block};
+        unrolled<MR>([&](auto r) __attribute__((always_inline)) {
             __m512 of_row[TOKENS];
 #pragma GCC unroll 4
             for (int t = 0; t < TOKENS; ++t) of_row[t] = total[t][r];
-            multiply(block[r], b * F::ELEMENTS / SUBBLOCK, of_row);
+            multiply(scales.template row<r>(), block[r], b * F::ELEMENTS / SUBBLOCK, of_row);
 #pragma GCC unroll 4
             for (int t = 0; t < TOKENS; ++t) total[t][r] = of_row[t];
-        }
+        });
     };
     std::int64_t b = 0;
     for (; b + BLOCKS <= count; b += BLOCKS) {
