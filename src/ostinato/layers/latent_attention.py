@@ -120,7 +120,7 @@ class LatentAttention(Module):
         memory: LayerCache,
         residual: Array | None,
         head_gates: Array | None = None,
-        beside: tuple[Array | None, ...] = (),
+        beside: tuple[Any, ...] = (),
     ) -> Array:
         """Compute the part of `forward` after the projections of `x` -> [tokens, hidden].
 

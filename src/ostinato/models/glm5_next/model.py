@@ -100,6 +100,7 @@ class Glm5NextBackbone(Backbone):
         """Compute the part of `forward` after the embedding, [tokens, hidden] -> [tokens, hidden]."""
         x, selected = repeat_streams(self.ops, x, self.streams), None
         for block, layer_memory in zip(self.layers, memory, strict=True):
+            assert isinstance(block, Glm5NextBlock), "it is made by the model"
             x, selected = block.run(x, selected, inputs, layer_memory)
         return self.norm(self.ops.mix_streams(x, None, self.shares, self.streams))
 
