@@ -64,7 +64,7 @@ class PromptInput(NamedTuple):
         """Return a prompt in any form, with marks at the positions `checkpoints`. RequestError if that is no list."""
         has_none = isinstance(checkpoints, tuple) and not checkpoints  # as almost all prompts
         positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
-        ttl = plain_numbers(checkpoint_ttl)
+        ttl = checkpoint_ttl if type(checkpoint_ttl) is float else plain_numbers(checkpoint_ttl)
         if type(ttl) not in (int, float):
             raise RequestError(f"checkpoint_ttl {ttl!r} should be a number of seconds", setting="checkpoint_ttl")
         given = _unwrap_mapping(prompt)
