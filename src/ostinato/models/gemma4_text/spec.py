@@ -122,8 +122,8 @@ def _heads(config: JsonMapping, slides: list[bool], values_are_keys: bool) -> di
     The hub's checkpoints have `global_head_dim` and `num_global_key_value_heads`, those that transformers 5.23 writes a
     dict of changes for each layer.
     """
-    heads = with_defaults(config, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD_DIM)
-    plain = attention_spec(heads)
+    local = with_defaults(config, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD_DIM)
+    plain = attention_spec(local)
     given = config.get("per_layer_config")
     if given is None:
         heads = integer(config, "num_global_key_value_heads", plain.num_kv_heads)

@@ -102,5 +102,11 @@ class Llama(Decoder):
                 down_multiplier=hyper.residual_multiplier,
                 is_one_tensor=hyper.has_packed_tensors,
             )
-        stored = {"names": hyper.expert_names, "stacked_as": STACKS, "may_be_stacked": True}
-        return RoutedMLP(self.build, layer.experts, hyper.normalizes, **stored)
+        return RoutedMLP(
+            self.build,
+            layer.experts,
+            hyper.normalizes,
+            names=hyper.expert_names,
+            stacked_as=STACKS,
+            may_be_stacked=True,
+        )
