@@ -177,7 +177,7 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _located(guide: Guide, reason: str, tokenizer: LLTokenizer) -> str:
-    """Return the reason why a schema cannot be compiled, with the place of the smallest part that has it by itself.
+    """Return the reason why a schema cannot be compiled, with the place of the smallest part to which it applies alone.
 
     Parts are compiled alone, for `_LOCATE_SECONDS`.
     """
