@@ -190,7 +190,7 @@ class ServeSettings(BaseModel):
     body_workers: int = Field(2, ge=1)
     """Processes that read large bodies and images, and try guides, one request each at a time.
 
-    They start with the first one, as forks of a process that starts when the server is ready.
+    They start with the first one.
     """
     worker_seconds: float = Field(20.0, gt=0)
     """Seconds that such a process may take to read one request."""
