@@ -198,6 +198,13 @@ def test_flags_that_the_page_of_other_engines_names_are_known(capsys: pytest.Cap
         (["generate", "hi", "--system", "be brief"], "No such option: --system (it is a flag of chat)"),
         (["chat", "demo", "hi"], "unexpected extra argument(s) (hi); generate takes prompts, chat asks for them"),
         (["plan", "demo", "demo-vl"], "extra argument(s) (demo-vl); for example: ostinato plan demo"),
+        (
+            ["serve", "demo", "--served-model-name", "a", "b"],
+            "(b); for several values, repeat the flag: --served-model-name ... --served-model-name ...\n",
+        ),
+        (["serve", "demo", "--api-key=a", "b"], "repeat the flag: --api-key ... --api-key ...\n"),
+        (["plan", "demo", "--capture-sizes", "1", "2", "4"], "commas separate several values: --capture-sizes 1,2\n"),
+        (["serve", "demo", "--port", "8000", "x"], "(x); for example: ostinato serve demo"),
         (["serve", "--load-in-8bit"], "here it is --quantization int8"),
         (["serve", "--swap-space", "4"], "no counterpart here: requests that lose their memory are computed again"),
         (["ps"], "No such command 'ps'; here it is ostinato serve's page"),

@@ -8,14 +8,17 @@ import json
 import os
 import signal
 import socket
+from pathlib import Path
 
 import httpx2
 import pytest
 
+from ostinato.serve.body_workers import pool
 from ostinato.serve.body_workers.pool import MAX_WAITING
 from ostinato.serve.http.api_errors import ApiError
 from tests.support.odd_bodies import OddBody
 from tests.support.patience import PATIENCE
+from tests.support.server_process import Process
 from tests.support.serving import serving
 
 
@@ -244,3 +247,43 @@ def test_bodies_that_are_read_in_a_worker_give_the_same_answers(served):
     assert small == large
     assert small["instructions"] == body["instructions"]
     assert small["metadata"] == body["metadata"]
+
+
+def test_the_fork_server_starts_before_the_first_request_that_needs_it(served, tmp_path, monkeypatch):
+    workers = served.lifecycle.workers
+
+    async def restart():
+        workers._end_forkserver()
+        workers._idle.clear()
+        workers.start()
+
+    served.on_loop(restart())
+    starting = workers._starting
+    served.until(starting.done)
+    assert read(served, tmp_path / "first")
+    assert workers._forkserver[0] is starting.result()[0]
+
+    def fail(_):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_start_forkserver", fail)
+        served.on_loop(restart())
+        served.until(lambda: workers._starting is None)
+    assert read(served, tmp_path / "second")
+
+
+def test_a_server_of_its_own_process_starts_the_fork_server_when_it_is_ready():
+    server = Process()
+    try:
+        server.ready()
+
+        def commands():
+            for pid in server.descendants():
+                with contextlib.suppress(OSError):
+                    yield Path(f"/proc/{pid}/cmdline").read_text()
+
+        server.until(lambda: any("body_workers.forkserver" in command for command in commands()))
+    finally:
+        server.process.terminate()
+        server.process.wait()

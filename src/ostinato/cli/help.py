@@ -135,7 +135,10 @@ class HelpCommand(TyperCommand):
                 error.message += f"; did you mean {meant}?" if meant else about[1]
             if error.message.startswith(("Missing", "Got unexpected extra")) or not error.message:
                 hint = "generate takes prompts, chat asks for them; " if ctx.info_name == "chat" else ""
-                error = UsageError(f"{error.format_message().rstrip('.')}; {hint}{self._example()}", ctx)
+                hint = f"{hint}{self._example()}"
+                if error.message.startswith("Got"):
+                    hint = self._how_to_give_several(given) or hint
+                error = UsageError(f"{error.format_message().rstrip('.')}; {hint}", ctx)
             error.is_alone = getattr(error, "param", None) is None
             return error
         if any(flag in param.opts for param in self.params):
@@ -212,6 +215,22 @@ class HelpCommand(TyperCommand):
             if flag in switches and word.lower() in ("true", "false", "on", "off", "yes", "no", "0", "1"):
                 opposite = "".join(f", and its opposite is {name}" for name in switches[flag].secondary_opts)
                 raise UsageError(f"{flag} takes no value{opposite}; an argument {word!r} goes before all flags")
+
+    def _how_to_give_several(self, args: list[str]) -> str | None:
+        """Return how a flag of several values takes them, if one is given a second one behind its first."""
+        options = {name: param for param in self.params if param.param_type_name == "option" for name in param.opts}
+        words = list(takewhile("--".__ne__, args))
+        for place, word in enumerate(words):
+            flag, equals, value = word.partition("=")
+            param = options.get(flag)
+            values = [value] * bool(equals) + words[place + 1 : place + 3 - bool(equals)]
+            if param is None or getattr(param, "is_flag", False) or len(values) < 2 or values[1].startswith("-"):
+                continue
+            if param.multiple:
+                return f"for several values, repeat the flag: {flag} ... {flag} ..."
+            if "," in (param.metavar or ""):
+                return f"commas separate several values: {flag} {values[0]},{values[1]}"
+        return None
 
     def get_help(self, ctx: Any) -> str:
         """Return the short help: at most one page if the flags of `--help-all` can be left out."""

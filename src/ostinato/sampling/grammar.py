@@ -6,7 +6,6 @@ import json
 import random
 import re
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from ostinato.errors import RequestError
+from ostinato.json_io import JsonObject
 from ostinato.sampling.guide import Guide, lark_grammar
-from ostinato.sampling.json_schema import SchemaRewriter, inner_schemas
-from ostinato.sampling.schema_limits import Place, path
+from ostinato.sampling.schema_errors import located_reason
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -46,8 +45,6 @@ _PLAIN = {
     "Unable to determine if regex is empty": "its patterns, formats and lengths together are too many",
     "Regex is empty": "no text follows its patterns, format and lengths together",
 }
-_LOCATE_SECONDS = 0.25
-"""Most seconds of a processor for finding the part of a refused schema that is to blame."""
 # The library's position of an error in a generated grammar.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -170,39 +167,22 @@ def _make_matcher(guide: Guide, tokenizer: LLTokenizer) -> LLMatcher:
         matcher.compute_bitmask()
     if matcher.is_error():
         reason = _reason(matcher)
-        raise _refused(reason if guide.lark is not None else _located(guide, _PLACE.sub("", reason), tokenizer))
+        if guide.json_schema is not None:
+            root = json.loads(guide.json_schema)
+            reason = located_reason(root, _PLACE.sub("", reason), partial(_refusal, tokenizer))
+        raise _refused(reason if guide.lark is not None else _PLACE.sub("", reason))
     if warnings := matcher.get_grammar_warnings():
         raise _refused("; ".join(warnings))
     return matcher
 
 
-def _located(guide: Guide, reason: str, tokenizer: LLTokenizer) -> str:
-    """Return the reason why a schema cannot be compiled, with the place of the smallest part that has it by itself.
-
-    Parts are compiled alone, for `_LOCATE_SECONDS`.
-    """
+def _refusal(tokenizer: LLTokenizer, schema: JsonObject) -> str:
+    """Return the library's reason against a schema alone, empty if it has none."""
     from llguidance import LLMatcher
 
-    if guide.json_schema is None:
-        return reason
-    root = json.loads(guide.json_schema)
-    rewriter, end, part = SchemaRewriter(root), time.thread_time() + _LOCATE_SECONDS, root
-    place: Place = ()
-    parts = list(inner_schemas(root, root, reason))
-    while parts and time.thread_time() < end:
-        keys, inner, fits = parts.pop(0)
-        where = keys if "$ref" in part and keys[0] not in part else (*place, *keys)
-        try:
-            text = f"start: %json {json.dumps(rewriter.document(inner, where), ensure_ascii=False)}"
-        except ValueError:
-            continue
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits())
-        why = _PLACE.sub("", _reason(matcher)) if matcher.is_error() else ""
-        if why and (fits or why == reason):
-            place, part, reason = where, inner, why
-            parts = list(inner_schemas(root, part, reason))
-    empty = next((key for key in ("enum", "anyOf", "oneOf", "type") if part.get(key) == []), None)
-    return f"{path((*place, empty))} has no entries, so no value follows it" if empty else f"{path(place)}: {reason}"
+    text = f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits())
+    return _PLACE.sub("", _reason(matcher)) if matcher.is_error() else ""
 
 
 def _with_large_stack(work: Callable[[], T]) -> T:

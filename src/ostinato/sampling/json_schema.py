@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -33,9 +33,19 @@ _MAX_PLACE = 350
 """Most keys and indices that lead to a schema; a guide is nested less deep."""
 _MAX_COMPARED = 100
 """Most alternatives of `oneOf` that are compared with each other."""
-_ONE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+ONE_SCHEMA = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+)
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LITERAL = ("type", "const", "enum", "required", "pattern", *COUNTS)
 _UNENFORCED = (
@@ -134,33 +144,6 @@ def follow_pointer(value: object, pointer: str) -> object:
     return value
 
 
-_REQUIRED_PROPERTY = re.compile("required property '(.*)' is unsatisfiable$")
-_REQUIRED_ITEM = re.compile(r"required item is unsatisfiable$|prefixItems\[\d+\] is unsatisfiable")
-
-
-def inner_schemas(root: object, schema: JsonMapping, reason: str) -> Iterator[tuple[Place, JsonMapping, bool]]:
-    """Yield the parts of a schema that the library refused for a `reason`: keys, part, and whether any reason fits it.
-
-    Otherwise only a part with the same reason is to blame: one that may be left out may be anything. Local references
-    lead to keys of the `root`.
-    """
-    name, is_item = _REQUIRED_PROPERTY.search(reason), _REQUIRED_ITEM.search(reason) is not None
-    for key in (*_ONE, *_MANY, *_NAMED):
-        value = schema.get(key)
-        if isinstance(value, Mapping) and key not in _NAMED:
-            yield (key,), value, is_item and key == "items"
-        elif isinstance(value, Mapping | list):
-            for inner_key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-                fits = is_item and key in ("items", "prefixItems")
-                fits = fits or (name is not None and key == "properties" and inner_key == name[1])
-                if isinstance(inner, Mapping):
-                    yield (key, inner_key), inner, fits
-    reference = schema.get("$ref")
-    is_local = isinstance(reference, str) and reference.startswith("#/")
-    if is_local and isinstance(inner := follow_pointer(root, reference[1:]), Mapping):
-        yield tuple(reference[2:].split("/")), inner, True
-
-
 class _Known:
     """Names and patterns of properties that a schema and its parts for the same value mention."""
 
@@ -238,12 +221,12 @@ class SchemaRewriter:
                 if isinstance(name := schema.get(key), str):
                     self._anchors[base, name] = schema
             self._bases[id(schema)] = base
-            parts = [schema.get(key) for key in _ONE]
-            for key in (*_MANY, *_NAMED):
+            parts = [schema.get(key) for key in ONE_SCHEMA]
+            for key in (*SCHEMA_LISTS, *NAMED_SCHEMAS):
                 value = schema.get(key)
                 if isinstance(value, list):
                     parts += value
-                elif isinstance(value, Mapping) and key in _NAMED:
+                elif isinstance(value, Mapping) and key in NAMED_SCHEMAS:
                     parts += value.values()
             waiting += [(part, base) for part in parts if isinstance(part, Mapping)]
 

@@ -146,7 +146,7 @@ def _run(
             if not lifecycle.draining:
                 listen()  # once more: Ray, started meanwhile, has replaced the handlers
 
-        lifecycle.on_ready = ready
+        lifecycle.on_ready, lifecycle.starts_fork_server = ready, True
         listen()
         loop.add_signal_handler(signal.SIGHUP, reload)
         if early is not None:

@@ -133,6 +133,16 @@ class BodyWorkerPool:
         self.num_done = self.num_ended_early = 0
         """Jobs that a worker has finished, and those that were stopped: the client left, or the time was over."""
 
+    def start(self) -> None:
+        """Start the fork server in the background: the first guide, image or large body would wait seconds for it."""
+        self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context))
+        self._starting.add_done_callback(self._forget_failure)
+
+    def _forget_failure(self, starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]]) -> None:
+        """Let the next request start the fork server again, if it has not started; that request gets the error."""
+        if not starting.cancelled() and starting.exception() is not None and self._starting is starting:
+            self._starting = None
+
     @property
     def num_running(self) -> int:
         """Jobs that workers are doing."""

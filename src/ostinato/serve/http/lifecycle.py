@@ -103,6 +103,8 @@ class ServerLifecycle(ABC):
         """Function called once requests are accepted."""
         self.on_end: Callable[[], None] = lambda: None
         """Function called when the server should exit: it has failed, or everything is drained."""
+        self.starts_fork_server = False
+        """True if the fork server of the workers starts before the first request that needs it."""
 
     @abstractmethod
     async def drain(self) -> None:
@@ -189,6 +191,8 @@ class Lifecycle(ServerLifecycle):
         self._engine = engine
         self.on_ready()
         log.info("%s is ready", self.model_name)
+        if self.starts_fork_server:
+            self._workers.start()
 
     def _stalled(self, is_stalled: bool) -> None:
         if not is_stalled:

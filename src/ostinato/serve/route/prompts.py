@@ -64,7 +64,7 @@ class PromptReader:
                 f"the router needs the tokenizer of the backends' model, {model}: {error}; name its checkpoint here"
             )
             raise ConfigError(message) from error
-        self._workers = BodyWorkerPool(context)
+        self.workers = BodyWorkerPool(context)
 
     async def read(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None:
         """Return the prompt of a request; None for a body that has none, or that is wrong: its backend answers that."""
@@ -73,13 +73,13 @@ class PromptReader:
             return None
         try:
             if not fits_event_loop(sent):
-                body, prepared = await self._workers.read(client, kind, sent)
+                body, prepared = await self.workers.read(client, kind, sent)
             else:
                 check_small_body(sent, self._settings)
                 try:
                     body, prepared = read_body(kind, sent, self._context, "ignore")
                 except NeedsWorker:
-                    body, prepared = await self._workers.read(client, kind, sent)
+                    body, prepared = await self.workers.read(client, kind, sent)
         except (ApiError, RequestError):
             return None
         assert isinstance(body, GenerationBody), "one of BODIES"
@@ -97,4 +97,4 @@ class PromptReader:
 
     async def stop(self) -> None:
         """End the worker processes."""
-        await self._workers.stop()
+        await self.workers.stop()

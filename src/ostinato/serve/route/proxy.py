@@ -114,6 +114,8 @@ class RouteLifecycle(ServerLifecycle):
 
     def _make_reader(self, plan: Plan, names: tuple[str, ...]) -> None:
         self.reader = PromptReader(plan, self.route.model or plan.settings.model, names, self.settings)
+        if self.starts_fork_server:
+            self.reader.workers.start()
 
     async def read_prompt(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None:
         """Return the prompt of a request, if it has one that the choice of a backend depends on."""
