@@ -18,7 +18,7 @@ from ostinato.sampling.guide import Guide
 from tests.support.allocations import peaks
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import skip_unless_planned
-from tests.support.recipes import IN_REFERENCES, RECIPES
+from tests.support.recipes import RECIPES
 
 ATTENTION = ("llama", {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 64, "vocab_size": 4096})
 EXPERTS = (
@@ -126,9 +126,8 @@ def test_steps_take_no_more_than_is_planned_for_the_kernels_that_run(
 @pytest.mark.slow
 def test_steps_of_every_architecture_take_no_more_than_is_planned(recipe: str, kernels: str) -> None:
     skip_unless_planned(kernels)
-    chosen = "auto" if kernels == "native" and recipe in IN_REFERENCES else kernels
     check(
-        engine_of(checkpoint(recipe), kernels=chosen, dtype="bfloat16"),
+        engine_of(checkpoint(recipe), kernels=kernels, dtype="bfloat16"),
         most_times=3.5 if kernels == "reference" else 1.6,
     )
 

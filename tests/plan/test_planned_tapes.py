@@ -33,7 +33,7 @@ from tests.support.assistants import assistant_checkpoint
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.encoder_stand_in import plan_of
 from tests.support.native_sets import runnable_sets, skip_unless_planned, threads
-from tests.support.recipes import HEADED, IN_REFERENCES
+from tests.support.recipes import HEADED
 from tests.support.vl_models import VL_RECIPES, vl_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -172,8 +172,7 @@ def test_a_smaller_budget_is_laid_out_as_a_larger_one_and_never_takes_more():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_tapes_of_a_model_take_what_was_planned(name, dtype, kernels):
-    chosen = "auto" if kernels == "native" and name in IN_REFERENCES else kernels
-    assert_planned(str(checkpoint(name)), dtype, chosen)
+    assert_planned(str(checkpoint(name)), dtype, kernels)
 
 
 @pytest.mark.parametrize("graph_mode", ["full_decode_only", "piecewise"])

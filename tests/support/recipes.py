@@ -1234,13 +1234,6 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-IN_REFERENCES = {"qwen4_exp", "qwen4_exp_text"}
-"""Architectures with operations that have no native kernel, so that `deterministic` refuses them."""
-
-UNSHARED = {"qwen4_exp", "qwen4_exp_text"}
-"""Architectures that ranks cannot share."""
-
-
 def nemotron_h_head() -> PretrainedConfig:
     """A prediction head of attention and experts."""
     config = nemotron_h()
