@@ -8,6 +8,20 @@
 #include "state/step_rows.h"
 
 namespace ostinato {
+
+// Tensors of a table, below each other.
+using TableParts = std::vector<Tensor>;
+
+inline bool from_python(PyObject* value, TableParts& to) {
+    if (!PyList_Check(value) && !PyTuple_Check(value)) return false;
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    to.resize(size);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+        if (!read_tensor(PySequence_Fast_GET_ITEM(value, i), to[i])) return false;
+    }
+    return true;
+}
+
 namespace {
 
 struct NgramIds : StepRows {
@@ -108,19 +122,6 @@ void ngram_ids(const ThreadGroup& threads, std::int64_t tokens, const NgramIds& 
             }
         });
     });
-}
-
-// Tensors of a table, below each other.
-using TableParts = std::vector<Tensor>;
-
-inline bool from_python(PyObject* value, TableParts& to) {
-    if (!PyList_Check(value) && !PyTuple_Check(value)) return false;
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
-    to.resize(size);
-    for (Py_ssize_t i = 0; i < size; ++i) {
-        if (!read_tensor(PySequence_Fast_GET_ITEM(value, i), to[i])) return false;
-    }
-    return true;
 }
 
 struct NgramEmbedding : Arguments {

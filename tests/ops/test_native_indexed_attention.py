@@ -82,7 +82,7 @@ class Text:
         """The score of each complete block for a token, in float64; keys are rounded where they are kept."""
         raw, ratio = self.read()[2][:, 0], self.sizes.ratio
         complete = (position + 1) // ratio
-        keys = raw[: complete * ratio].view(complete, ratio, -1).mean(dim=1).to(self.dtype).double()
+        keys = raw[: complete * ratio].view(complete, ratio, raw.shape[1]).mean(dim=1).to(self.dtype).double()
         keys = keys / torch.sqrt((keys * keys).mean(dim=1, keepdim=True) + EPS) * (1 + norm.double())
         keys = keys.to(self.dtype).double()
         angles = (torch.arange(complete) * ratio)[:, None] * FREQUENCIES.double()
