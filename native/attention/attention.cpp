@@ -96,14 +96,8 @@ struct PagedOperands {
             }
             for (; i < end; ++i, offset += key_stride()) places.offsets[i] = offset;
         }
-        fill_up(places, places.offsets);
-        if constexpr (ScalesOf<S>::ARE_THERE) fill_up(places, places.heads);
-    }
-
-    // Fill the lanes that have no key with the nearest key's offset.
-    static void fill_up(const KeyOffsets& places, std::int64_t (&of)[TILE]) {
-        for (std::int64_t i = 0; i < places.first; ++i) of[i] = of[places.first];
-        for (std::int64_t i = places.end; i < TILE; ++i) of[i] = of[places.end - 1];
+        places.fill_up(places.offsets);
+        if constexpr (ScalesOf<S>::ARE_THERE) places.fill_up(places.heads);
     }
 };
 
@@ -323,23 +317,6 @@ void run_piece(W& worker, const Piece& piece, const KeyOffsets& places, const Ke
     if (first) worker.clear(piece.unit);
     if (!first) worker.add(piece.unit, piece.tile, worker.tile_sums);
     if (piece.ends) worker.end(piece.unit);
-}
-
-// Write zeros for the tokens that attend to no key.
-template <typename T>
-void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int64_t size) {
-    const Range mine = threads.split(step.tokens);
-    std::int64_t token = mine.begin;
-    const auto clear_until = [&](std::int64_t end) {
-        if (end > token) std::memset(out + token * size, 0, sizeof(T) * (end - token) * size);
-    };
-    for (std::int64_t row = 0; row < step.rows && token < mine.end; ++row) {
-        const Range queries = step.attending(row);
-        if (queries.begin >= queries.end) continue;
-        clear_until(std::min(queries.begin, mine.end));
-        token = std::max(token, queries.end);
-    }
-    clear_until(mine.end);
 }
 
 // Compute the rows whose number of queries lies within the step's limits. -> whether threads shared memory that some

@@ -108,6 +108,12 @@ struct KeyOffsets {
     std::int64_t first, end;
     std::int64_t offsets[TILE];
     std::int64_t heads[TILE];  // the same in heads of a token, for the scales
+
+    // Fill the lanes that have no key with the nearest key's offset.
+    void fill_up(std::int64_t (&of)[TILE]) const {
+        for (std::int64_t i = 0; i < first; ++i) of[i] = of[first];
+        for (std::int64_t i = end; i < TILE; ++i) of[i] = of[end - 1];
+    }
 };
 
 // True if heads are prefetched line by line, evenly over the present work, as measured with AVX2 on Zen 3. There, all

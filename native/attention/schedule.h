@@ -38,6 +38,23 @@ struct Step {
     }
 };
 
+// Write zeros for the tokens that attend to no key.
+template <typename T>
+void clear_others(const ThreadGroup& threads, const Step& step, T* out, std::int64_t size) {
+    const Range mine = threads.split(step.tokens);
+    std::int64_t token = mine.begin;
+    const auto clear_until = [&](std::int64_t end) {
+        if (end > token) std::memset(out + token * size, 0, sizeof(T) * (end - token) * size);
+    };
+    for (std::int64_t row = 0; row < step.rows && token < mine.end; ++row) {
+        const Range queries = step.attending(row);
+        if (queries.begin >= queries.end) continue;
+        clear_until(std::min(queries.begin, mine.end));
+        token = std::max(token, queries.end);
+    }
+    clear_until(mine.end);
+}
+
 // Queries [begin, end) of the batch for one key head; the first is at `position`. A query row is one head of one token.
 struct WorkUnit {
     std::int64_t row, kv_head, begin, end, position, group;

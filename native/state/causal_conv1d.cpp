@@ -1,4 +1,5 @@
-// The short depthwise convolution of a state layer, with its last inputs kept in slots.
+// The short depthwise convolution of a state layer, and one with gaps between its taps, with their last inputs kept in
+// slots.
 
 #include <type_traits>
 
@@ -16,12 +17,12 @@ constexpr std::int64_t GRAIN = 64;
 // Tokens computed together: each input is converted once for all of them.
 constexpr int TOKENS_PER_STEP = 4;
 
-// Compute y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j][c]), or with NONE the sum alone, for TOKENS
-// tokens and `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` are floats. W is the
-// width, or 0 if it is not a constant.
+// Compute y[t][c] = silu(bias[c] + sum_j weight[j, c] * inputs[t + j * dilation][c]), or with NONE the sum alone, for
+// TOKENS tokens and `count` channels; the sum is in the order of j. `weight` [width, stride] and `bias` are floats. W is
+// the width where that is a constant and `dilation` is 1, else 0.
 template <int W, int TOKENS, Activation ACTIVATION, typename T>
 void convolve(const T* const* inputs, const float* weight, std::int64_t stride, const float* bias, T* y,
-              std::int64_t y_stride, std::int64_t count, int width) {
+              std::int64_t y_stride, std::int64_t count, int width, int dilation) {
     const auto at_channel = [&](std::int64_t c, auto&& input, auto&& put) {
         Float totals[TOKENS];
         if constexpr (W > 0) {
@@ -35,7 +36,7 @@ void convolve(const T* const* inputs, const float* weight, std::int64_t stride, 
             for (int t = 0; t < TOKENS; ++t) {
                 totals[t] = load(bias + c);
                 for (int j = 0; j < width; ++j) {
-                    totals[t] = fma(input(inputs[t + j] + c), load(weight + j * stride + c), totals[t]);
+                    totals[t] = fma(input(inputs[t + j * dilation] + c), load(weight + j * stride + c), totals[t]);
                 }
             }
         }
@@ -61,15 +62,29 @@ struct CausalConv1d : StepRows {
     FIELD(Array<VALUES>, out);  // [tokens, channels]
 };
 
-// Compute the convolution; threads share the channels.
-void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const CausalConv1d& in) {
+struct DilatedConv1d : StepRows {
+    FIELD(Strided<VALUES>, x);  // [tokens, channels]
+    FIELD(Array<VALUES>, weight);  // [width, channels]
+    FIELD(std::int64_t, dilation);
+    FIELD(Strided<VALUES>, conv_states);  // [slots, (width - 1) * dilation, channels]
+    FIELD(Array<VALUES>, out);  // [tokens, channels]
+};
+
+struct Convolution {
+    const Tensor &x, &weight, &bias, &states, &out;  // `bias` may have no address
+    Activation activation;
+    int dilation;
+};
+
+// Compute a convolution along rows; threads share the channels.
+void convolve_rows(const ThreadGroup& threads, std::int64_t tokens, const StepRows& rows, const Convolution& in) {
     const std::int64_t channels = in.x.shape[1];
-    const int width = static_cast<int>(in.weight.shape[0]);
+    const int width = static_cast<int>(in.weight.shape[0]), dilation = in.dilation;
     const Range mine = threads.split(channels, GRAIN);
     const std::int64_t count = mine.end - mine.begin;
     if (count == 0) return;
     const std::int64_t stride = (count + LANES - 1) / LANES * LANES;
-    const int kept = width - 1;
+    const int kept = (width - 1) * dilation;
 
     with_dtype(in.x.dtype, [&](auto type) {
         using T = decltype(type);
@@ -84,15 +99,15 @@ void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const Causal
         for (int j = 0; j < width; ++j) widen(in.weight.at<const T>() + j * channels, weights + j * stride);
         widen(in.bias.at<const T>(), biases);
 
-        in.each_row(tokens, [&](const StepRow& row) {
+        rows.each_row(tokens, [&](const StepRow& row) {
             const auto output = [&](std::int64_t token) { return in.out.at<T>() + token * channels + mine.begin; };
-            if (in.is_padding(row)) {
+            if (rows.is_padding(row)) {
                 for (std::int64_t t = row.begin; t < row.end; ++t) std::fill_n(output(t), count, T{});
                 return;
             }
             // A copy, since the row's first token may overwrite the slot that the others read.
             for (int j = 0; j < kept; ++j) {
-                const T* from = in.conv_states.row<const T>(row.read_slot) + j * channels + mine.begin;
+                const T* from = in.states.row<const T>(row.read_slot) + j * channels + mine.begin;
                 if (row.read_slot) {
                     std::copy_n(from, count, before + j * stride);
                 } else {
@@ -109,18 +124,19 @@ void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const Causal
                 for (int i = 0; i < kept + TOKENS; ++i) inputs[i] = input(t - kept + i);
                 T* to = output(row.begin + t);
                 const auto with = [&](auto known, auto activation) {
-                    convolve<known, TOKENS, activation>(inputs, weights, stride, biases, to, channels, count, width);
+                    convolve<known, TOKENS, activation>(inputs, weights, stride, biases, to, channels, count, width,
+                                                        dilation);
                 };
                 constexpr std::integral_constant<int, 0> any_width;
                 constexpr std::integral_constant<Activation, NONE> none;
                 constexpr std::integral_constant<Activation, SILU> silu;
                 if (in.activation == NONE) {
-                    if (width == 3) {
+                    if (width == 3 && dilation == 1) {
                         with(std::integral_constant<int, 3>{}, none);
                     } else {
                         with(any_width, none);
                     }
-                } else if (width == 4) {
+                } else if (width == 4 && dilation == 1) {
                     with(std::integral_constant<int, 4>{}, silu);
                 } else {
                     with(any_width, silu);
@@ -130,15 +146,25 @@ void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const Causal
             std::int64_t t = 0;
             for (; t + TOKENS_PER_STEP <= length; t += TOKENS_PER_STEP) run(std::integral_constant<int, TOKENS_PER_STEP>{}, t);
             for (; t < length; ++t) run(std::integral_constant<int, 1>{}, t);
-            in.each_written(row, [&](std::int64_t done, std::int64_t slot) {
-                T* to = in.conv_states.row<T>(slot) + mine.begin;
+            rows.each_written(row, [&](std::int64_t done, std::int64_t slot) {
+                T* to = in.states.row<T>(slot) + mine.begin;
                 for (int j = 0; j < kept; ++j) std::copy_n(input(done - kept + j), count, to + j * channels);
             });
         });
     });
 }
 
+void causal_conv1d(const ThreadGroup& threads, std::int64_t tokens, const CausalConv1d& in) {
+    convolve_rows(threads, tokens, in, {in.x, in.weight, in.bias, in.conv_states, in.out, in.activation, 1});
+}
+
+void dilated_conv1d(const ThreadGroup& threads, std::int64_t tokens, const DilatedConv1d& in) {
+    const Tensor none;
+    convolve_rows(threads, tokens, in, {in.x, in.weight, none, in.conv_states, in.out, SILU, static_cast<int>(in.dilation)});
+}
+
 KERNEL(causal_conv1d);
+KERNEL(dilated_conv1d);
 
 }  // namespace
 }  // namespace ostinato

@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
+from ostinato import SamplingParams
 from ostinato.config import EngineConfig
-from ostinato.errors import ConfigError, ModelError
+from ostinato.errors import ModelError
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.layers.ngram import NgramEmbedding
 from ostinato.models.checkpoint import load_spec, read_config
@@ -25,12 +26,12 @@ from ostinato.ops.dispatch import select_ops
 from ostinato.plan.mixers import NgramDeltaSpec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import make_plan
-from ostinato.plan.tensor_parallel import shard
 from ostinato.runner.inputs import make_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_loader import copy_of
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, oracle, random_prompt, randomize
+from tests.support.parity import make_engine, run
 from tests.support.plan_cases import cpu
 from tests.support.recipes import qwen4_exp, qwen4_exp_text
 
@@ -232,13 +233,21 @@ def test_a_plan_says_that_a_prediction_head_is_not_run(name: str) -> None:
     )
 
 
-def test_settings_that_need_what_is_not_there_are_refused_by_name() -> None:
-    spec = with_weight_table(spec_of())
-    with pytest.raises(ConfigError, match="names no sharded_dims"):
-        shard(spec, 2)
-    for settings, message in (
-        ({"kv_cache_dtype": "int8"}, "these are not kept in 8 bits"),
-        ({"deterministic": True}, "deterministic needs native kernels, and there are none for"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_plan(EngineConfig(model=str(checkpoint(NAME)), device="cpu", **settings), spec, cpu(2**32))
+def test_keys_of_8_bits_are_those_of_the_indexer_too_and_kernels_agree_on_them() -> None:
+    """Log-probabilities of a prompt beyond the budget, from native kernels, references, and exact keys."""
+
+    def scored(**settings: Any) -> torch.Tensor:
+        engine = make_engine(NAME, graph_mode="none", **settings)
+        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
+        output = engine.output(engine.add_request(random_prompt(LENGTH, seed=3), params))
+        run(engine)
+        assert output is not None
+        kinds = {str(each) for layer in engine.runner.layer_memory for each in layer.block_tensors}
+        assert ("index_scales" in kinds) == ("kv_cache_dtype" in settings)
+        return torch.tensor([each.logprob for each in output.prompt_logprobs or () if each is not None])
+
+    native, reference = (scored(kv_cache_dtype="int8", kernels=each) for each in ("auto", "reference"))
+    torch.testing.assert_close(native, reference, atol=1e-3, rtol=0)
+    apart = (native - scored()).abs()
+    assert apart.max() > 1e-4
+    assert apart.median() < 0.05

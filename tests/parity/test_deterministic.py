@@ -334,7 +334,7 @@ def test_deterministic_without_native_kernels_is_an_error_that_says_why() -> Non
     assert {remedy.setting for remedy in caught.value.remedies} == {"deterministic", "kernels"}
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "gemma3_text", "kimi_linear"])
+@pytest.mark.parametrize("name", ["nemotron_h", "gemma3_text", "kimi_linear", "qwen4_exp_text"])
 def test_with_keys_and_values_of_8_bits_no_path_changes_a_bit(name: str) -> None:
     """Neither chunks beside others, a preemption and a hit, graphs and threads, nor drafts."""
 

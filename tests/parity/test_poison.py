@@ -83,7 +83,7 @@ def test_nor_does_a_slot_whose_checkpoint_was_packed(name: str) -> None:
     assert min(prefix["packed_checkpoints"], prefix["unpacked_checkpoints"]) > 0
 
 
-@pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "nemotron_h", "gemma3_text", "qwen4_exp_text"])
 def test_nor_does_a_scale_of_integers_that_nobody_has_written(name: str) -> None:
     plain, poisoned = (small_engine(name, kv_cache_dtype="int8") for _ in range(2))
     watch_writes(poisoned)

@@ -25,7 +25,6 @@ from ostinato.units import GiB
 from tests.support.assistants import ARCHITECTURES as ASSISTANTS
 from tests.support.checkpoints import RECIPES, checkpoint
 from tests.support.plan_cases import cpu
-from tests.support.recipes import UNSHARED
 from tests.support.vl_models import VL_RECIPES
 
 MODELS = sorted(Path("benchmarks/models").iterdir())
@@ -69,9 +68,7 @@ def test_a_rank_has_its_part_or_an_error_names_numbers_that_work(model: Path, ra
 
 def test_every_architecture_says_which_widths_ranks_share() -> None:
     specs = [model_spec(recipe().to_dict()) for recipe in (RECIPES | VL_RECIPES).values()]
-    assert {spec.architecture for spec in specs if spec.sharded_dims is not None} == set(
-        ARCHITECTURES
-    ) - ASSISTANTS - UNSHARED
+    assert {spec.architecture for spec in specs if spec.sharded_dims is not None} == set(ARCHITECTURES) - ASSISTANTS
 
 
 def test_a_model_of_an_architecture_without_widths_is_refused_by_name() -> None:

@@ -12,6 +12,7 @@ from ostinato.engine.cache_files import cache_fingerprint
 from ostinato.errors import ConfigError
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work
+from ostinato.plan.layer_specs import IndexerSpec
 from ostinato.plan.memory.activations import activation_bytes
 from ostinato.plan.memory.cache_modes import bytes_per_token
 from ostinato.plan.model import ModelSpec
@@ -29,6 +30,9 @@ def test_a_token_of_8_bits_takes_its_elements_and_a_scale_for_each_head(inside: 
     heads = ATTENTION.num_kv_heads * (1 if inside else 2)
     assert bytes_per_token(attention, "int8") == heads * (ATTENTION.head_dim + 4)
     assert bytes_per_token(attention, "bfloat16") == heads * ATTENTION.head_dim * 2
+    selecting = replace(attention, indexer=IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2))
+    assert bytes_per_token(selecting, "int8") == bytes_per_token(attention, "int8") + 20 + 4
+    assert bytes_per_token(selecting, "bfloat16") == bytes_per_token(attention, "bfloat16") + 20 * 2
 
 
 @pytest.mark.parametrize("device", [cpu(64 * GIB), gpu(80 * GIB)])

@@ -1286,11 +1286,8 @@ RECIPES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-IN_REFERENCES = {"glm5_next", "qwen4_exp", "qwen4_exp_text"}
+IN_REFERENCES = {"glm5_next"}
 """Architectures with operations that have no native kernel, so that `deterministic` refuses them."""
-
-UNSHARED = {"qwen4_exp", "qwen4_exp_text"}
-"""Architectures that ranks cannot share."""
 
 
 def nemotron_h_head() -> PretrainedConfig:

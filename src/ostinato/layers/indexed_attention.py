@@ -32,7 +32,8 @@ class Indexer(Module):
         qk = self.index_qk_proj(x).reshape(x.shape[0], -1, self.spec.head_dim)
         queries, key = qk[:, :-1], qk[:, -1:]
         queries = self.ops.rotate(self.q_layernorm(queries), angles)
-        return self.ops.rotary(queries, key, None, None, 1.0, memory.index_cache, None, inputs.kv_cells)
+        cache = (memory.index_cache, None, inputs.kv_cells, memory.index_scales)
+        return self.ops.rotary(queries, key, None, None, 1.0, *cache)
 
 
 class IndexedAttention(Attention):
@@ -72,4 +73,7 @@ class IndexedAttention(Attention):
             self.scale,
             indexer.spec.budget,
             indexer.spec.ratio,
+            memory.k_scales,
+            memory.v_scales,
+            memory.index_scales,
         )

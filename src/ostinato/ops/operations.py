@@ -349,7 +349,6 @@ class Operations:
         like_first,
         "conv",
         Implementation(reads_on_host=True),
-        native=None,
         part="state",
         work=kernel_cost.dilated_conv1d_cost,
     )
@@ -396,7 +395,7 @@ class Operations:
         like_first,
         "indexed_attention",
         Implementation(reads_on_host=True, scratch=scratch.reference_indexed_attention),
-        native=None,
+        Implementation(scratch=scratch.native_indexed_attention),
         part="attention",
         work=kernel_cost.attention_cost,
     )
@@ -437,17 +436,10 @@ class Operations:
     multiply = Operation(
         like_first, "pointwise", triton=Implementation(launches=pointwise.multiply_launches), callers=EVERYWHERE
     )
-    ngram_embedding = Operation(
-        ngram_embedding_shape, "ngram", Implementation(reads_on_host=True), native=None, part="state"
-    )
-    ngram_gate = Operation(ngram_gate_shape, "ngram", native=None)
+    ngram_embedding = Operation(ngram_embedding_shape, "ngram", Implementation(reads_on_host=True), part="state")
+    ngram_gate = Operation(ngram_gate_shape, "ngram")
     ngram_ids = Operation(
-        ngram_ids_shape,
-        "ngram",
-        Implementation(reads_on_host=True),
-        native=None,
-        part="state",
-        work=kernel_cost.ngram_ids_cost,
+        ngram_ids_shape, "ngram", Implementation(reads_on_host=True), part="state", work=kernel_cost.ngram_ids_cost
     )
     rms_norm = Operation(
         rms_norm_shape, "pointwise", triton=Implementation(launches=pointwise.rms_norm_launches), callers=EVERYWHERE

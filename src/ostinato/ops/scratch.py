@@ -30,6 +30,9 @@ from ostinato.ops.sizes import (
     DTYPE_BYTES,
     EPILOGUE_ROWS,
     I16_TOKEN_PADDING,
+    INDEX_GROUP_TOKENS,
+    INDEX_HEADS_AT_ONCE,
+    INDEX_KEY_VECTORS,
     INDEX_SLAB,
     INT8_PANEL_K,
     L2_TOKEN_BYTES,
@@ -225,6 +228,28 @@ def native_attention(*, num_heads: int, num_kv_heads: int, head_dim: int, max_mo
     rows = padded(max(ATTENTION_UNIT_ROWS, num_heads // num_kv_heads))
     shared = threads * (max_model_len // ATTENTION_TILE + 1) * MAX_SPLIT_ROWS * (padded(head_dim) + 2)
     return Scratch(FLOAT_BYTES * shared, _tile_scratch(rows, head_dim))
+
+
+def native_indexed_attention(
+    *,
+    tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    index_dim: int,
+    index_ratio: int,
+    max_model_len: int,
+) -> Scratch:
+    """Return the scratch of the native `indexed_attention`.
+
+    Shared: the scores of all blocks for the tokens that select at a time. Per thread: one token's order of blocks in 64
+    bits, and either some blocks' keys or the queries of a head of keys, with their scores and sums.
+    """
+    blocks, dim = max_model_len // index_ratio, padded(head_dim)
+    keys = (VECTOR + INDEX_HEADS_AT_ONCE + INDEX_KEY_VECTORS) * padded(index_dim)
+    own = max(keys, num_heads // num_kv_heads * (3 * dim + ATTENTION_TILE + 4))
+    scores = padded(blocks) * min(tokens, INDEX_GROUP_TOKENS)
+    return Scratch(FLOAT_BYTES * scores, FLOAT_BYTES * own + DTYPE_BYTES["int64"] * blocks)
 
 
 def native_encoder_attention(*, head_dim: int) -> Scratch:

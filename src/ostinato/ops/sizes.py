@@ -150,6 +150,15 @@ TOKEN_DIGITS = 3
 INDEX_SLAB = 32
 """Tokens of a prompt chunk that select blocks at a time in the reference, which bounds their scores of all blocks."""
 
+INDEX_GROUP_TOKENS = 256
+"""Largest number of tokens that select blocks at a time in the native kernel: a block's key is made once for them."""
+
+INDEX_HEADS_AT_ONCE = 4
+"""Heads of an indexer that are scored at a time: independent sums hide the latency of additions."""
+
+INDEX_KEY_VECTORS = 6
+"""Intermediate vectors from which the native kernel makes the key of a block."""
+
 DEQUANT_SLAB = 2**22
 """Elements of 8-bit weights that a reference dequantizes at a time."""
 

@@ -161,6 +161,8 @@ class LayerCache:
     v_scales: Array | None = None
     index_cache: Array | None = None
     """Keys of an indexer, with their gates if it has some, [blocks, block_size, 1, entry_size]."""
+    index_scales: Array | None = None
+    """Their scales [blocks, block_size, 1], if they are 8-bit integers."""
     states: Mapping[str, Array] = field(default_factory=dict)
     """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
     in_window_blocks: bool = False
@@ -185,7 +187,7 @@ class LayerCache:
     def block_tensors(self) -> dict[str, Array]:
         """Tensors in blocks, or in window blocks in a layer with a window, by name: [blocks, block_size, ...] each."""
         whole = {"k_cache": self.k_cache, "v_cache": self.v_cache, "k_scales": self.k_scales, "v_scales": self.v_scales}
-        whole["index_cache"] = self.index_cache
+        whole |= {"index_cache": self.index_cache, "index_scales": self.index_scales}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
     @property

@@ -4,8 +4,8 @@ Plain data without torch. The build writes the rows of `linear` and `moe` for C+
 `native/gemm/select.h` chooses by the same rules. Rows are tried in their order: the first that accepts a product and
 takes its m computes it.
 
-Rows of `attention` and `ssd_scan` describe what their kernels do. C++ reads their constants, and does not choose by
-them.
+Rows of `attention`, `indexed_attention` and `ssd_scan` describe what their kernels do. C++ reads their constants, and
+does not choose by them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS, formats_of
 from ostinato.ops.sizes import I16_BLOCK_NR_AVX2, INT8_MAX_K
 
-Op = Literal["linear", "moe", "attention", "ssd_scan"]
+Op = Literal["linear", "moe", "attention", "indexed_attention", "ssd_scan"]
 
 Unit = Literal["tokens", "mean per expert", "queries per key head", "query rows"]
 """Unit of a row's m: tokens of the product, tokens of an expert (the mean), or queries."""
@@ -332,6 +332,10 @@ ROWS: tuple[Ukernel, ...] = (
     Ukernel(
         "attention_f32_packed", "attention", "packed.h", ALL_TYPES, PLAIN | {"s8_row"}, EVERYWHERE, unit="query rows",
         fixed_order=True,
+    ),
+    Ukernel(
+        "indexed_attention_f32_in_place", "indexed_attention", "indexed_attention.cpp", ALL_TYPES, PLAIN | {"s8_row"},
+        EVERYWHERE, fixed_order=True, why="a token's queries of a key head read its own keys; scores are in float32",
     ),
     # ssd_scan
     Ukernel("ssd_scan_bf16_amx", "ssd_scan", "ssd_chunk_scan_amx.h", BF16, PLAIN, WITH_AMX),

@@ -79,7 +79,7 @@ class AttentionSpec:
     """Indexer that selects the blocks of keys that a token attends to; None: it attends to all of them."""
 
     @property
-    def operation(self) -> str:
+    def operation(self) -> Literal["attention", "indexed_attention", "selected_attention"]:
         if self.indexer is None:
             return "attention"
         return "selected_attention" if self.indexer.is_gated else "indexed_attention"
@@ -96,8 +96,13 @@ class AttentionSpec:
 
         They are its keys, its values unless these are part of the keys, and the entry of an indexer.
         """
-        of_heads = (1 if self.values_in_keys else 2) * self.num_kv_heads * self.head_dim
-        return of_heads + (0 if self.indexer is None else self.indexer.entry_size)
+        of_index = 0 if self.indexer is None else self.indexer.entry_size - self.head_dim
+        return self.heads_per_token * self.head_dim + of_index
+
+    @property
+    def heads_per_token(self) -> int:
+        """Heads of one token in the cache: of its keys, of its values, and the indexer's one."""
+        return (1 if self.values_in_keys else 2) * self.num_kv_heads + (self.indexer is not None)
 
 
 @dataclass(frozen=True)

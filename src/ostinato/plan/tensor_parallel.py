@@ -13,11 +13,14 @@ from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
 from ostinato.plan.graphs.coverage import GraphMode
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
-from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, ShortConvSpec
+from ostinato.plan.mixers import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, Mixer, NgramDeltaSpec, ShortConvSpec
 from ostinato.plan.model import ModelSpec
 
+HEADS_OF_DELTA_NETS = {"num_heads": "heads of delta nets", "num_key_heads": "key heads of delta nets"}
+
 SHARDED_COUNTS: dict[type, dict[str, str]] = {
-    GatedDeltaSpec: {"num_heads": "heads of delta nets", "num_key_heads": "key heads of delta nets"},
+    GatedDeltaSpec: HEADS_OF_DELTA_NETS,
+    NgramDeltaSpec: HEADS_OF_DELTA_NETS,
     Mamba1Spec: {"channels": "channels of state layers"},
     Mamba2Spec: {"num_heads": "state heads", "num_groups": "groups of state heads"},
     ShortConvSpec: {"channels": "channels of short convolutions"},

@@ -93,10 +93,11 @@ def _of_layers(
                 ("down", kinds[-1], experts.intermediate_size, experts.size),
             ):
                 yield Product(f"experts, {name}", "moe", (kind,), k, n, kinds, (experts.num_experts, experts.top_k))
-        if layer.attention is not None and layer.attention.indexer is None:
+        if layer.attention is not None:
             keys = "s8_row" if kv_cache_dtype == "int8" else "same"
             group = layer.attention.num_heads // layer.attention.num_kv_heads
-            yield Product("attention", "attention", (keys,), group=group)
+            name = "attention" if layer.attention.indexer is None else "attention to selected blocks"
+            yield Product(name, layer.attention.operation, (keys,), group=group)
         if "ssd_scan" in operations_of(layer.mixer):
             yield Product("scan of prompts", "ssd_scan", ("same",))
 

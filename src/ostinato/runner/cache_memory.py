@@ -60,6 +60,8 @@ def _allocate_layer(layer: LayerSpec, plan: Plan, arrays: Arrays, number: int) -
         if (indexer := layer.attention.indexer) is not None and indexer.entry_size:
             shape = (*shape[:2], 1, indexer.entry_size)
             parts["index_cache"] = arrays.empty(shape, settings.kv_cache_dtype, fills_slowly=True)
+            if settings.kv_cache_dtype == INT8:
+                parts["index_scales"] = arrays.empty(shape[:3], "float32", fills_slowly=True)
     states = {} if layer.mixer is None else _allocate_states(layer.mixer.state, plan, arrays)
     packed: tuple[str, ...] = ()
     if layer.mixer is not None and memory.packed_state:

@@ -100,6 +100,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
             rank=integer(config, "hc_lowrank", 320),
             gate_is_sigmoid=gate == "sigmoid",
         ),
+        sharded_dims=("shared_size",),
         num_streams=streams,
         left_out=head_left_out(config),
     )

@@ -29,6 +29,9 @@ def indexed_attention(
     scale: float,
     budget: int,
     ratio: int,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    index_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each token to the blocks of `ratio` positions that it selects, and to its last, incomplete block.
 
@@ -36,7 +39,8 @@ def indexed_attention(
     `index_norm`, and rotated to the block's first position by `frequencies` and `scaling` (`rotary_angles`). Its score
     for a token is the sum over heads of relu(query . key), for `index_q` [tokens, index_heads, index_dim], which are
     normed and rotated. A token selects the `budget / ratio` complete blocks of the highest score, of equal ones the
-    first. All else is as in `attention`. -> like `q`.
+    first. With `index_scales` [blocks, block_size, 1] float32, as with `k_scales` and `v_scales`, the caches are int8.
+    All else is as in `attention`. -> like `q`.
     """
     out = torch.zeros_like(q)
     block_size, most = k_cache.shape[1], budget // ratio
@@ -47,13 +51,16 @@ def indexed_attention(
             continue
         here = slice(starts[row], starts[row] + kv_len - first)
         blocks = block_tables[row, : -(-kv_len // block_size)]
-        keys, values = (_read(cache, None, blocks, slice(kv_len)) for cache in (k_cache, v_cache))
+        keys, values = (
+            _read(cache, scales, blocks, slice(kv_len)) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
+        )
+        queries = q.to(keys.dtype)
         complete = kv_len // ratio
         if complete <= most:  # Every token selects all of its blocks.
-            out[here] = _attend(q[here], keys, values, scale, None, None, None, None)
+            out[here] = _attend(queries[here], keys, values, scale, None, None, None, None)
             continue
-        [raw] = _read(index_cache, None, blocks, slice(complete * ratio))
-        pooled = raw.view(complete, ratio, -1).float().mean(dim=1).to(raw.dtype)
+        [raw] = _read(index_cache, index_scales, blocks, slice(complete * ratio))
+        pooled = raw.view(complete, ratio, -1).float().mean(dim=1).to(index_q.dtype)
         at = torch.arange(complete, device=q.device)
         angles = rotary_angles(at * ratio, frequencies, scaling)
         index_keys = rotate(rms_norm(pooled, index_norm, eps, 1.0)[:, None], angles)[:, 0].float()
@@ -67,5 +74,5 @@ def indexed_attention(
             is_selected = torch.zeros_like(is_complete).scatter_(1, order[:, :most], True) & is_complete
             mask = position >= (at_token + 1) // ratio * ratio
             mask[:, : complete * ratio] |= is_selected.repeat_interleave(ratio, dim=1, output_size=complete * ratio)
-            out[begin:end] = _masked(q[begin:end], keys, values, mask & (position <= at_token), scale)
+            out[begin:end] = _masked(queries[begin:end], keys, values, mask & (position <= at_token), scale)
     return out
