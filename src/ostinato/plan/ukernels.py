@@ -93,7 +93,7 @@ def _of_layers(
                 ("down", kinds[-1], experts.intermediate_size, experts.size),
             ):
                 yield Product(f"experts, {name}", "moe", (kind,), k, n, kinds, (experts.num_experts, experts.top_k))
-        if layer.attention is not None:
+        if layer.attention is not None and layer.attention.operation != "selected_attention":  # it has no kernel
             keys = "s8_row" if kv_cache_dtype == "int8" else "same"
             group = layer.attention.num_heads // layer.attention.num_kv_heads
             name = "attention" if layer.attention.indexer is None else "attention to selected blocks"
