@@ -19,8 +19,8 @@ namespace ostinato {
 
 constexpr int ROW_STREAMS = MR;
 constexpr int MAX_UNPREFETCHED_TOKENS = 2;  // up to here, prefetches only disturb those of the hardware
-// Rows in blocks that a few i16 tokens are multiplied with are prefetched on Intel's processors, which fetch them too late
-// by themselves. Those with bfloat16 products and no matrix units are AMD's: not measured there.
+// Rows in blocks are prefetched for a few i16 tokens on Intel's processors, which fetch them too late by themselves.
+// Modules with bfloat16 products and no matrix units are for AMD's, where it was not measured.
 #if defined(OSTINATO_HAS_AVX512) && !defined(OSTINATO_DEQUANT_BF16)
 constexpr bool PREFETCHES_I16_ROWS = true;
 #else

@@ -84,20 +84,23 @@ struct I16RowScales {
 // The same with 6 bits, decoded together: one by one they would take as many instructions as the products.
 template <typename F>
 struct SixBitRowScales {
-    __m512 factors;  // each row's scale of scales, and of minima; then scales of odd subblocks' scales
+    __m512 factors;  // of each row: of its scales, and of its minima; behind them, of scales of odd subblocks
     alignas(64) std::uint8_t integers[MR][2 * SUBBLOCKS];  // minima, then scales
 
     [[gnu::always_inline]] explicit SixBitRowScales(const std::uint8_t* const* block) {
         static_assert(MR == 4);
-        const auto in_each = [](int a, int b, int c, int d) { return _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d)); };
+        const auto in_each = [](int a, int b, int c, int d) {
+            return _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d));
+        };
         __m512i heads = _mm512_castsi128_si512(beginning(block[0]));
         heads = _mm512_inserti32x4(heads, beginning(block[1]), 1);
         heads = _mm512_inserti32x4(heads, beginning(block[2]), 2);
         heads = _mm512_inserti32x4(heads, beginning(block[3]), 3);
-        // The upper bits of the last four are above the first four, and the lower ones in the third word.
+        // The upper bits of the last four numbers lie above the first four, their lower bits in the third word.
         const __m512i first = _mm512_shuffle_epi32(heads, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 1, 2, 2)));
         const __m512i third = _mm512_shuffle_epi32(heads, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(3, 3, 3, 3)));
-        const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(third, in_each(0, 4, 0, 0)), in_each(0, 0x0F0F0F0F, 0, 0x0F0F0F0F));
+        const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(third, in_each(0, 4, 0, 0)),
+                                             in_each(0, 0x0F0F0F0F, 0, 0x0F0F0F0F));
         const __m512i high = _mm512_srlv_epi32(first, in_each(0, 2, 0, 2));
         const __m512i of_high = in_each(0x3F3F3F3F, 0x30303030, 0x3F3F3F3F, 0x30303030);
         _mm512_store_si512(integers, _mm512_ternarylogic_epi32(of_high, high, low, 0xCA));
@@ -114,8 +117,9 @@ struct SixBitRowScales {
                                                  EVEN, ODD, EVEN, ODD, EVEN, ODD, EVEN, ODD);
         const __m128i own = _mm_load_si128(reinterpret_cast<const __m128i*>(integers[ROW]));
         I16SuperblockScales<F> scales;
-        scales.scale = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(own)), _mm512_permutexvar_ps(places, factors));
-        scales.minimum = scales.scale;
+        scales.scale = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(own)),
+                                     _mm512_permutexvar_ps(places, factors));
+        scales.minimum = scales.scale;  // in its first lanes
         return scales;
     }
 };
