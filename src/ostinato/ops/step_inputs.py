@@ -162,7 +162,7 @@ class LayerCache:
     index_cache: Array | None = None
     """Keys of an indexer, with their gates if it has some, [blocks, block_size, 1, entry_size]."""
     index_scales: Array | None = None
-    """Their scales [blocks, block_size, 1], if they are 8-bit integers."""
+    """Scales [blocks, block_size, 1] of an indexer's keys that are 8-bit integers."""
     states: Mapping[str, Array] = field(default_factory=dict)
     """Arrays of the layer's state, [slots, *shape] each, by their names in its `StateSpec`."""
     in_window_blocks: bool = False
