@@ -11,6 +11,8 @@ import os
 import httpx2
 import pytest
 
+from tests.serve.test_serve_images import image
+from tests.support.media_cases import drawn
 from tests.support.serving import serving
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "600"))
@@ -139,3 +141,97 @@ def test_requests_leave_no_memory_behind(served):
         assert late < early * (1 + GROWTH)
     # A tenth of an object per request is none; the prefix index may still grow to its bound.
     assert kinds_after - kinds_before < 2000 + REQUESTS / 10
+
+
+# All kinds of requests
+
+SEGMENTS = 6
+PLATEAU = 0.02
+"""Growth of a process's memory from the first half of the segments to the second, in a soak: short ones warm up."""
+TOOL = {
+    "type": "function",
+    "function": {"name": "turn", "parameters": {"type": "object", "properties": {"by": {"enum": [1, 2, 3]}}}},
+}
+LEAVES = 5
+"""Of so many streams, one is left after its first line."""
+
+
+@pytest.fixture(scope="module", params=["demo", "demo-vl"])
+def mixed(request):
+    budgets = {"client_seconds": 1e6, "client_pixels": 10**12, "max_waiting": 512}
+    sizes = {"max_num_seqs": 8, "max_model_len": 512, "cache_memory": "32MiB"}
+    with serving(budgets, model=request.param, **sizes) as served:
+        yield served, request.param == "demo-vl"
+
+
+def mixed_request(number, takes_images):
+    """Return the path and the body of a request, of seven kinds in turn; guides and images are a few dozen."""
+    ids = body_of(number % 97, 6)
+    guided = {name: value for name, value in ids.items() if name != "ignore_eos"}
+    chat = {"messages": [{"role": "user", "content": f"How much is {number % 50} + 7?"}], "max_tokens": 6}
+    kind = number % 7
+    if kind == 0:
+        return "completions", {**ids, "logprobs": 5, "echo": True}
+    if kind == 1:
+        return "chat/completions", {**chat, "logprobs": True, "top_logprobs": 5, "n": 2}
+    if kind == 2:
+        names = {f"a{number % 40}": {"type": "integer"}, "b": {"type": "string"}}
+        return "completions", {**guided, "guided_json": {"type": "object", "properties": names, "required": ["b"]}}
+    if kind == 3:
+        return "completions", {**guided, "guided_regex": f"[a-z]{{1,{1 + number % 40}}}"}
+    if kind == 4:
+        return "chat/completions", {**chat, "tools": [TOOL], "tool_choice": "required"}
+    if kind == 5 and takes_images:
+        content = [image(drawn(32 + 32 * (number % 3), 48, number % 24)), {"type": "text", "text": "What is it?"}]
+        return "chat/completions", {**chat, "messages": [{"role": "user", "content": content}]}
+    return "completions", {**ids, "n": 3, "temperature": 1}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the memory of a process is read from /proc")
+@pytest.mark.slow
+def test_memory_stays_on_a_plateau_with_all_kinds_of_requests(mixed):
+    """Images, tools, guides and log-probabilities, whole and as streams, some of which are left."""
+    served, takes_images = mixed
+
+    async def one(session, number):
+        path, body = mixed_request(number, takes_images)
+        url = f"{served.url}/v1/{path}"
+        if number % 3 == 0:
+            async with session.stream("POST", url, json={**body, "stream": True}) as answer:
+                assert answer.status_code == 200, await answer.aread()
+                if number % LEAVES == 0:
+                    await anext(answer.aiter_lines())
+                    return
+                assert "data: [DONE]" in [line async for line in answer.aiter_lines()]
+        else:
+            answer = await session.post(url, json=body)
+            assert answer.status_code == 200, answer.text
+
+    async def run(first, count):
+        numbers = iter(range(first, first + count))
+
+        async def worker(session):
+            for number in numbers:
+                await one(session, number)
+
+        async with client(16) as session:
+            await asyncio.gather(*(worker(session) for _ in range(16)))
+
+    def measured():
+        served.until(lambda: served.engine.num_unfinished == 0)
+        served.stats()
+        gc.collect()
+        return resident_bytes("self"), resident_bytes(served.engine._process.pid), len(gc.get_objects())
+
+    count = REQUESTS // SEGMENTS
+    asyncio.run(run(0, max(200, count)))
+    seen = []
+    for segment in range(SEGMENTS):
+        asyncio.run(run(segment * count, count))
+        seen.append(measured())
+    print("server and engine:", *(mebibytes(sizes[:2]) for sizes in seen), sep="\n  ")
+    assert not any(engine_objects(served).values()), engine_objects(served)
+    early, late = seen[: SEGMENTS // 2], seen[SEGMENTS // 2 :]
+    for place in range(2 if REQUESTS >= 10_000 else 0):
+        assert max(sizes[place] for sizes in late) < max(sizes[place] for sizes in early) * (1 + PLATEAU)
+    assert max(sizes[2] for sizes in late) < max(sizes[2] for sizes in early) + 2000

@@ -63,6 +63,7 @@ def _inner_schemas(root: object, schema: JsonMapping, reason: str) -> Iterator[t
                 if isinstance(inner, Mapping):
                     yield (key, inner_key), inner, fits
     reference = schema.get("$ref")
-    is_local = isinstance(reference, str) and reference.startswith("#/")
-    if is_local and isinstance(inner := follow_pointer(root, reference[1:]), Mapping):
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return
+    if isinstance(inner := follow_pointer(root, reference[1:]), Mapping):
         yield tuple(reference[2:].split("/")), inner, True
