@@ -142,7 +142,7 @@ class Tokenizer:
         return -1 if self._backend is None else max(self._backend.get_vocab(True).values(), default=-1)
 
     def end_tokens(self, vocab_size: int) -> frozenset[int]:
-        """Return the `eos_token_ids` that a model with so many tokens can give."""
+        """Return the `eos_token_ids` within a vocabulary of this size."""
         return frozenset(token for token in self.eos_token_ids if 0 <= token < vocab_size)
 
     def to_json(self) -> str | None:
