@@ -37,9 +37,7 @@ from ostinato.verify.test_prompts import Prompt
 from ostinato.verify.verify import Trial, has_passed, verify
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import greedy, make_engine, sampled
-from tests.support.recipes import RECIPES
 from tests.support.text_checkpoint import text_checkpoint
-from tests.support.turns import in_turns
 from tests.support.vl_models import vl_checkpoint
 
 SMALL = Trial(num_prompts=1, max_tokens=8)
@@ -109,13 +107,6 @@ def test_every_part_of_an_architecture_is_equal_and_shown(name: str, settings: d
         assert (counts["drafts_proposed"] > 0) == (cell["speculative"] != "none")
         eager = cell["graph_mode"] == "none"
         assert (counts["full_steps"] + counts["piecewise_steps"] == 0) == eager
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", in_turns([(name,) for name in RECIPES], "verify"))
-def test_every_recipe_is_equal(name: str) -> None:
-    report = verified(name, Trial(extent="quick", num_prompts=1, max_tokens=4))
-    assert has_passed(report), printed(report)
 
 
 def test_a_warm_cell_finds_what_the_cold_one_left() -> None:
