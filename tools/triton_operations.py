@@ -110,7 +110,7 @@ def _call_experts(x: torch.Tensor, activation: str, rows: int) -> None:
         further: dict[str, Any] = {"up_blocks": ((name, rows),), "down_blocks": ((name, HIDDEN),)}
         if (name, activation) == ("MXFP4", "swiglu"):  # as gpt-oss has them
             biases = (_empty(experts, size, dtype=torch.float32) for size in (rows, HIDDEN))
-            further |= {**dict(zip(("up_bias", "down_bias"), biases, strict=True)), "clamp": (1.702, 7.0)}
+            further |= {**dict(zip(("up_bias", "down_bias"), biases, strict=True)), "clamp": (1.702, 7.0, 1.0)}
         moe(x, choices, _in_blocks(up, name), _in_blocks(down, name), activation, x, **further)
 
 
