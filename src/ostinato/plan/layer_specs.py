@@ -96,13 +96,20 @@ class AttentionSpec:
 
         They are its keys, its values unless these are part of the keys, and the entry of an indexer.
         """
-        of_index = 0 if self.indexer is None else self.indexer.entry_size - self.head_dim
-        return self.heads_per_token * self.head_dim + of_index
+        return self._kv_heads_per_token * self.head_dim + self._index_elements
 
     @property
-    def heads_per_token(self) -> int:
-        """Heads of one token in the cache: of its keys, of its values, and the indexer's one."""
-        return (1 if self.values_in_keys else 2) * self.num_kv_heads + (self.indexer is not None)
+    def scales_per_token(self) -> int:
+        """Scales of one token in a cache of 8 bits: one for each head of keys and of values, and the indexer's entry."""
+        return self._kv_heads_per_token + (self._index_elements > 0)
+
+    @property
+    def _kv_heads_per_token(self) -> int:
+        return (1 if self.values_in_keys else 2) * self.num_kv_heads
+
+    @property
+    def _index_elements(self) -> int:
+        return 0 if self.indexer is None else self.indexer.entry_size
 
 
 @dataclass(frozen=True)
