@@ -100,7 +100,7 @@ class AttentionSpec:
 
     @property
     def scales_per_token(self) -> int:
-        """Scales of one token in a cache of 8 bits: one for each head of keys and of values, and the indexer's entry."""
+        """Scales of one token in a cache of 8 bits: of each head of keys and of values, and of the indexer's entry."""
         return self._kv_heads_per_token + (self._index_elements > 0)
 
     @property
