@@ -233,7 +233,8 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
         if op == "rotate":
             yield of_index
             return
-        yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
+        of_blocks = {"index_ratio": indexer.ratio, "index_budget": indexer.budget}
+        yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, **of_blocks}
         if op == "rotary" and indexer.entry_size:
             yield {**of_index, "rotated": 0}  # Its queries are rotated before, and the keys of blocks later.
     elif op in operations_of(layer.mixer):
