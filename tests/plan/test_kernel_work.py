@@ -163,9 +163,10 @@ def test_attention_to_selected_blocks_reads_these_and_all_keys_of_the_indexer(is
 
     def found(context: int, rows: int = 1, tokens_per_row: int = 1, **of_indexer: bool) -> KernelCost:
         indexer = IndexerSpec(num_heads=3, head_dim=10, budget=16, ratio=4, is_gated=is_gated, **of_indexer)
-        layer = replace(SPEC.layers[0], attention=replace(ATTENTION, indexer=indexer))
-        works = work(StepShape(rows, tokens_per_row, context, decodes=True), replace(SPEC, layers=(layer,)))
-        return sum((works.get(name) or KernelCost() for name in layer.attention.operations), KernelCost())
+        attention = replace(ATTENTION, indexer=indexer)
+        spec = replace(SPEC, layers=(replace(SPEC.layers[0], attention=attention),))
+        works = work(StepShape(rows, tokens_per_row, context, decodes=True), spec)
+        return sum((works[name] for name in attention.operations), KernelCost())
 
     of_index, of_heads, scored = (2 if is_gated else 1) * 10 * 2, 2 * 2 * 8 * 2, 2 * 3 * 10
     plain = 4 * 6 * 8

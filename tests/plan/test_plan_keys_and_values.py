@@ -30,10 +30,11 @@ def test_a_token_of_8_bits_takes_its_elements_and_a_scale_for_each_head(inside: 
     heads = ATTENTION.num_kv_heads * (1 if inside else 2)
     assert bytes_per_token(attention, "int8") == heads * (ATTENTION.head_dim + 4)
     assert bytes_per_token(attention, "bfloat16") == heads * ATTENTION.head_dim * 2
-    selecting = replace(attention, indexer=IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2))
+    indexer = IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2)
+    selecting = replace(attention, indexer=indexer)
     assert bytes_per_token(selecting, "int8") == bytes_per_token(attention, "int8") + 20 + 4
     assert bytes_per_token(selecting, "bfloat16") == bytes_per_token(attention, "bfloat16") + 20 * 2
-    sharing = replace(attention, indexer=replace(selecting.indexer, is_gated=True, is_shared=True))
+    sharing = replace(attention, indexer=replace(indexer, is_gated=True, is_shared=True))
     for dtype in ("int8", "bfloat16"):
         assert bytes_per_token(sharing, dtype) == bytes_per_token(attention, dtype), "it caches no key of an indexer"
 
