@@ -19,6 +19,7 @@ from ostinato.config import EngineConfig
 from ostinato.models.checkpoint import load_spec
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.device.kernel_support import NOT_THIS_CPU, detect_native
+from ostinato.plan.prediction import MEASURED, PASSES
 from tests.support.checkpoints import checkpoint
 from tests.support.native_sets import skip_unless_planned
 
@@ -54,6 +55,7 @@ def test_what_is_measured_predicts_steps_of_every_kernel(dtype: str, name: str) 
     plan = plan_of(made)
     rates = measure_rates(plan)
     assert (rates.dtype, rates.threads) == (dtype, 1)
+    assert {each.operation for each in rates.rates} == {*MEASURED, *PASSES}
     assert all(each.bytes_per_second > 0 for each in rates.rates)
     assert rates.row_seconds >= 0
     assert 0 <= rates.other_load <= 1

@@ -335,7 +335,7 @@ def test_changing_settings_keeps_the_others_and_checks_again() -> None:
 
 
 def test_a_config_cannot_be_changed_in_place() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match=r"with_settings\(max_num_seqs=\.\.\.\)"):
         EngineConfig().max_num_seqs = 3  # type: ignore[misc]
 
 

@@ -13,7 +13,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts
 from ostinato.ops.kernel_cost import KernelCost, StepShape
 from ostinato.plan.kernel_costs import kernel_work
-from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, LayerSpec
+from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec, IndexerSpec, LayerSpec
 from ostinato.plan.memory.split import kv_block_bytes
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
@@ -155,3 +155,26 @@ def test_a_parameter_of_no_elements_has_rows_and_no_bytes() -> None:
     empty = Weight((0,), "per_head", in_float32=True)
     assert (empty.out_size, empty.num_elements) == (1, 0)
     assert Weight((6, 5, 4), "experts").out_size == 30
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_attention_to_selected_blocks_reads_these_and_all_keys_of_the_indexer(is_gated: bool) -> None:
+    """But none of the latter while every token selects all that it sees; nor does a layer that shares a choice."""
+
+    def found(context: int, rows: int = 1, tokens_per_row: int = 1, **of_indexer: bool) -> KernelCost:
+        indexer = IndexerSpec(num_heads=3, head_dim=10, budget=16, ratio=4, is_gated=is_gated, **of_indexer)
+        attention = replace(ATTENTION, indexer=indexer)
+        spec = replace(SPEC, layers=(replace(SPEC.layers[0], attention=attention),))
+        works = work(StepShape(rows, tokens_per_row, context, decodes=True), spec)
+        return sum((works[name] for name in attention.operations), KernelCost())
+
+    of_index, of_heads, scored = (2 if is_gated else 1) * 10 * 2, 2 * 2 * 8 * 2, 2 * 3 * 10
+    plain = 4 * 6 * 8
+    assert found(18) == KernelCost(of_index + (15 + 2) * of_heads, 16 * plain), "of 19 positions 4 blocks are complete"
+    assert found(19) == KernelCost((1 + 20) * of_index + (15 + 2) * of_heads, 16 * plain + scored * 20 / 4)
+    assert found(5, rows=3).num_bytes == 3 * (of_index + (5 + 2) * of_heads)
+    prompt = found(0, tokens_per_row=21)
+    assert prompt.num_bytes == (21 + 21) * of_index + 2 * 21 * of_heads
+    assert prompt.flops == (16 * 17 / 2 + 5 * 16) * plain + scored * (20 + 21) / 4
+    if is_gated:
+        assert found(100, is_shared=True) == KernelCost((15 + 2) * of_heads, 16 * plain)

@@ -75,7 +75,7 @@ def test_the_plan_names_the_micro_kernels_that_a_model_may_take() -> None:
 @pytest.mark.parametrize(
     ("isa", "dtype", "quantization", "rows"),
     [
-        ("x86_64_v3", "bfloat16", Quantization(), ("gemv_i16_s8_avx2", "gemm_i16_s8_avx2")),
+        ("x86_64_v3", "bfloat16", Quantization(), ("gemv_i16_s8_avx2", "gemm_i16_s8_avx2", "gemv_f32_any_avx2")),
         ("x86_64_v3", "float32", Quantization(), ("gemm_f32_any_avx2", "gemv_f32_any_avx2")),
         ("x86_64_v4", "bfloat16", Quantization(64), ("gemm_f32_s8_avx512", "gemv_f32_any_avx512")),
         (
@@ -121,10 +121,10 @@ def test_types_of_tokens_and_weights_decide_which_rows_a_product_may_take(
         assert tuple(dict.fromkeys(row.name for row in candidates(problem, features(isa)))) == rows
 
 
-def test_vnni_adds_tokens_in_8_bits_to_the_rows_of_avx_512() -> None:
+def test_vnni_adds_tokens_in_8_bits_and_8_bit_rows_in_integers_to_the_rows_of_avx_512() -> None:
     plain, vnni = ({row.name for row in ROWS if row.runs_on(features(f"x86_64_v4{of}"))} for of in ("", "_vnni"))
-    assert vnni == plain | {"gemm_s8_s8_vnni"}
-    assert "gemm_s8_s8_vnni" not in plain
+    assert vnni == plain | {"gemm_s8_s8_vnni", "gemv_i16_s8_vnni"}
+    assert not plain & {"gemm_s8_s8_vnni", "gemv_i16_s8_vnni"}
 
 
 def test_each_matrix_has_the_kind_that_its_file_or_an_exception_gives_it_under_its_full_name() -> None:
@@ -153,8 +153,9 @@ def test_a_choice_says_why_each_row_before_it_declines() -> None:
     assert choice.row.name == "gemv_bf16_rounded_avx512bf16"
     reasons = {(row.name, row.max_m): reason for row, reason in choice.declined}
     assert reasons["gemm_bf16_any_amx", None] == "this CPU's kernels lack amx"
-    assert reasons["gemv_i16_block_vnni", 2] == "it takes 1 to 2 tokens, not 4"
     assert reasons["gemv_i16_block_vnni", 8] == "tokens are bfloat16"
+    in_integers = {reason for row, reason in choice.declined if row.max_m == 2 and "Q4_K" in row.rhs}
+    assert in_integers == {"it takes 1 to 2 tokens, not 4"}
     assert reasons["gemm_bf16_plain_avx512bf16", None] == "weights are Q4_K"
     fixed = select(replace(problem, fixed_order=True), features("x86_64_v4_bf16"), lambda _: 4)
     assert fixed.row.name == "gemv_bf16_any_avx512bf16"

@@ -30,9 +30,13 @@ def test_a_token_of_8_bits_takes_its_elements_and_a_scale_for_each_head(inside: 
     heads = ATTENTION.num_kv_heads * (1 if inside else 2)
     assert bytes_per_token(attention, "int8") == heads * (ATTENTION.head_dim + 4)
     assert bytes_per_token(attention, "bfloat16") == heads * ATTENTION.head_dim * 2
-    selecting = replace(attention, indexer=IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2))
+    indexer = IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2)
+    selecting = replace(attention, indexer=indexer)
     assert bytes_per_token(selecting, "int8") == bytes_per_token(attention, "int8") + 20 + 4
     assert bytes_per_token(selecting, "bfloat16") == bytes_per_token(attention, "bfloat16") + 20 * 2
+    sharing = replace(attention, indexer=replace(indexer, is_gated=True, is_shared=True))
+    for dtype in ("int8", "bfloat16"):
+        assert bytes_per_token(sharing, dtype) == bytes_per_token(attention, dtype), "it caches no key of an indexer"
 
 
 @pytest.mark.parametrize("device", [cpu(64 * GIB), gpu(80 * GIB)])
@@ -46,6 +50,15 @@ def test_with_8_bits_the_same_memory_holds_more_tokens_and_the_plan_says_what_th
     [decision] = [each for each in small.decisions if each.topic == "kv_cache_dtype"]
     assert f"{per_token} bytes per token in place of {plain.model.kv_bytes_per_token}" in decision.reason
     assert not [each for each in plain.decisions if each.topic == "kv_cache_dtype"]
+
+
+def test_keys_with_gates_are_not_kept_in_8_bits() -> None:
+    """Their selection reads them as they are: integers without their scales would select other blocks."""
+    indexer = IndexerSpec(num_heads=3, head_dim=20, budget=8, ratio=2, is_gated=True)
+    spec = model(replace(attention_layer(), attention=replace(ATTENTION, indexer=indexer)))
+    with pytest.raises(ConfigError, match="keys with gates") as caught:
+        planned(spec, kv_cache_dtype="int8")
+    assert [(each.setting, each.value) for each in caught.value.remedies] == [("kv_cache_dtype", "auto")]
 
 
 def test_without_attention_the_setting_has_no_effect_and_the_plan_says_so() -> None:

@@ -203,6 +203,14 @@ def test_a_model_with_a_kernel_whose_speed_was_not_measured_is_not_predicted(nam
     assert make_machine(spec, cpu(), made_rates(), "float32", "float32", "float32") is None
 
 
+def test_a_model_with_a_kernel_that_is_never_measured_is_not_sent_to_measure_it() -> None:
+    for device in (cpu(), cpu(made_rates())):
+        plan = plan_for("qwen4_exp_text", device=device)
+        said = "not predicted: the speed of dilated_conv1d and indexed_attention and ngram_ids is not measured"
+        assert plan.prediction.reason == said
+        assert summary_line(plan).endswith("speed not predicted")
+
+
 def test_a_gpu_of_the_catalogue_has_a_lower_bound() -> None:
     prediction = plan_for(device=CATALOGUE["h100-80gb"]).prediction
     assert prediction.is_lower_bound

@@ -77,6 +77,75 @@ def attention_cost(
     return KernelCost(keys * kv_bytes_per_token, flops)
 
 
+def select_blocks_cost(
+    step: StepShape,
+    *,
+    index_heads: int,
+    index_dim: int,
+    index_ratio: int,
+    index_budget: int,
+    index_bytes_per_token: int,
+) -> KernelCost:
+    """Return the work of selecting blocks, where a token's entry in the indexer's cache takes `index_bytes_per_token`.
+
+    It writes the new entries. Tokens that see more blocks than they select multiply their queries with the key of each
+    block, and so all entries are read.
+    """
+    end, written = step.context + step.tokens_per_row, step.tokens
+    selecting = max(0, min(step.tokens_per_row, end - index_budget - index_ratio + 1))
+    pairs = step.rows * (selecting * end - selecting * (selecting - 1) / 2) / index_ratio
+    num_read = step.rows * end if selecting else 0
+    return KernelCost((written + num_read) * index_bytes_per_token, 2 * index_heads * index_dim * pairs)
+
+
+def selected_attention_cost(
+    step: StepShape,
+    *,
+    num_heads: int,
+    head_dim: int,
+    kv_bytes_per_token: int,
+    index_bytes_per_token: int,
+    index_budget: int,
+) -> KernelCost:
+    """Return the least work of attention to selected blocks, which have `index_budget` positions.
+
+    What one token of a row selects is read; others may select the same. The entry of an indexer, of
+    `index_bytes_per_token`, is a part of `kv_bytes_per_token` that it does not read.
+    """
+    own = kv_bytes_per_token - index_bytes_per_token
+    return attention_cost(step, num_heads=num_heads, head_dim=head_dim, kv_bytes_per_token=own, window=index_budget)
+
+
+def indexed_attention_cost(
+    step: StepShape,
+    *,
+    num_heads: int,
+    head_dim: int,
+    kv_bytes_per_token: int,
+    index_heads: int,
+    index_dim: int,
+    index_ratio: int,
+    index_budget: int,
+    index_bytes_per_token: int,
+) -> KernelCost:
+    """Return the work of both, selecting blocks and attention to them."""
+    return select_blocks_cost(
+        step,
+        index_heads=index_heads,
+        index_dim=index_dim,
+        index_ratio=index_ratio,
+        index_budget=index_budget,
+        index_bytes_per_token=index_bytes_per_token,
+    ) + selected_attention_cost(
+        step,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        kv_bytes_per_token=kv_bytes_per_token,
+        index_bytes_per_token=index_bytes_per_token,
+        index_budget=index_budget,
+    )
+
+
 def causal_conv1d_cost(step: StepShape, *, channels: int, width: int, element_bytes: int) -> KernelCost:
     """Return the work of the convolution, whose state keeps the inputs of all taps but the last."""
     elements = step.states_moved * (width - 1) * channels + width * channels

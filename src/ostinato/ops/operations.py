@@ -397,7 +397,7 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_indexed_attention),
         Implementation(scratch=scratch.native_indexed_attention),
         part="attention",
-        work=kernel_cost.attention_cost,
+        work=kernel_cost.indexed_attention_cost,
     )
     inject_media = Operation(
         lambda x, *_, **__: x,
@@ -466,6 +466,7 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_select_blocks),
         native=None,
         part="attention",
+        work=kernel_cost.select_blocks_cost,
     )
     selected_attention = Operation(
         like_first,
@@ -473,7 +474,7 @@ class Operations:
         Implementation(reads_on_host=True, scratch=scratch.reference_selected_attention),
         native=None,
         part="attention",
-        work=kernel_cost.attention_cost,
+        work=kernel_cost.selected_attention_cost,
     )
     selective_scan = Operation(
         like_first,

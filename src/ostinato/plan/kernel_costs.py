@@ -6,7 +6,7 @@ The rules for a kernel are in its operation's row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.ops.kernel_cost import KernelCost, StepShape, pair_flops
 from ostinato.ops.operations import OPERATIONS, call_with_known, prefill_op
@@ -115,9 +115,11 @@ def kernel_parts(
             yield from _of_experts(model, dtype, step, layer, layer.experts, inside, num_experts)
         if layer.attention is not None:
             of_token = bytes_per_token(layer.attention, kept)
-            name = layer.attention.operation
-            for sizes in layer_sizes(name, layer):
-                yield KernelCostPart(name, kept, _work(name, step, **sizes, kv_bytes_per_token=of_token))
+            of_index = of_token - bytes_per_token(replace(layer.attention, indexer=None), kept)
+            moved = {"kv_bytes_per_token": of_token, "index_bytes_per_token": of_index}
+            for name in layer.attention.operations:
+                for sizes in layer_sizes(name, layer):
+                    yield KernelCostPart(name, kept, _work(name, step, **sizes, **moved))
         if layer.mixer is not None:
             yield from _of_mixer(layer.mixer, {"model": dtype, "state": ssm_state_dtype}, step)
     head, each = model.lm_head, StepShape(step.rows, step.tokens_per_row if step.decodes else 1, 0, step.decodes)

@@ -96,13 +96,20 @@ class AttentionSpec:
 
         They are its keys, its values unless these are part of the keys, and the entry of an indexer.
         """
-        of_index = 0 if self.indexer is None else self.indexer.entry_size - self.head_dim
-        return self.heads_per_token * self.head_dim + of_index
+        return self._kv_heads_per_token * self.head_dim + self._index_elements
 
     @property
-    def heads_per_token(self) -> int:
-        """Heads of one token in the cache: of its keys, of its values, and the indexer's one."""
-        return (1 if self.values_in_keys else 2) * self.num_kv_heads + (self.indexer is not None)
+    def scales_per_token(self) -> int:
+        """Scales of one token in a cache of 8 bits: of each head of keys and of values, and of the indexer's entry."""
+        return self._kv_heads_per_token + (self._index_elements > 0)
+
+    @property
+    def _kv_heads_per_token(self) -> int:
+        return (1 if self.values_in_keys else 2) * self.num_kv_heads
+
+    @property
+    def _index_elements(self) -> int:
+        return 0 if self.indexer is None else self.indexer.entry_size
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,8 @@ def layer_sizes(op: str, layer: LayerSpec) -> Iterator[JsonObject]:
         if op == "rotate":
             yield of_index
             return
-        yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, "index_ratio": indexer.ratio}
+        of_blocks = {"index_ratio": indexer.ratio, "index_budget": indexer.budget}
+        yield {**sizes, "index_heads": indexer.num_heads, "index_dim": indexer.head_dim, **of_blocks}
         if op == "rotary" and indexer.entry_size:
             yield {**of_index, "rotated": 0}  # Its queries are rotated before, and the keys of blocks later.
     elif op in operations_of(layer.mixer):

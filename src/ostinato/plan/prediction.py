@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -28,6 +28,20 @@ ENGINE = "engine"
 """Name of the part of a step outside kernels."""
 PASSES = ("rms_norm", "gated_rms_norm", "rotary")
 """Operations over activations whose rate is measured; others are assumed to be as fast as the first."""
+MEASURED = frozenset(
+    {
+        "attention",
+        "causal_conv1d",
+        "delta_scan",
+        "delta_update",
+        "linear",
+        "selective_scan",
+        "selective_update",
+        "ssd_scan",
+        "state_update",
+    }
+)
+"""Operations with a rule for their work whose rates are measured; experts have those of `linear`."""
 HOW_TO_MEASURE = "`ostinato plan MODEL --measure` measures it, in seconds, and keeps it"
 
 Bound = Literal["memory", "arithmetic"]
@@ -240,7 +254,7 @@ def make_machine(
     """
     if rates is not None:
         operations = {call.operation for call in model.calls.calls if call.operation in OPERATIONS}
-        if unmeasured({*operations, *map(prefill_op, operations)}, rates):
+        if unmeasured({*operations, *map(prefill_op, operations)}, measured_in(rates)):
             return None
         return StepPredictor(model, dtype, ssm_state_dtype, rates.bandwidth, rates.product_rate, rates, kv_cache_dtype)
     if device.bandwidth is None or device.peak_rates is None:
@@ -250,10 +264,15 @@ def make_machine(
     )
 
 
-def unmeasured(operations: Iterable[str], rates: Rates) -> list[str]:
-    """Return the operations whose times follow from their work, and whose rates are not among `rates`."""
-    measured = {rate.operation for rate in rates.rates} | {"moe"}  # experts have the rates of `linear`
-    return sorted(name for name in operations if OPERATIONS[name].work is not None and name not in measured)
+def unmeasured(operations: Iterable[str], measured: Collection[str]) -> list[str]:
+    """Return the operations whose times follow from their work, and that are not among the `measured` ones."""
+    names = (name for name in operations if OPERATIONS[name].work is not None and name != "moe")
+    return sorted(name for name in names if name not in measured)
+
+
+def measured_in(rates: Rates) -> set[str]:
+    """Return the operations that have rates."""
+    return {rate.operation for rate in rates.rates}
 
 
 def find_rates(
@@ -264,11 +283,13 @@ def find_rates(
         return "only the speed of native kernels is measured"
     if deterministic:
         return "the speed of kernels in a fixed order (deterministic) is not measured"
+    if never := unmeasured(kernels, MEASURED):
+        return f"the speed of {' and '.join(never)} is not measured"
     if not device.rates:
         return f"nothing was measured with the kernels that are installed; {HOW_TO_MEASURE}"
     for rates in device.rates:
         if (rates.dtype, rates.threads) == (dtype, threads):
-            lacking = unmeasured(kernels, rates)
+            lacking = unmeasured(kernels, measured_in(rates))
             if lacking:
                 return f"what was measured lacks {' and '.join(lacking)}; {HOW_TO_MEASURE}"
             return rates

@@ -22,7 +22,7 @@ def bytes_per_token(attention: AttentionSpec, dtype: str) -> int:
     """Return the bytes that one token adds to the cache in a layer: keys and values in `dtype`, with scales, if any."""
     elements = attention.kv_elements_per_token
     if dtype == INT8:
-        return elements + attention.heads_per_token * SCALE_BYTES
+        return elements + attention.scales_per_token * SCALE_BYTES
     return elements * DTYPE_BYTES[dtype]
 
 
@@ -38,6 +38,12 @@ def choose_kv_cache_dtype(config: EngineConfig, model: ModelSpec, dtype: str) ->
     layers = model.storing_layers
     if not layers:
         return INT8, [no_effect(config, "kv_cache_dtype", "the model has no attention, and keeps no keys")]
+    if any(layer.indexer is not None and layer.indexer.is_gated for layer in layers):
+        raise ConfigError(
+            "kv_cache_dtype int8: the model's attention selects blocks by keys with gates, and these are not kept in 8 "
+            "bits; use kv_cache_dtype auto",
+            [Remedy("kv_cache_dtype", "auto")],
+        )
     kept, plain = (sum(bytes_per_token(layer, kind) for layer in layers) for kind in (INT8, dtype))
     reason = (
         "rounded to 8 bits when they are written, with one scale for each token's head, and read so by every step: "
