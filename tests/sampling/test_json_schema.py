@@ -313,7 +313,7 @@ def test_multiples_of_decimal_numbers_are_exact(digits: int) -> None:
     assert digits == 4 or not {7, 14, 23, 28} & refused.keys()
 
 
-@pytest.mark.parametrize("multiple", ["0.0009286", "0.00003691", "0.00000107", "0.936", "0.0929"])
+@pytest.mark.parametrize("multiple", ["0.00003691", "0.00000107", "0.936", "0.0929"])
 def test_multiples_of_which_two_numbers_are_made_are_exact(multiple: str) -> None:
     assert len(enforceable_multiples(float(multiple), ())) == 2
     found, unit = matcher(Guide(json_schema={"type": "number", "multipleOf": float(multiple)})), Decimal(multiple)
@@ -321,7 +321,7 @@ def test_multiples_of_which_two_numbers_are_made_are_exact(multiple: str) -> Non
     assert [follows(found, f"{3 * unit + more:f}") for more in (0, last, -last)] == [True, False, False]
 
 
-@pytest.mark.parametrize("multiple", [3.695, 0.009345, 0.009515])
+@pytest.mark.parametrize("multiple", [3.695, 0.009345, 0.009515, 0.0009286])
 def test_numbers_whose_common_multiple_the_library_cannot_compute_are_refused(multiple: float) -> None:
     with pytest.raises(ValueError, match="which cannot be enforced exactly"):
         enforceable_multiples(multiple, ())
