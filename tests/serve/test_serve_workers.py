@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from ostinato.serve.body_workers import pool
 from ostinato.serve.body_workers.pool import MAX_WAITING
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.settings import ServeSettings
 from tests.support.odd_bodies import OddBody
 from tests.support.patience import PATIENCE
 from tests.support.server_process import Process
@@ -271,6 +273,21 @@ def test_the_fork_server_starts_before_the_first_request_that_needs_it(served, t
         served.on_loop(restart())
         served.until(lambda: workers._starting is None)
     assert read(served, tmp_path / "second")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), OSError("too many processes")])
+def test_a_pool_whose_fork_server_cannot_start_can_be_stopped(error, monkeypatch):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(pool, "_start_forkserver", fail)
+
+    async def start_and_stop():
+        workers = pool.BodyWorkerPool(SimpleNamespace(settings=ServeSettings()))
+        workers.start()
+        await workers.stop()
+
+    asyncio.run(start_and_stop())
 
 
 def test_a_server_of_its_own_process_starts_the_fork_server_when_it_is_ready():

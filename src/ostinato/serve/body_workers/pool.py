@@ -293,7 +293,7 @@ class BodyWorkerPool:
     async def stop(self) -> None:
         """End all processes."""
         if self._starting is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, OSError):  # it has not started
                 self._forkserver = await self._starting
             self._starting = None
         for _, writer in self._idle:
