@@ -485,6 +485,22 @@ def test_arguments_of_a_call_that_are_text_are_objects_for_the_template(
     assert function["arguments"] is arguments
 
 
+@pytest.mark.parametrize(
+    ("changed", "written"),
+    [
+        ({}, "It greets me."),
+        ({"tool_calls": [CALLED], "content": ""}, "It greets me."),
+        ({"tool_calls": [CALLED]}, ""),
+        ({"thinking": "Of its own."}, "Of its own."),
+    ],
+)
+def test_reasoning_has_the_name_of_a_template_that_knows_it_as_thinking(changed: Any, written: str) -> None:
+    reads = "{% for message in messages %}{{ message.thinking }}{% endfor %}"
+    assert ChatTemplate({"default": reads}).render([USER, {**THOUGHTFUL, **changed}]) == written
+    both = "{% for message in messages %}{{ message.thinking }}{{ message.reasoning_content }}{% endfor %}"
+    assert ChatTemplate({"default": both}).render([USER, THOUGHTFUL]) == "It greets me."
+
+
 def test_keys_and_parts_that_a_template_names_and_those_that_clients_echo_are_taken() -> None:
     nulls = dict.fromkeys(("refusal", "function_call", "audio", "anything"))
     message = {**USER, "annotations": [], "provider_specific_fields": {}, **nulls}

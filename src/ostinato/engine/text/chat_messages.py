@@ -48,6 +48,9 @@ def checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Jso
         _check_content(f"message {index}", message, template)
         _check_calls(f"message {index}", message, template)
     copies = [_with_objects(plain(message), f"message {index}") for index, message in enumerate(messages)]
+    reasons = any(message.get("reasoning_content") for message in copies)
+    if reasons and _names(template, "thinking") and not _names(template, "reasoning_content"):
+        copies = list(map(_with_thinking, copies))
     return copies if "developer" in template else [_as_system(message) for message in copies]
 
 
@@ -140,6 +143,16 @@ def _with_objects(message: JsonObject, where: str) -> JsonObject:
             if function["arguments"] is None:
                 raise RequestError(f"{where}, in tool_calls[{place}], has arguments that are no JSON object")
     return message
+
+
+def _with_thinking(message: JsonObject) -> JsonObject:
+    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
+
+    The template refuses that together with content in a message with calls.
+    """
+    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
+        return message
+    return {"thinking": message["reasoning_content"], **message}
 
 
 def _names(template: str, word: str) -> bool:

@@ -319,8 +319,6 @@ def render_text(
     Raises ApiError, which names `param`, if the template refuses; NeedsWorker on the event loop for what takes long.
     """
     text, tools = context.text, conversation.tools
-    if text.formats.has_channels:
-        messages = [_with_thinking(message) for message in messages]
     if text.formats.tools == GENERIC:
         messages = generic_messages(messages)
     if tools and not text.describes_tools:
@@ -397,16 +395,6 @@ def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> st
 
 
 _TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
-
-
-def _with_thinking(message: Mapping[str, object]) -> JsonMapping:
-    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
-
-    The template refuses that together with content in a message with calls.
-    """
-    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
-        return message
-    return {**message, "thinking": message["reasoning_content"]}
 
 
 def token_ids_of(
