@@ -317,7 +317,7 @@ def _start_forkserver(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the process that workers are forked from. RuntimeError if it cannot start.
 
-    Its connection is among the `connections` until it is ready; who shuts it down ends the process.
+    Its connection is among the `connections` until it is ready. If that is shut down, the process ends.
     """
     ours, theirs = socket.socketpair()
     connections.append(ours)
