@@ -453,11 +453,52 @@ CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
             r"tool_calls\[0\].function, has the key 'args'.*; keys are name, arguments",
         ),
         ({"role": "tool", "content": {"a": 1}}, "takes text alone, and message 0 has other content"),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]},
+            r"message 0, in tool_calls\[0\], has arguments that are no JSON object",
+        ),
     ],
 )
 def test_what_a_template_would_leave_out_or_write_as_python_is_refused(changed: Any, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         ChatTemplate({"default": PLAIN}).render([{**USER, **changed}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": "b"}', {"a": "b"}),
+        ("", {}),
+        ({"a": "b"}, {"a": "b"}),
+        ('{"a": "b', {"a": "b"}),
+        ('{"a": 1, "b', {"a": 1}),
+    ],
+)
+@pytest.mark.parametrize("form", ["function", "bare"])
+def test_arguments_of_a_call_that_are_text_are_objects_for_the_template(
+    arguments: Any, expected: Any, form: str
+) -> None:
+    function = {"name": "f", "arguments": arguments}
+    message = {"role": "assistant", "tool_calls": [function if form == "bare" else {**CALLED, "function": function}]}
+    written = "{% for call in messages[1].tool_calls %}{{ (call.function or call).arguments | tojson }}{% endfor %}"
+    assert json.loads(ChatTemplate({"default": written}).render([USER, message])) == expected
+    assert function["arguments"] is arguments
+
+
+@pytest.mark.parametrize(
+    ("changed", "written"),
+    [
+        ({}, "It greets me."),
+        ({"tool_calls": [CALLED], "content": ""}, "It greets me."),
+        ({"tool_calls": [CALLED]}, ""),
+        ({"thinking": "Of its own."}, "Of its own."),
+    ],
+)
+def test_reasoning_has_the_name_of_a_template_that_knows_it_as_thinking(changed: Any, written: str) -> None:
+    reads = "{% for message in messages %}{{ message.thinking }}{% endfor %}"
+    assert ChatTemplate({"default": reads}).render([USER, {**THOUGHTFUL, **changed}]) == written
+    both = "{% for message in messages %}{{ message.thinking }}{{ message.reasoning_content }}{% endfor %}"
+    assert ChatTemplate({"default": both}).render([USER, THOUGHTFUL]) == "It greets me."
 
 
 def test_keys_and_parts_that_a_template_names_and_those_that_clients_echo_are_taken() -> None:

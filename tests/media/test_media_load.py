@@ -163,6 +163,8 @@ def test_a_url_of_another_machines_file_is_no_file_of_this_one(tmp_path):
     assert load_image(f"file://localhost{path}", ALL).size == (8, 8)
     with pytest.raises(RequestError, match=r"a file of this machine, and not of example\.org"):
         load_image(f"file://example.org{path}", ALL)
+    with pytest.raises(RequestError, match=r"the image file://\[a cannot be read: Invalid IPv6 URL"):
+        load_image("file://[a", ALL)
 
 
 @pytest.mark.parametrize("source", ["/etc/hostname", "picture.png", "file:///etc/hostname", "ftp://example.org/a.png"])

@@ -336,6 +336,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         r"\$: its patterns, formats and lengths together are too many$",
     ),
     ({"items": {"type": "strin"}}, r"\$\.items: Invalid type: strin"),
+    ({"properties": {"a": {"$ref": "#"}}, "enum": []}, r"\$\.enum has no entries"),
+    ({"properties": {"a": {"$ref": "#", "minimum": 1}}}, r"\$\.properties\.a: circular references .* not supported$"),
 ]
 
 

@@ -415,7 +415,8 @@ def test_no_path_of_another_engine_is_served_here(served):
 def test_a_page_that_is_none_is_answered_with_those_that_are(served, path):
     answer = httpx2.get(f"{served.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 404
-    assert re.match(rf"there is no {path} here; (did you mean \S+\? )?GET is for /, /docs, /health, ", told(answer))
+    listed = "GET is for /, /docs, /openapi.json, /health, "
+    assert re.match(rf"there is no {path} here; (did you mean \S+\? )?{listed}", told(answer))
     assert ", /v1/models, /v1/models/{name}, " in told(answer)
     assert f"requests go to {CHAT}, " in told(answer)
 

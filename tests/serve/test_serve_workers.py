@@ -9,13 +9,16 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
 
+from ostinato.child_process import start_bound_process
 from ostinato.serve.body_workers import pool
 from ostinato.serve.body_workers.pool import MAX_WAITING
 from ostinato.serve.http.api_errors import ApiError
+from ostinato.serve.settings import ServeSettings
 from tests.support.odd_bodies import OddBody
 from tests.support.patience import PATIENCE
 from tests.support.server_process import Process
@@ -263,7 +266,7 @@ def test_the_fork_server_starts_before_the_first_request_that_needs_it(served, t
     assert read(served, tmp_path / "first")
     assert workers._forkserver[0] is starting.result()[0]
 
-    def fail(_):
+    def fail(*_):
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
@@ -271,6 +274,40 @@ def test_the_fork_server_starts_before_the_first_request_that_needs_it(served, t
         served.on_loop(restart())
         served.until(lambda: workers._starting is None)
     assert read(served, tmp_path / "second")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), OSError("too many processes")])
+def test_a_pool_whose_fork_server_cannot_start_can_be_stopped(error, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(pool, "_start_forkserver", fail)
+
+    async def start_and_stop():
+        workers = pool.BodyWorkerPool(SimpleNamespace(settings=ServeSettings()))
+        workers.start()
+        await workers.stop()
+
+    asyncio.run(start_and_stop())
+
+
+def test_a_fork_server_that_is_not_ready_ends_with_its_pool(monkeypatch):
+    processes = []
+
+    def start_one_that_never_gets_ready(command, *rest):
+        processes.append(start_bound_process([command[0], "-c", "import time; time.sleep(1000)"], *rest))
+        return processes[-1]
+
+    monkeypatch.setattr(pool, "start_bound_process", start_one_that_never_gets_ready)
+
+    async def start_and_stop():
+        workers = pool.BodyWorkerPool(SimpleNamespace(settings=ServeSettings()))
+        workers.start()
+        await workers.stop()
+        assert workers._connections == []
+
+    asyncio.run(start_and_stop())
+    assert processes[0].poll() == -signal.SIGKILL
 
 
 def test_a_server_of_its_own_process_starts_the_fork_server_when_it_is_ready():

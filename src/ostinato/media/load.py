@@ -163,7 +163,10 @@ def load_image(source: object, sources: MediaSources) -> Image.Image:
         if scheme in ("http", "https"):
             return _opened(_fetched(source, sources), sources)
         if scheme == "file":
-            parts = urlsplit(source)
+            try:
+                parts = urlsplit(source)
+            except ValueError as error:
+                raise RequestError(f"the image {source[:100]} cannot be read: {error}") from None
             if sources.files and parts.netloc not in ("", "localhost"):
                 raise RequestError(f"a file: URL names a file of this machine, and not of {parts.netloc[:100]}")
             source = unquote(parts.path)

@@ -39,7 +39,7 @@ _ONE_OF = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 # The library's form of joined regular expressions, and its name of a definition, which the schema does not have.
 _AUTOMATON = re.compile(
-    r":? \((And|Or|Not|Concat|Repeat|SearchRegex|Regex|Literal)\b.*| while processing json-schema:.*"
+    r":? \((And|Or|Not|Concat|Repeat|SearchRegex|Regex|Literal)\b.*|( while processing|:) json-schema:.*"
 )
 _PLAIN = {
     "Unable to determine if regex is empty": "its patterns, formats and lengths together are too many",

@@ -31,7 +31,7 @@ def located_reason(root: JsonMapping, reason: str, refusal: Callable[[JsonObject
     rewriter, end, part = SchemaRewriter(root), time.thread_time() + _SECONDS, root
     place: Place = ()
     parts = list(_inner_schemas(root, root, reason))
-    while parts and time.thread_time() < end:
+    while parts and _empty_key(part) is None and time.thread_time() < end:
         keys, inner, fits = parts.pop(0)
         where = keys if "$ref" in part and keys[0] not in part else (*place, *keys)
         try:
@@ -41,8 +41,12 @@ def located_reason(root: JsonMapping, reason: str, refusal: Callable[[JsonObject
         if why and (fits or why == reason):
             place, part, reason = where, inner, why
             parts = list(_inner_schemas(root, part, reason))
-    empty = next((key for key in ("enum", "anyOf", "oneOf", "type") if part.get(key) == []), None)
+    empty = _empty_key(part)
     return f"{path((*place, empty))} has no entries, so no value follows it" if empty else f"{path(place)}: {reason}"
+
+
+def _empty_key(schema: JsonMapping) -> str | None:
+    return next((key for key in ("enum", "anyOf", "oneOf", "type") if schema.get(key) == []), None)
 
 
 def _inner_schemas(root: object, schema: JsonMapping, reason: str) -> Iterator[tuple[Place, JsonMapping, bool]]:

@@ -29,6 +29,8 @@ MAX_MULTIPLE_DIGITS = 9
 """Most digits of a `multipleOf` after its point."""
 _NEARBY = 4
 """Floats on each side of a `multipleOf` that are tried."""
+_MAX_PRODUCT = 2**32 - 1
+"""Largest product of two numbers, in units of their last digit, whose common multiple the library computes."""
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
@@ -112,10 +114,11 @@ def enforceable_multiples(value: float, place: Place) -> list[float]:
     for prime in (2, 5):
         while units % (shared * prime) == 0:
             shared *= prime
-    beside = _float_of(shared, exponent)
-    for shift in range(1, MAX_MULTIPLE_DIGITS):
-        if beside is not None and (below := _float_of(units, exponent - shift)) is not None:
+    beside, shift = _float_of(shared, exponent), 1
+    while beside is not None and units * shared * 10**shift <= _MAX_PRODUCT:
+        if (below := _float_of(units, exponent - shift)) is not None:
             return [below, beside]
+        shift += 1
     raise ValueError(
         f"{path(place)} is {value!r}, which cannot be enforced exactly; {10.0**exponent:.{-exponent}f} can, or a whole "
         f"number of such units ({units})"
@@ -136,7 +139,7 @@ def _float_of(units: int, exponent: int) -> float | None:
 def _read_by_library(value: float) -> tuple[int, int]:
     """Return the digits and the exponent that the library reads from a number: its reader of JSON rounds, too."""
     digits, exponent = Decimal(repr(value)).as_tuple()[1:]
-    value = float(int("".join(map(str, digits)))) / 10.0 ** -int(exponent)
+    value = float(int("".join(map(str, digits)))) / float(f"1e{-int(exponent)}")  # as a constant: 10.0**23 is another
     places = 0
     while not value.is_integer():
         value, places = value * 10, places - 1

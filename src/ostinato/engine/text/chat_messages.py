@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+from pydantic_core import from_json
+
 from ostinato.errors import RequestError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.media.message_media import MEDIA_KEYS, TEXT_TYPES
@@ -45,7 +47,10 @@ def checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Jso
             raise RequestError(f"message {index}, of the {message['role']}, has no content")
         _check_content(f"message {index}", message, template)
         _check_calls(f"message {index}", message, template)
-    copies = [plain(message) for message in messages]
+    copies = [_with_objects(plain(message), f"message {index}") for index, message in enumerate(messages)]
+    reasons = any(message.get("reasoning_content") for message in copies)
+    if reasons and _names(template, "thinking") and not _names(template, "reasoning_content"):
+        copies = list(map(_with_thinking, copies))
     return copies if "developer" in template else [_as_system(message) for message in copies]
 
 
@@ -114,6 +119,40 @@ def _check_calls(where: str, message: ChatMessage, template: str) -> None:
 def _is_call(value: object) -> bool:
     function = value.get("function", value) if isinstance(value, Mapping) else None
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def read_arguments(arguments: object) -> JsonObject | None:
+    """Return a call's arguments, an object or the text of one; None for others.
+
+    A call that max_tokens cut off comes back as it was sent: its whole parts are kept.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
+        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
+            return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _with_objects(message: JsonObject, where: str) -> JsonObject:
+    """Return a message whose calls have objects as arguments: templates would write a text as a string of JSON."""
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function", call)
+        if (given := function.get("arguments")) is not None:
+            function["arguments"] = read_arguments(given)
+            if function["arguments"] is None:
+                raise RequestError(f"{where}, in tool_calls[{place}], has arguments that are no JSON object")
+    return message
+
+
+def _with_thinking(message: JsonObject) -> JsonObject:
+    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
+
+    The template refuses that together with content in a message with calls.
+    """
+    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
+        return message
+    return {"thinking": message["reasoning_content"], **message}
 
 
 def _names(template: str, word: str) -> bool:

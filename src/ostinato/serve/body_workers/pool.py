@@ -109,6 +109,8 @@ _LARGE = 2**20
 """Bytes after which a worker is not used again, as after an image, since it keeps its memory otherwise."""
 _PIECE = 2**18
 """Bytes handed to a worker at a time."""
+_POLL_SECONDS = 0.05
+"""Time between two looks for a fork server that is not to start any more."""
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -130,12 +132,14 @@ class BodyWorkerPool:
         self._idle: list[_Connection] = []
         self._forkserver: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]] | None = None
+        self._connections: list[socket.socket] = []
+        """Connections to fork servers that are not ready."""
         self.num_done = self.num_ended_early = 0
         """Jobs that a worker has finished, and those that were stopped: the client left, or the time was over."""
 
     def start(self) -> None:
         """Start the fork server in the background: the first guide, image or large body would wait seconds for it."""
-        self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context))
+        self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context, self._connections))
         self._starting.add_done_callback(self._forget_failure)
 
     def _forget_failure(self, starting: asyncio.Future[tuple[subprocess.Popen[bytes], socket.socket]]) -> None:
@@ -272,7 +276,8 @@ class BodyWorkerPool:
     async def _started(self) -> socket.socket:
         if self._forkserver is None:
             if self._starting is None:
-                self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context))
+                self.start()
+                assert self._starting is not None, "it has begun"
             starting = self._starting
             try:
                 # It continues for others if this request's client leaves.
@@ -292,9 +297,14 @@ class BodyWorkerPool:
 
     async def stop(self) -> None:
         """End all processes."""
-        if self._starting is not None:
-            with contextlib.suppress(RuntimeError):
-                self._forkserver = await self._starting
+        if (starting := self._starting) is not None:
+            while not starting.done():
+                for connection in tuple(self._connections):
+                    with contextlib.suppress(OSError):  # it has ended
+                        connection.shutdown(socket.SHUT_RDWR)
+                await asyncio.wait((starting,), timeout=_POLL_SECONDS)
+            with contextlib.suppress(RuntimeError, OSError):  # it has not started
+                self._forkserver = starting.result()
             self._starting = None
         for _, writer in self._idle:
             writer.transport.abort()
@@ -302,25 +312,34 @@ class BodyWorkerPool:
         self._end_forkserver()
 
 
-def _start_forkserver(context: WorkerContext) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process that workers are forked from. RuntimeError if it cannot start."""
+def _start_forkserver(
+    context: WorkerContext, connections: list[socket.socket]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process that workers are forked from. RuntimeError if it cannot start.
+
+    Its connection is among the `connections` until it is ready. If that is shut down, the process ends.
+    """
     ours, theirs = socket.socketpair()
+    connections.append(ours)
     # Forked processes have no use for threads, which a fork does not copy.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # The thread that tries a guide would get an arena of its own, whose addresses count as memory from then on.
     environment = {**child_environment(), **single, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-P", "-m", "ostinato.serve.body_workers.forkserver", str(theirs.fileno())]
-    with theirs:
-        process = start_bound_process(command, environment, [theirs.fileno()])
-    with contextlib.suppress(OSError):
-        ours.sendall(encode_message(context))
-        file = ours.makefile("rb")
-        size = file.read(8)
-        if size:
-            error = pickle.loads(file.read(int.from_bytes(size, "little")))
-            if error is None:
-                return process, ours
-            log.error("large bodies cannot be read: %s", error)
+    try:
+        with theirs:
+            process = start_bound_process(command, environment, [theirs.fileno()])
+        with contextlib.suppress(OSError):
+            ours.sendall(encode_message(context))
+            file = ours.makefile("rb")
+            size = file.read(8)
+            if size:
+                error = pickle.loads(file.read(int.from_bytes(size, "little")))
+                if error is None:
+                    return process, ours
+                log.error("large bodies cannot be read: %s", error)
+    finally:
+        connections.remove(ours)
     ours.close()
     process.kill()
     process.wait()

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pydantic_core import from_json
-
+from ostinato.engine.text.chat_messages import read_arguments
 from ostinato.json_io import JsonObject
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.serve.chat.answer_formats import AnswerDelta, AnswerLayout, ToolCallDelta
@@ -106,11 +105,7 @@ def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
 
 def arguments_of(text: str) -> JsonObject:
     """Return the arguments of a call as an object. If they were cut off, return those that are whole."""
-    try:
-        arguments = from_json(text or "{}", allow_partial="trailing-strings")
-    except (ValueError, TypeError):  # TypeError: half of a surrogate pair
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
+    return read_arguments(text) or {}
 
 
 class MessageLogprobs:

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic_core import from_json
-
 from ostinato.engine.text.chat_marks import ChatMark
-from ostinato.engine.text.chat_messages import TEMPLATE_KEYS, Role
+from ostinato.engine.text.chat_messages import TEMPLATE_KEYS, Role, read_arguments
 from ostinato.engine.text.chat_template import ChatTemplate, TemplateTooExpensive
 from ostinato.errors import MediaError, RequestError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -138,15 +136,9 @@ def _part(part: JsonObject, where: str) -> str:
 
 
 def _call(call: ToolCall, where: str) -> JsonObject:
-    arguments: Any = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            # A call that max_tokens cut off comes back as it was sent: its whole parts are kept.
-            arguments = from_json(arguments or "{}", allow_partial="trailing-strings")
-        except (ValueError, TypeError):  # TypeError: half of a surrogate pair
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise field_error(f"{where}.function.arguments", "should be the text of a JSON object")
+    arguments = read_arguments(call.function.arguments)
+    if arguments is None:
+        raise field_error(f"{where}.function.arguments", "should be the text of a JSON object")
     made = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return made if call.id is None else {"id": call.id, **made}
 
@@ -327,8 +319,6 @@ def render_text(
     Raises ApiError, which names `param`, if the template refuses; NeedsWorker on the event loop for what takes long.
     """
     text, tools = context.text, conversation.tools
-    if text.formats.has_channels:
-        messages = [_with_thinking(message) for message in messages]
     if text.formats.tools == GENERIC:
         messages = generic_messages(messages)
     if tools and not text.describes_tools:
@@ -405,16 +395,6 @@ def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> st
 
 
 _TOOLS_TEXT = "Answer with calls of these functions, in the form that follows them:"
-
-
-def _with_thinking(message: Mapping[str, object]) -> JsonMapping:
-    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
-
-    The template refuses that together with content in a message with calls.
-    """
-    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
-        return message
-    return {**message, "thinking": message["reasoning_content"]}
 
 
 def token_ids_of(
