@@ -103,6 +103,7 @@ class RouteLifecycle(ServerLifecycle):
 
     def start(self) -> None:
         """Look for backends on the running loop."""
+        self._loop = asyncio.get_running_loop()
         self.pool = BackendPool(self._addresses, self.route.routing, self.route.backend_key)
         self.pool.on_first, self.pool.on_failure = self._make_reader, self.fail
         self.loop_delay.start()
@@ -113,9 +114,10 @@ class RouteLifecycle(ServerLifecycle):
             self._ext_proc.start()
 
     def _make_reader(self, plan: Plan, names: tuple[str, ...]) -> None:
+        """Make the reader of prompts; it loads a tokenizer, so a thread of its own calls this."""
         self.reader = PromptReader(plan, self.route.model or plan.settings.model, names, self.settings)
         if self.starts_fork_server:
-            self.reader.workers.start()
+            self._loop.call_soon_threadsafe(self.reader.workers.start)
 
     async def read_prompt(self, path: str, sent: bytes, client: str, request_id: str) -> SubmitRequest | None:
         """Return the prompt of a request, if it has one that the choice of a backend depends on."""
