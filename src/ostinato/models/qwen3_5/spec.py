@@ -22,12 +22,13 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def around(config: JsonObject, architecture: str, text_spec: Callable[[JsonObject], ModelSpec]) -> ModelSpec:
     """Return the spec of the whole model, with the text part that `text_spec` reads."""
-    given = part(config, "vision_config").get("deepstack_visual_indexes")
-    if given:
-        raise ModelError(f"config.json has deepstack_visual_indexes = {given!r}; supported: none")
     kind = {"model_type": f"{architecture}_text"}
 
     def read(text: JsonObject) -> ModelSpec:
         return text_spec(kind | text)
 
-    return vl_spec(config, architecture, read, tokens=TOKENS, deepstack=(), sections=SECTIONS)
+    spec = vl_spec(config, architecture, read, tokens=TOKENS, deepstack=(), sections=SECTIONS)
+    given = part(config, "vision_config").get("deepstack_visual_indexes")
+    if given:
+        raise ModelError(f"config.json has deepstack_visual_indexes = {given!r}; supported: none")
+    return spec
