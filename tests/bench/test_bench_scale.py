@@ -42,7 +42,7 @@ def calls(run: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("fill", "few", "many"),
-    [(filled_with_requests, 10, 2000), (filled_with_blocks, 128, 8192)],
+    [(filled_with_requests, 10, 1000), (filled_with_blocks, 128, 4096)],
     ids=["waiting", "cached"],
 )
 @pytest.mark.slow

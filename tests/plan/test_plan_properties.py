@@ -162,7 +162,7 @@ def closer(config: EngineConfig, device: DeviceSpec, remedy: Remedy) -> Any:
     return remedy.value + step if remedy.value + step != asked else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(configs(), models(), devices())
 @pytest.mark.slow
 def test_a_plan_fits_and_keeps_what_was_given(config, spec, device) -> None:
@@ -221,7 +221,7 @@ def check_encoder(config: EngineConfig, spec: ModelSpec, plan: Plan) -> None:
         assert encoder.token_budgets[-1] == encoder.max_item_tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(configs(), models(), devices())
 @pytest.mark.slow
 def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -> None:
@@ -238,7 +238,7 @@ def test_every_remedy_works_and_is_the_nearest_that_does(config, spec, device) -
             assert not works(config, spec, device, **{remedy.setting: next_value})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(configs(), models(), devices())
 @pytest.mark.slow
 def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) -> None:
@@ -269,7 +269,7 @@ def test_no_remedy_is_left_out_that_a_coarse_search_finds(config, spec, device) 
             assert not any(works(config, spec, device, **{setting: value}) for value in values), setting
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(models(), devices(), st.sampled_from([None, "ngram:2", "mtp:1", "mtp:7", "draft:some/dir:3"]))
 @pytest.mark.slow
 def test_open_values_are_lowered_in_order_and_only_as_far_as_needed(spec, device, speculative) -> None:
@@ -328,7 +328,7 @@ def smaller_settings(draw: st.DrawFn) -> dict[str, Any]:
     return {name: values[name] for name in draw(st.sets(st.sampled_from(sorted(values)), min_size=1))}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     models(),
     st.sampled_from([cpu, gpu]),
