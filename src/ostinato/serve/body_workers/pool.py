@@ -138,7 +138,12 @@ class BodyWorkerPool:
         """Jobs that a worker has finished, and those that were stopped: the client left, or the time was over."""
 
     def start(self) -> None:
-        """Start the fork server in the background: the first guide, image or large body would wait seconds for it."""
+        """Start the fork server in the background: the first guide, image or large body would wait seconds for it.
+
+        Nothing happens if it has begun, as with a router's request that came first.
+        """
+        if self._forkserver is not None or self._starting is not None:
+            return
         self._starting = asyncio.ensure_future(asyncio.to_thread(_start_forkserver, self._context, self._connections))
         self._starting.add_done_callback(self._forget_failure)
 
@@ -275,9 +280,8 @@ class BodyWorkerPool:
 
     async def _started(self) -> socket.socket:
         if self._forkserver is None:
-            if self._starting is None:
-                self.start()
-                assert self._starting is not None, "it has begun"
+            self.start()
+            assert self._starting is not None, "it has begun"
             starting = self._starting
             try:
                 # It continues for others if this request's client leaves.
