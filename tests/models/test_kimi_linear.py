@@ -121,7 +121,7 @@ def test_the_spelling_of_transformers_gives_the_same_spec() -> None:
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1; supported: 0"),
         ({"num_key_value_heads": 8}, "num_key_value_heads = 8; supported: as many as num_attention_heads, 32"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: silu"),
-        ({"kv_lora_rank": 0}, "kv_lora_rank = 0, which should be at least 1"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank = 0, which should be 1 or more"),
         ({"num_expert_group": 3}, "num_expert_group = 3, which should part 256 experts"),
         ({"num_experts_per_token": 257}, "num_experts_per_token = 257, which should be 1 to 256"),
         ({"linear_attn_config": None}, "neither layer_types nor kda_layers and full_attn_layers in linear_attn_config"),

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from ostinato.models.config_json import MAX_LENGTH
 from ostinato.models.hub import HUB_ID, fetch_from_hub, gguf_files
 from ostinato.models.named_models import NAMED, named_file
 from ostinato.models.quantized_shards import check_quantized_cut, is_cut_between_groups, with_runs_of_rank
-from ostinato.models.registry import MODELS, NOT_IMPLEMENTED
+from ostinato.models.registry import MODELS, NOT_IMPLEMENTED, spec_reader
 from ostinato.models.weight_table import with_draft_calls, with_weight_table
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 from ostinato.plan.layer_specs import VisionSpec
@@ -338,10 +337,10 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise ModelError(f"architecture {architecture!r} is not known; the known ones are {known}")
     _check_layer_changes(config, architecture)
-    reader = import_module(f"ostinato.models.{architecture}.spec")
+    read = spec_reader(architecture)
     try:
         stored = stored_weights(config)
-        spec: ModelSpec = reader.model_spec(config)
+        spec = read(config)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ModelError(f"config.json is not one of a {architecture} model: {error}") from error
     _check_sizes(spec)

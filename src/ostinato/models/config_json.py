@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import MODEL_DTYPES
+from ostinato.plan.model import MODEL_DTYPES, ModelSpec
 from ostinato.plan.rope import RopeSpec
 
 MAX_LENGTH, MAX_SIZE, MAX_EXPERTS, MAX_LAYERS = 2**48, 2**22, 2**14, 2**10
@@ -37,8 +37,8 @@ def require(config: JsonMapping, name: str) -> object:
     return value
 
 
-def integer(config: JsonMapping, name: str, default: int | None = None, most: int | None = None) -> int:
-    """Return a whole number from 0 to `most`, or to the limit for such values.
+def integer(config: JsonMapping, name: str, default: int | None = None, most: int | None = None, least: int = 0) -> int:
+    """Return a whole number from `least` to `most`, or to the limit for such values.
 
     Without a default the key is required; null counts as absent.
     """
@@ -48,6 +48,8 @@ def integer(config: JsonMapping, name: str, default: int | None = None, most: in
         raise _malformed(name, value, "a whole number of at least 0")
     if value > most:
         raise ModelError(f"config.json has a {name} above {most:,}, which no model has")
+    if value < least:
+        raise ModelError(f"config.json has {name} = {value}, which should be {least} or more")
     return value
 
 
@@ -130,7 +132,7 @@ def time_step_limit(config: JsonMapping) -> tuple[float, float]:
     limit = config.get("time_step_limit")
     if limit is None:
         return 0.0, math.inf
-    low, high = (_maybe_infinite("time_step_limit", value) for value in limit)
+    low, high = map(_maybe_infinite, limit)
     return low, high
 
 
@@ -250,9 +252,7 @@ def sparse_layers(config: JsonMapping, num_layers: int) -> list[bool]:
 
     ModelError for a step of 0.
     """
-    step, dense = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    if step < 1:
-        raise ModelError("config.json has decoder_sparse_step = 0, which should be at least 1")
+    step, dense = integer(config, "decoder_sparse_step", 1, least=1), config.get("mlp_only_layers") or ()
     return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
 
 
@@ -306,13 +306,51 @@ def checkpoint_dtype(*configs: JsonMapping) -> str:
     return dtype
 
 
-def _maybe_infinite(name: str, value: Any) -> float:
+def part(config: JsonMapping, name: str) -> JsonObject:
+    """Return one of the dicts in a config.json."""
+    found = config.get(name)
+    if not isinstance(found, dict):
+        raise ModelError(f"config.json has no {name!r} with the sizes of that part of a {config['model_type']} model")
+    return found
+
+
+def text_of_kind(config: JsonMapping, kind: str) -> JsonObject:
+    """Return the text part of a config.json. ModelError if its `model_type` is not `kind`."""
+    text = part(config, "text_config")
+    found = text.get("model_type", kind)
+    if found != kind:
+        raise ModelError(f"config.json has a text part of model_type = {found!r}; supported: {kind!r}")
+    return text
+
+
+def spec_of_text(
+    config: JsonObject,
+    text_spec: Callable[[JsonObject], ModelSpec],
+    architecture: str,
+    left_out: str | None = None,
+    *,
+    default_tied: bool = True,
+    defaults: JsonMapping | None = None,
+) -> ModelSpec:
+    """Return what `text_spec` makes of a config's text part, with the whole config's ties, and its dtype if it has one.
+
+    `left_out` says what of the checkpoint is not run. `defaults` are those of the text part, and `default_tied` is that
+    of a config.json without `tie_word_embeddings`.
+    """
+    text = {**(defaults or {}), **part(config, "text_config")}
+    text["dtype"] = checkpoint_dtype(config, text)
+    # transformers heeds no flag of the text part.
+    text["tie_word_embeddings"] = flag(config, "tie_word_embeddings", default_tied)
+    return replace(text_spec(text), architecture=architecture, left_out=left_out)
+
+
+def _maybe_infinite(value: Any) -> float:
     if value is None:
         return math.inf
     try:
         return float(value["__float__"] if isinstance(value, Mapping) else value)
     except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(name, value, "a number or Infinity") from error
+        raise _malformed("time_step_limit", value, "a number or Infinity") from error
 
 
 def _value(config: JsonMapping, name: str, default: object) -> Any:
@@ -513,9 +551,7 @@ def layer_windows(config: JsonMapping, slides: Sequence[bool], window: int | Non
     given = config.get("sliding_window", window)
     if given is None:
         raise ModelError(f"config.json names layers with {SLIDING}, and no sliding_window; it should be 1 or more")
-    size = integer({"sliding_window": given}, "sliding_window")
-    if size < 1:
-        raise ModelError(f"config.json has sliding_window = {size}, which should be 1 or more")
+    size = integer({"sliding_window": given}, "sliding_window", least=1)
     longest = config.get("max_position_embeddings")
     if isinstance(longest, int) and size >= longest:
         return (None,) * len(slides)
@@ -536,9 +572,7 @@ def sliding_layers(config: JsonMapping, pattern: int) -> list[bool]:
     kinds = window_kinds(config)
     if kinds is not None:
         return [kind == SLIDING for kind in kinds]
-    pattern = integer(config, "sliding_window_pattern", pattern)
-    if pattern < 1:
-        raise ModelError(f"config.json has sliding_window_pattern = {pattern}, which should be 1 or more")
+    pattern = integer(config, "sliding_window_pattern", pattern, least=1)
     return [(i + 1) % pattern != 0 for i in range(num_layers)]
 
 
@@ -547,27 +581,9 @@ def soft_cap(config: JsonMapping, name: str) -> float | None:
 
     ModelError unless it is above 0.
     """
-    cap = config.get(name)
-    if cap is None:
+    if config.get(name) is None:
         return None
-    value = number({name: cap}, name)
+    value = number(config, name)
     if not value > 0:
         raise ModelError(f"config.json has {name} = {value}; it should be above 0, or null for no cap")
     return value
-
-
-def switched_windows(config: JsonMapping, slides: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
-    """Return `layer_windows` if `use_sliding_window` is true, else none. ModelError if `layer_types` disagrees."""
-    is_on = flag(config, "use_sliding_window", False)
-    if not is_on and SLIDING in (window_kinds(config) or ()):
-        raise ModelError(
-            f"config.json has layer_types {SLIDING}, and use_sliding_window = false; make it true, or the layers {FULL}"
-        )
-    is_on = is_on and config.get("sliding_window", window) is not None
-    return layer_windows(config, [is_on and is_on_layer for is_on_layer in slides], window)
-
-
-def qwen_windows(config: JsonMapping) -> tuple[int | None, ...]:
-    """Return the windows of Qwen2 and Qwen3: without `layer_types`, layers from `max_window_layers` on have them."""
-    first, num_layers = integer(config, "max_window_layers", 28), integer(config, "num_hidden_layers")
-    return switched_windows(config, [number >= first for number in range(num_layers)], 4096)

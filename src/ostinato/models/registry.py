@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
+from ostinato.json_io import JsonObject
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.base import CausalLM
 from ostinato.plan.model import ModelSpec
@@ -73,14 +75,22 @@ MODELS = {
 }
 """Module and class of each architecture's model, by the `model_type` of config.json.
 
-The `model_type` is also the folder of its `spec.py`.
+The folder's `spec.py` reads config.json: `model_spec` that of the folder's own architecture, and `NAME_spec` that of
+another whose `model_type` is NAME.
 """
-
 
 NOT_IMPLEMENTED = {
     "zamba": "Zamba of the first generation is not implemented; the second, whose model_type is zamba2, is",
 }
 """Advice for each `model_type` that is not implemented."""
+
+
+def spec_reader(architecture: str) -> Callable[[JsonObject], ModelSpec]:
+    """Return the function that reads the config.json of an architecture."""
+    folder = MODELS[architecture].partition(".")[0]
+    name = "model_spec" if folder == architecture else f"{architecture}_spec"
+    reader: Callable[[JsonObject], ModelSpec] = getattr(import_module(f"ostinato.models.{folder}.spec"), name)
+    return reader
 
 
 def make_model(build: ModelBuilder, spec: ModelSpec) -> CausalLM:

@@ -89,9 +89,7 @@ def _kinds(config: JsonMapping) -> tuple[str, ...]:
     kinds = layer_kinds(config, KINDS)
     if kinds is not None:
         return kinds
-    size = integer(config, "layer_group_size", GROUP_SIZE)
-    if size < 1:
-        raise ModelError(f"config.json has layer_group_size = {size}, which should be 1 or more")
+    size = integer(config, "layer_group_size", GROUP_SIZE, least=1)
     return tuple("delta_net" if (i + 1) % size else "attention" for i in range(integer(config, "num_hidden_layers")))
 
 

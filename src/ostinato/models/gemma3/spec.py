@@ -5,15 +5,13 @@ Every image becomes as many tokens, which see each other in both directions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import checkpoint_dtype, flag, integer, respelled, siglip_hyperparameters
+from ostinato.models.config_json import integer, part, respelled, siglip_hyperparameters, spec_of_text
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -25,7 +23,7 @@ TOKENS = {"image_token_index": 262_144, "boi_token_index": 255_999, "eoi_token_i
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma3` config.json. ModelError as for `gemma3_text`, and for windows below an image."""
     config = respelled(config, {name.replace("index", "id"): name for name in TOKENS})
-    text = spec_of_text(config, text_spec, "gemma3", None, {"vocab_size": VOCABULARY})
+    text = spec_of_text(config, text_spec, "gemma3", defaults={"vocab_size": VOCABULARY})
     vision = part(config, "vision_config")
     encoder = _vision(config, vision, text.hidden_size)
     windows = [layer.attention.window for layer in text.layers if layer.attention and layer.attention.window]
@@ -79,21 +77,3 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
         is_bidirectional=True,
         places="start",
     )
-
-
-def spec_of_text(
-    config: JsonObject,
-    text_spec: Callable[[JsonObject], ModelSpec],
-    architecture: str,
-    left_out: str | None,
-    defaults: JsonMapping,
-) -> ModelSpec:
-    """Return what `text_spec` makes of a config's text part, with the whole config's ties, and its dtype if it has one.
-
-    `left_out` says what of the checkpoint is not run. `defaults` are those of the text part.
-    """
-    text = {**defaults, **part(config, "text_config")}
-    text["dtype"] = checkpoint_dtype(config, text)
-    # transformers heeds no flag of the text part.
-    text["tie_word_embeddings"] = flag(config, "tie_word_embeddings", True)
-    return replace(text_spec(text), architecture=architecture, left_out=left_out)

@@ -17,6 +17,7 @@ from ostinato.models.config_json import (
     integer,
     layer_windows,
     number,
+    parse_rope,
     rope_pair,
     shared_fields,
     sliding_layers,
@@ -59,10 +60,21 @@ def model_spec(config: JsonObject) -> ModelSpec:
     head_dim = integer(config, "head_dim", HEAD_DIM)
     ropes = rope_pair(config, head_dim, THETA, LOCAL_THETA, "rope_local_base_freq")
     config = {**with_defaults(config, max_position_embeddings=LONGEST), "attn_logit_softcapping": None}
-    return gemma_spec(config, "gemma3_text", slides, ropes, has_qk_norms=True)
+    return _gemma_spec(config, "gemma3_text", slides, ropes, has_qk_norms=True)
 
 
-def gemma_spec(
+def gemma2_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `gemma2` config.json (arXiv 2408.00118): every other layer has a window, logits are capped.
+
+    So are scores; a cap of null is no cap. ModelError for attention in both directions.
+    """
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    config = {"max_position_embeddings": 8192, **caps, **config}
+    rope = parse_rope(config, integer(config, "head_dim", HEAD_DIM))
+    return _gemma_spec(config, "gemma2", sliding_layers(config, 2), (rope,), has_qk_norms=False)
+
+
+def _gemma_spec(
     config: JsonObject, architecture: str, slides: Sequence[bool], ropes: Sequence[RopeSpec], *, has_qk_norms: bool
 ) -> ModelSpec:
     """Return the spec of a config.json of Gemma 2 or 3, whose layers have a window if they slide.

@@ -11,10 +11,9 @@ from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, axial_theta, flag, flag_is, integer, number
-from ostinato.models.gemma3.spec import sees_images, spec_of_text
+from ostinato.models.config_json import activation, axial_theta, flag, flag_is, integer, number, part, spec_of_text
+from ostinato.models.gemma3.spec import sees_images
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -54,7 +53,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 def text_part(config: JsonObject, text_spec: Callable[[JsonObject], ModelSpec], architecture: str) -> ModelSpec:
     """Return the spec of a model's text, which says that an encoder of sounds is left out if there is one."""
-    return spec_of_text(config, text_spec, architecture, None if config.get("audio_config") is None else SOUNDS, {})
+    return spec_of_text(config, text_spec, architecture, None if config.get("audio_config") is None else SOUNDS)
 
 
 def with_images(text: ModelSpec, config: JsonObject, sizes: Mapping[str, Any], by_default: object = None) -> ModelSpec:

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
-from ostinato.models.config_json import flag, flag_is, integer
-from ostinato.models.gemma3.spec import spec_of_text
-from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
+from ostinato.models.config_json import flag, flag_is, integer, part, spec_of_text
+from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters, gemma4_unified_text_spec
 from ostinato.models.gemma4_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec, TargetSpec
 
-TARGETS = ("gemma4", "gemma4_text")
-TARGET_SIZE, NUM_CLUSTERS, TOP_CLUSTERS = 1536, 2048, 32
+NUM_CLUSTERS, TOP_CLUSTERS = 2048, 32
 """Defaults of a config.json without these values."""
 
 
@@ -42,10 +39,16 @@ def model_spec(config: JsonObject) -> ModelSpec:
         raise ModelError(
             f"config.json has hidden_size_per_layer_input = {text['hidden_size_per_layer_input']}; an assistant's is 0"
         )
-    return assistant_spec(config, text_spec, "gemma4_assistant", TARGETS, TARGET_SIZE)
+    return _assistant_spec(config, text_spec, "gemma4_assistant", ("gemma4", "gemma4_text"), 1536)
 
 
-def assistant_spec(
+def gemma4_unified_assistant_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `gemma4_unified_assistant` config.json. ModelError for layers with keys of their own."""
+    targets = ("gemma4_unified", "gemma4_unified_text")
+    return _assistant_spec(config, gemma4_unified_text_spec, "gemma4_unified_assistant", targets, 3840)
+
+
+def _assistant_spec(
     config: JsonObject,
     text_spec: Callable[[JsonObject], ModelSpec],
     architecture: str,
@@ -62,7 +65,7 @@ def assistant_spec(
             "keys of its target"
         )
     own = {**text, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
-    spec = spec_of_text({**config, "text_config": own}, text_spec, architecture, None, {})
+    spec = spec_of_text({**config, "text_config": own}, text_spec, architecture)
     hyper = _with_clusters(config, spec)
     picked = hyper.top_clusters * spec.vocab_size // hyper.num_clusters if hyper.num_clusters else 0
     return replace(

@@ -165,3 +165,14 @@ def _keys_of(config: JsonMapping, slides: list[bool]) -> list[int | None]:
         )
     last = {kind: len(own) - 1 - own[::-1].index(kind) for kind in set(own)}
     return [None if i < len(own) else last[slid] for i, slid in enumerate(slides)]
+
+
+def gemma4_unified_text_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `gemma4_unified_text` config.json: the same layers without small embeddings and experts.
+
+    ModelError as for `gemma4_text`.
+    """
+    config = with_defaults(config, max_position_embeddings=262_144, sliding_window=1024)
+    # transformers reads no such values.
+    absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+    return replace(model_spec({**config, **absent}), architecture="gemma4_unified_text")

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import integer, number
+from ostinato.models.config_json import integer, number, part
 from ostinato.models.gemma4.spec import text_part, with_images
-from ostinato.models.gemma4_unified_text.spec import DIRECTIONS
-from ostinato.models.gemma4_unified_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
+from ostinato.models.gemma4_text.spec import gemma4_unified_text_spec
 from ostinato.plan.model import ModelSpec
 
 
@@ -26,12 +24,13 @@ class UnifiedHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `gemma4_unified` config.json. ModelError as for `gemma4_text`, and for other widths."""
-    text = text_part(config, text_spec, "gemma4_unified")
+    text = text_part(config, gemma4_unified_text_spec, "gemma4_unified")
     if config.get("vision_config") is None:
         return text
     vision = part(config, "vision_config")
     hyper = UnifiedHyperparameters(number(vision, "rms_norm_eps", 1e-6))
-    return with_images(replace(text, encoder_hyperparameters=hyper), config, _embedder_sizes(vision), DIRECTIONS)
+    text = replace(text, encoder_hyperparameters=hyper)
+    return with_images(text, config, _embedder_sizes(vision), by_default="vision")
 
 
 def _embedder_sizes(vision: JsonMapping) -> JsonObject:

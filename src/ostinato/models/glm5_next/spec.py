@@ -10,8 +10,17 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import activation, flag, integer, layer_kinds, number, respelled, shared_fields
-from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.config_json import (
+    activation,
+    flag,
+    integer,
+    layer_kinds,
+    number,
+    respelled,
+    shared_fields,
+    spec_of_text,
+    text_of_kind,
+)
 from ostinato.models.kimi_linear.spec import KINDS as OF_KIMI
 from ostinato.models.kimi_linear.spec import (
     MLP_KINDS,
@@ -22,9 +31,7 @@ from ostinato.models.kimi_linear.spec import (
     router,
     spelled,
 )
-from ostinato.models.qwen3_vl.spec import text_of_kind
-from ostinato.models.qwen4_exp.spec import LEFT_OUT
-from ostinato.models.qwen4_exp_text.spec import MAX_STREAMS, head_left_out
+from ostinato.models.qwen4_exp_text.spec import IMAGES_LEFT_OUT, MAX_STREAMS, head_left_out
 from ostinato.plan.layer_specs import IndexerSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
 
@@ -65,9 +72,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if is_flat:
         config = {**config, "text_config": {name: config[name] for name in config if name != "model_type"}}
     text = text_of_kind(config, "glm5_next_text")
-    tied = config.get("tie_word_embeddings", False)
-    left_out = "; ".join(filter(None, (None if is_flat else LEFT_OUT, head_left_out(text))))
-    return spec_of_text({**config, "tie_word_embeddings": tied}, _text_spec, "glm5_next", left_out or None, {})
+    left_out = "; ".join(filter(None, (None if is_flat else IMAGES_LEFT_OUT, head_left_out(text))))
+    return spec_of_text(config, _text_spec, "glm5_next", left_out or None, default_tied=False)
 
 
 def _text_spec(config: JsonObject) -> ModelSpec:
@@ -75,11 +81,9 @@ def _text_spec(config: JsonObject) -> ModelSpec:
     config = respelled(config, {"num_local_experts": "n_routed_experts"})
     config = spelled({**config, "num_local_experts": integer(config, "n_routed_experts")})
     activation(config, "hidden_act", "silu", ("silu",))
-    query_rank, streams = integer(config, "q_lora_rank"), integer(config, "hc_mult", 4, MAX_STREAMS)
-    iterations, limit = integer(config, "hc_sinkhorn_iters", 20, MAX_ITERATIONS), number(config, "swiglu_limit", LIMIT)
-    for name, value in (("q_lora_rank", query_rank), ("hc_mult", streams), ("hc_sinkhorn_iters", iterations)):
-        if value < 1:
-            raise ModelError(f"config.json has {name} = {value}, which should be at least 1")
+    query_rank, streams = integer(config, "q_lora_rank", least=1), integer(config, "hc_mult", 4, MAX_STREAMS, least=1)
+    iterations = integer(config, "hc_sinkhorn_iters", 20, MAX_ITERATIONS, least=1)
+    limit = number(config, "swiglu_limit", LIMIT)
     if not limit > 0:
         raise ModelError(f"config.json has swiglu_limit = {limit}, which should be above 0")
     latent, attention = latent_attention({"qk_rope_head_dim": 0, **config}, rotates=False)

@@ -18,6 +18,7 @@ from ostinato.models.config_json import (
     number,
     parse_rope,
     shared_fields,
+    usual_experts,
 )
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -45,10 +46,16 @@ class GraniteSwaHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `granite_swa` config.json."""
-    return granite_swa_spec(config, "granite_swa", norm_eps=1e-5, default_tied=True)
+    return _granite_spec(config, "granite_swa", norm_eps=1e-5, default_tied=True)
 
 
-def granite_swa_spec(
+def granitemoe_swa_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `granitemoe_swa` config.json."""
+    experts = usual_experts(config, integer(config, "num_local_experts", 8), 2)
+    return _granite_spec(config, "granitemoe_swa", norm_eps=1e-6, default_tied=False, experts=experts)
+
+
+def _granite_spec(
     config: JsonObject, architecture: str, *, norm_eps: float, default_tied: bool, experts: ExpertsSpec | None = None
 ) -> ModelSpec:
     """Return the spec of either architecture; `norm_eps` and `default_tied` are defaults for a config.json."""

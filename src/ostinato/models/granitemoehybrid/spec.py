@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
@@ -87,3 +87,10 @@ def _rope(config: JsonObject, head_dim: int) -> RopeSpec | None:
     if kind != "rope":
         return None
     return parse_rope(config, head_dim)
+
+
+def granitemoe_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `granitemoe` config.json: Granite with experts, without state layers and shared MLPs."""
+    without = {"mamba_n_heads": 1, "mamba_d_head": "auto", "mamba_expand": 1, "shared_intermediate_size": 0}
+    layers = {"layer_types": ["attention"] * integer(config, "num_hidden_layers"), "position_embedding_type": "rope"}
+    return replace(model_spec({**config, **layers, **without}), architecture="granitemoe")

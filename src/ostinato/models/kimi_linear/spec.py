@@ -138,20 +138,20 @@ def latent_attention(config: JsonMapping, *, rotates: bool) -> tuple[LatentSizes
 
     A key that does not rotate may have no part that heads share.
     """
-    heads = integer(config, "num_attention_heads")
+    heads = integer(config, "num_attention_heads", least=1)
     if integer(config, "num_key_value_heads", heads) != heads:
         raise ModelError(
             f"config.json has num_key_value_heads = {config['num_key_value_heads']}; supported: as many as "
             f"num_attention_heads, {heads}, since all heads share one latent"
         )
     latent = LatentSizes(
-        rank=_size(config, "kv_lora_rank"),
-        shared=_size(config, "qk_rope_head_dim") if rotates else integer(config, "qk_rope_head_dim"),
-        key=_size(config, "qk_nope_head_dim"),
-        value=_size(config, "v_head_dim"),
+        rank=integer(config, "kv_lora_rank", least=1),
+        shared=integer(config, "qk_rope_head_dim", least=int(rotates)),
+        key=integer(config, "qk_nope_head_dim", least=1),
+        value=integer(config, "v_head_dim", least=1),
     )
     attention = AttentionSpec(
-        num_heads=_size(config, "num_attention_heads"),
+        num_heads=heads,
         num_kv_heads=1,
         head_dim=latent.rank + latent.shared,
         rotates=rotates,
@@ -171,14 +171,6 @@ def score_scale(rope: RopeSpec | None) -> float:
     if rope is None or not of_all or rope.parameters["factor"] <= 1:
         return 1.0
     return float((0.1 * of_all * math.log(rope.parameters["factor"]) + 1.0) ** 2)
-
-
-def _size(config: JsonMapping, name: str) -> int:
-    """Return a whole number of at least 1."""
-    value = integer(config, name)
-    if value < 1:
-        raise ModelError(f"config.json has {name} = {value}, which should be at least 1")
-    return value
 
 
 def kda(config: JsonMapping) -> GatedDeltaSpec:

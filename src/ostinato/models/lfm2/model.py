@@ -8,8 +8,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.decoder import Block, Decoder
-from ostinato.models.lfm2.spec import Lfm2Hyperparameters
-from ostinato.models.lfm2_moe.spec import Lfm2MoeHyperparameters
+from ostinato.models.lfm2.spec import Lfm2Hyperparameters, Lfm2MoeHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.mixers import ShortConvSpec

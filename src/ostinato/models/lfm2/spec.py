@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -15,6 +15,7 @@ from ostinato.models.config_json import (
     number,
     parse_rope,
     shared_fields,
+    usual_experts,
 )
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
@@ -37,10 +38,10 @@ class Lfm2Hyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm2` config.json, in either spelling of its layer kinds and of its MLP's size."""
-    return lfm2_spec(config, "lfm2", _intermediate_size(config))
+    return _lfm2_spec(config, "lfm2", _intermediate_size(config))
 
 
-def lfm2_spec(config: JsonMapping, architecture: str, intermediate_size: int) -> ModelSpec:
+def _lfm2_spec(config: JsonMapping, architecture: str, intermediate_size: int) -> ModelSpec:
     """Return the spec of a model like LFM2."""
     flag_is(config, "block_use_swiglu", True)
     attention = attention_spec(config)
@@ -95,3 +96,29 @@ def _intermediate_size(config: JsonMapping) -> int:
         return size
     unit = integer(config, "block_multiple_of", 256)
     return -(-int(number(config, "block_ffn_dim_multiplier", 1.0) * size) // unit) * unit
+
+
+@dataclass(frozen=True)
+class Lfm2MoeHyperparameters(Lfm2Hyperparameters):
+    """Hyperparameters of models/lfm2/model.py, besides the layers."""
+
+    has_expert_bias: bool
+    normalize: bool
+    scaling: float
+
+
+def lfm2_moe_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of an `lfm2_moe` config.json: a gated MLP in the first layers, experts in the others."""
+    if config.get("layer_types") is None:
+        raise ModelError("config.json names no layer_types, which say where attention is")
+    plain = _lfm2_spec(config, "lfm2_moe", integer(config, "intermediate_size"))
+    num_dense = integer(config, "num_dense_layers", 2)
+    experts = usual_experts(config, integer(config, "num_experts"), width="moe_intermediate_size")
+    layers = (replace(layer, experts=experts) if i >= num_dense else layer for i, layer in enumerate(plain.layers))
+    hyper = Lfm2MoeHyperparameters(
+        **vars(plain.hyperparameters),
+        has_expert_bias=flag(config, "use_expert_bias", True),
+        normalize=flag(config, "norm_topk_prob", True),
+        scaling=number(config, "routed_scaling_factor", 1.0),
+    )
+    return replace(plain, layers=tuple(layers), hyperparameters=hyper)

@@ -10,13 +10,13 @@ from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
     SiglipHyperparameters,
     activation,
-    checkpoint_dtype,
     flag,
     integer,
+    part,
     siglip_hyperparameters,
+    spec_of_text,
 )
 from ostinato.models.lfm2 import spec as lfm2
-from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -41,13 +41,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
             raise ModelError(f"config.json has a part of model_type = {values['model_type']!r}; supported: {default!r}")
     # The whole model's value overrides the text part's.
     tied = flag(config, "tie_embedding", flag(config, "tie_word_embeddings", True))
-    text = {name: value for name, value in text.items() if name != "tie_embedding"}
-    dtype = checkpoint_dtype(config, text)
-    plain = lfm2.model_spec({**text, "model_type": "lfm2", "dtype": dtype, "tie_word_embeddings": tied})
+    text = {"model_type": "lfm2"} | {name: value for name, value in text.items() if name != "tie_embedding"}
+    whole = {**config, "tie_word_embeddings": tied, "text_config": text}
+    plain = spec_of_text(whole, lfm2.model_spec, "lfm2_vl")
     activation(config, "projector_hidden_act", "gelu", ("gelu",))
     return replace(
         plain,
-        architecture="lfm2_vl",
         vision=_vision(config, vision, plain.hidden_size),
         encoder_hyperparameters=Lfm2VLHyperparameters(
             **vars(siglip_hyperparameters(vision)),

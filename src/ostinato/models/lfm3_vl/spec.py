@@ -10,14 +10,15 @@ from ostinato.models.config_json import (
     FULL,
     activation,
     axial_theta,
-    checkpoint_dtype,
     flag,
     integer,
     layer_kinds,
     number,
+    part,
+    spec_of_text,
+    text_of_kind,
 )
 from ostinato.models.lfm3 import spec as lfm3
-from ostinato.models.qwen3_vl.spec import part, text_of_kind
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -43,16 +44,13 @@ class Lfm3VLHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of an `lfm3_vl` config.json, whose text and vision parts are separate dicts."""
-    text, vision = text_of_kind(config, "lfm3"), part(config, "vision_config")
-    # The whole model's value overrides the text part's.
-    tied = flag(config, "tie_word_embeddings", True)
-    dtype = checkpoint_dtype(config, text)
-    plain = lfm3.model_spec({**text, "model_type": "lfm3", "dtype": dtype, "tie_word_embeddings": tied})
+    text_of_kind(config, "lfm3")
+    vision = part(config, "vision_config")
+    plain = spec_of_text(config, lfm3.model_spec, "lfm3_vl", defaults={"model_type": "lfm3"})
     activation(config, "projector_hidden_act", "gelu", ("gelu",))
     spec = _vision(config, vision, plain.hidden_size)
     return replace(
         plain,
-        architecture="lfm3_vl",
         vision=spec,
         encoder_hyperparameters=Lfm3VLHyperparameters(
             attends=_attends(vision, spec.num_layers),

@@ -6,8 +6,7 @@ from ostinato.layers.mamba1 import Mamba1Mixer
 from ostinato.layers.mamba2 import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Decoder, MixerBlock
-from ostinato.models.mamba.spec import MambaHyperparameters
-from ostinato.models.mamba2.spec import Mamba2Hyperparameters
+from ostinato.models.mamba.spec import Mamba2Hyperparameters, MambaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec, Mamba2Spec
 from ostinato.plan.model import ModelSpec

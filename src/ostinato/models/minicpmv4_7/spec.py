@@ -9,11 +9,18 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import SiglipHyperparameters, integer, siglip_hyperparameters, text, with_sections
-from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.config_json import (
+    SiglipHyperparameters,
+    integer,
+    part,
+    siglip_hyperparameters,
+    spec_of_text,
+    text,
+    text_of_kind,
+    with_sections,
+)
 from ostinato.models.qwen3_5.spec import SECTIONS
 from ostinato.models.qwen3_5_text.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part, text_of_kind
 from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -32,8 +39,7 @@ class MiniCPMVHyperparameters(SiglipHyperparameters):
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `minicpmv4_7` config.json. ModelError as for `qwen3_5_text`, and for other encoders."""
     of_text = text_of_kind(config, "qwen3_5_text")
-    tied = config.get("tie_word_embeddings", False)
-    plain = spec_of_text({**config, "tie_word_embeddings": tied}, text_spec, "minicpmv4_7", None, {})
+    plain = spec_of_text(config, text_spec, "minicpmv4_7", default_tied=False)
     assert plain.rope is not None, "its attention is rotated"
     vision = {} if config.get("vision_config") is None else part(config, "vision_config")
     spec = _vision(config, vision, plain.hidden_size)

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import MAX_SIZE, activation, flag, integer, number
-from ostinato.models.gemma3.spec import spec_of_text
+from ostinato.models.config_json import MAX_SIZE, activation, flag, integer, number, part, spec_of_text
 from ostinato.models.nemotron_h.spec import model_spec as text_spec
-from ostinato.models.qwen3_vl.spec import part
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -50,7 +48,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `nemotron_h_omni` config.json. ModelError as for `nemotron_h`, and for other encoders."""
     config = _respelled(config)
     left_out = None if config.get("audio_config") is None else SOUNDS
-    text = spec_of_text(config, text_spec, "nemotron_h_omni", left_out, {})
+    text = spec_of_text(config, text_spec, "nemotron_h_omni", left_out)
     if config.get("image_token_id") is None:
         return replace(text, left_out=NO_IMAGES)
     vision = {} if config.get("vision_config") is None else part(config, "vision_config")

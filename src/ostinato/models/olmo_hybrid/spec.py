@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import activation, attention_spec, flag, integer, number, parse_rope, shared_fields
 from ostinato.models.qwen3_5_text.spec import mixed_layers
@@ -58,9 +57,7 @@ def _kinds(config: JsonMapping) -> tuple[str, ...]:
 
 
 def _delta_net(config: JsonMapping, hidden_size: int, num_heads: int) -> GatedDeltaSpec:
-    num_key_heads = integer(config, "linear_num_key_heads", num_heads)
-    if num_key_heads < 1:
-        raise ModelError("config.json has linear_num_key_heads = 0, which should be at least 1")
+    num_key_heads = integer(config, "linear_num_key_heads", num_heads, least=1)
     key_dim = integer(config, "linear_key_head_dim", int(0.75 * hidden_size / num_key_heads))
     return GatedDeltaSpec(
         num_heads=integer(config, "linear_num_value_heads", num_heads),

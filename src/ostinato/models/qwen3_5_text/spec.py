@@ -110,8 +110,6 @@ def mixed_layers(config: JsonMapping, kinds: Mapping[str, str] = KINDS) -> tuple
     named = layer_kinds(config, kinds)
     if named is not None:
         return named
-    interval = integer(config, "full_attention_interval", 4)
-    if interval < 1:
-        raise ModelError(f"config.json has full_attention_interval = {interval}, which should be 1 or more")
+    interval = integer(config, "full_attention_interval", 4, least=1)
     count = integer(config, "num_hidden_layers")
     return tuple("delta_net" if (i + 1) % interval else "attention" for i in range(count))

@@ -32,10 +32,17 @@ def model_spec(config: JsonObject) -> ModelSpec:
     if all(config.get(name) is None for name in HEAD_COUNTS):
         config = {**config, HEAD_COUNTS[0]: 1}
     is_apart = flag(config, "linear_projections_apart", False)
-    return sparse_spec(config, "qwen3_next", "beta_by_key_head" if is_apart else "by_key_head")
+    return _sparse_spec(config, "qwen3_next", "beta_by_key_head" if is_apart else "by_key_head")
 
 
-def sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) -> ModelSpec:
+def qwen3_5_moe_text_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `qwen3_5_moe_text` config.json: stored as Qwen3.5, with experts in every layer."""
+    fixed = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": True}
+    sizes = {"num_experts": 256, "num_experts_per_tok": 8}
+    return _sparse_spec(sizes | config | fixed, "qwen3_5_moe_text", "apart")
+
+
+def _sparse_spec(config: JsonMapping, architecture: str, stored: StoredDeltaNet) -> ModelSpec:
     """Return the spec of a model with experts."""
     plain = qwen35_spec(config, architecture, integer(config, "intermediate_size", 5632), stored)
     hyper = Qwen3NextHyperparameters(

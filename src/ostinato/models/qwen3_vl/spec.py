@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.json_io import JsonObject
 from ostinato.models.config_json import (
     activation,
     axial_theta,
-    checkpoint_dtype,
     flag,
+    flag_is,
     integer,
+    part,
     respelled,
+    sparse_layers,
+    spec_of_text,
     with_sections,
 )
-from ostinato.models.llama.spec import llama_spec
+from ostinato.models.llama.spec import llama_spec, qwen_experts
 from ostinato.plan.layer_specs import ExpertsSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
 
@@ -39,10 +42,21 @@ class Qwen3VLHyperparameters:
 
 def model_spec(config: JsonObject) -> ModelSpec:
     """Return the spec of a `qwen3_vl` config.json, whose text and vision parts are separate dicts."""
-    return vl_spec(config, "qwen3_vl", lambda text: qwen3_text(text, head_dim=128))
+    return vl_spec(config, "qwen3_vl", lambda text: _text_spec(text, head_dim=128))
 
 
-def qwen3_text(
+def qwen3_vl_moe_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of a `qwen3_vl_moe` config.json, with experts in most layers."""
+    return vl_spec(config, "qwen3_vl_moe", _sparse_text_spec)
+
+
+def _sparse_text_spec(text: JsonObject) -> ModelSpec:
+    flag_is(text, "norm_topk_prob", True)
+    experts, are_sparse = qwen_experts(text), sparse_layers(text, integer(text, "num_hidden_layers"))
+    return _text_spec(text, experts=[experts if is_sparse else None for is_sparse in are_sparse])
+
+
+def _text_spec(
     text: JsonObject, head_dim: int | None = None, experts: Sequence[ExpertsSpec | None] | None = None
 ) -> ModelSpec:
     """Return the spec of a text part: layers of Qwen3, all over the whole context.
@@ -61,23 +75,6 @@ def qwen3_text(
     )
 
 
-def part(config: JsonMapping, name: str) -> JsonObject:
-    """Return one of the dicts in a config.json."""
-    found = config.get(name)
-    if not isinstance(found, dict):
-        raise ModelError(f"config.json has no {name!r} with the sizes of that part of a {config['model_type']} model")
-    return found
-
-
-def text_of_kind(config: JsonMapping, kind: str) -> JsonObject:
-    """Return the text part of a config.json. ModelError if its `model_type` is not `kind`."""
-    text = part(config, "text_config")
-    found = text.get("model_type", kind)
-    if found != kind:
-        raise ModelError(f"config.json has a text part of model_type = {found!r}; supported: {kind!r}")
-    return text
-
-
 def vl_spec(
     config: JsonObject,
     architecture: str,
@@ -92,13 +89,10 @@ def vl_spec(
     `tokens`, `deepstack` and `sections` are defaults for a config.json without these values.
     """
     text, vision = part(config, "text_config"), respelled(part(config, "vision_config"), OTHER_NAMES)
-    # transformers heeds no flag of the text part.
-    tied = flag(config, "tie_word_embeddings", False)
-    plain = text_spec({**text, "dtype": checkpoint_dtype(config, text), "tie_word_embeddings": tied})
+    plain = spec_of_text(config, text_spec, architecture, default_tied=False)
     assert plain.rope is not None, "its attention is rotated"
     return replace(
         plain,
-        architecture=architecture,
         rope=with_sections(plain.rope, text.get("rope_scaling") or text.get("rope_parameters") or {}, sections),
         encoder_hyperparameters=Qwen3VLHyperparameters(
             theta=axial_theta(vision, 10000.0),
@@ -113,10 +107,8 @@ def _vision(
 ) -> VisionSpec:
     size, depth = integer(vision, "hidden_size", 1152), integer(vision, "depth", 27)
     heads, inner = integer(vision, "num_heads", 16), integer(vision, "intermediate_size", 4304)
-    positions = integer(vision, "num_position_embeddings", 2304)
+    positions = integer(vision, "num_position_embeddings", 2304, least=1)
     out, merge = integer(vision, "out_hidden_size", 3584), integer(vision, "spatial_merge_size", 2)
-    if positions < 1:
-        raise ModelError(f"config.json has num_position_embeddings = {positions}, which should be 1 or more")
     if out != text_size:
         raise ModelError(f"config.json has out_hidden_size = {out}; the text part's hidden_size is {text_size}")
     if heads < 1 or size % (4 * heads):

@@ -16,6 +16,8 @@ from ostinato.models.config_json import (
     number,
     parse_rope,
     shared_fields,
+    spec_of_text,
+    text_of_kind,
 )
 from ostinato.models.qwen3_5_text.spec import HEAD_COUNTS, delta_net, mixed_layers
 from ostinato.models.qwen3_5_text.spec import KINDS as WITHOUT_INDEXER
@@ -26,6 +28,7 @@ from ostinato.plan.layer_specs import IndexerSpec, LayerSpec
 from ostinato.plan.mixers import NgramDeltaSpec, NgramSpec
 from ostinato.plan.model import ModelSpec
 
+IMAGES_LEFT_OUT = "the encoder of images is not run; requests are text"
 KINDS = {**WITHOUT_INDEXER, "indexed_attention": "attention"}
 """Kinds of layers by the values of `layer_types`."""
 MAX_PARTS = 16_384
@@ -63,9 +66,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     attention = replace(attention_spec({"num_key_value_heads": 2, **config}, 256), indexer=_indexer(config))
     rope = parse_rope(config, attention.head_dim, default_partial=1.0)
     shared, experts = shared_fields(config), experts_spec(config)
-    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4, MAX_STREAMS)
-    if streams < 2:
-        raise ModelError(f"config.json has hc_count = {streams}, which should be 2 or more")
+    hidden, streams = shared["hidden_size"], integer(config, "hc_count", 4, MAX_STREAMS, least=2)
     kinds = mixed_layers(config, KINDS)
     if "attention" in kinds and attention.indexer is None:
         raise ModelError("config.json has attention without an indexer; indexer_n_heads and its kin are needed")
@@ -104,6 +105,12 @@ def model_spec(config: JsonObject) -> ModelSpec:
         num_streams=streams,
         left_out=head_left_out(config),
     )
+
+
+def qwen4_exp_spec(config: JsonObject) -> ModelSpec:
+    """Return the spec of the text part of a `qwen4_exp` config.json. ModelError as for `qwen4_exp_text`."""
+    left_out = "; ".join(filter(None, (IMAGES_LEFT_OUT, head_left_out(text_of_kind(config, "qwen4_exp_text")))))
+    return spec_of_text(config, model_spec, "qwen4_exp", left_out, default_tied=False)
 
 
 def head_left_out(config: JsonMapping) -> str | None:

@@ -55,9 +55,7 @@ def model_spec(config: JsonObject) -> ModelSpec:
     uses = tuple(i for i, kind in enumerate(kinds) if kind == "hybrid")
     mamba = LayerSpec("mamba2", mixer=mixer)
     hybrids = {layer: LayerSpec("hybrid", attention, mixer, use=use) for use, layer in enumerate(uses)}
-    num_blocks = integer(config, "num_mem_blocks", 1)
-    if num_blocks < 1:
-        raise ModelError(f"config.json has num_mem_blocks = {num_blocks}, which should be at least 1")
+    num_blocks = integer(config, "num_mem_blocks", 1, least=1)
     return ModelSpec(
         architecture="zamba2",
         **shared_fields(config, default_tied=True),
