@@ -119,7 +119,18 @@ class Experts(Module):
         instead = stacked_as if stacked_as is not None and may_be_stacked else ("", "")
         shapes = ((spec.num_experts, spec.inner_size, spec.size), (spec.num_experts, spec.size, spec.intermediate_size))
         self.up, self.down = (
-            Stack(build, shape, own, other, other_shape[-1], is_stack=is_stack, whole_name=name, segments=segments)
+            Stack(
+                build,
+                *shape,
+                role="experts",
+                can_be_quantised=True,
+                names=own,
+                quantized_with=other,
+                quantized_with_in_size=other_shape[-1],
+                is_stack=is_stack,
+                whole_name=name,
+                segments=segments,
+            )
             for shape, other_shape, own, other, name, segments in zip(
                 shapes, reversed(shapes), stored, reversed(stored), instead, (halves, ()), strict=True
             )
@@ -165,27 +176,6 @@ class Stack(QuantizableMatrix):
     """One matrix of every expert. It is quantised together with the tensors `quantized_with`, or not at all."""
 
     is_in_checkpoint = False
-
-    def __init__(
-        self,
-        build: ModelBuilder,
-        shape: tuple[int, int, int],
-        names: tuple[str, ...],
-        quantized_with: tuple[str, ...],
-        quantized_with_in_size: int,
-        is_stack: bool,
-        whole_name: str,
-        segments: tuple[int, ...],
-    ) -> None:
-        facts: dict[str, Any] = {
-            "names": names,
-            "quantized_with": quantized_with,
-            "quantized_with_in_size": quantized_with_in_size,
-        }
-        facts["is_stack"] = is_stack
-        facts |= {"whole_name": whole_name, "segments": segments}
-        facts["can_be_quantised"] = True
-        super().__init__(build, *shape, role="experts", **facts)
 
 
 class RoutedMLP(Module):

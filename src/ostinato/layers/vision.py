@@ -163,20 +163,34 @@ class EncoderBlock(Module):
 class PatchMerger(Module):
     """Merger of neighbouring patches, those of a token or `count`, side by side into one token of the text part.
 
-    `norms_merged`: the norm is over all of them together, as in DeepStack's.
+    `norms_merged`: the norm is over all of them together, as in DeepStack's. With a `norm_eps` of None there is none.
+    `inner_size` is that between the two matrices, by default that of the merged patches.
     """
 
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, norms_merged: bool, count: int | None = None) -> None:
+    def __init__(
+        self,
+        build: ModelBuilder,
+        vision: VisionSpec,
+        norms_merged: bool,
+        count: int | None = None,
+        *,
+        inner_size: int | None = None,
+        bias: bool = True,
+        norm_eps: float | None = NORM_EPS,
+    ) -> None:
         super().__init__()
         self.size, self.norms_merged = (count or vision.patches_per_token) * vision.hidden_size, norms_merged
-        self.norm = LayerNorm(build, self.size if norms_merged else vision.hidden_size, NORM_EPS)
-        self.linear_fc1 = linear(build, self.size, self.size)
-        self.linear_fc2 = linear(build, self.size, vision.out_hidden_size)
+        inner_size = self.size if inner_size is None else inner_size
+        normed = self.size if norms_merged else vision.hidden_size
+        self.norm = None if norm_eps is None else LayerNorm(build, normed, norm_eps)
+        self.linear_fc1 = linear(build, self.size, inner_size, bias=bias)
+        self.linear_fc2 = linear(build, inner_size, vision.out_hidden_size, bias=bias)
 
     def forward(self, x: Array) -> Array:
         """Merge patches, [patches, hidden] -> [tokens, out]."""
-        merged = self.norm(x.reshape(-1, self.size)) if self.norms_merged else self.norm(x).reshape(-1, self.size)
-        return self.linear_fc2(self.linear_fc1(merged, activation="gelu"))
+        x = x.reshape(-1, self.size) if self.norms_merged else x
+        x = x if self.norm is None else self.norm(x)
+        return self.linear_fc2(self.linear_fc1(x.reshape(-1, self.size), activation="gelu"))
 
 
 class VisionEncoder(Module):

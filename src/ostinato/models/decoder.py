@@ -60,6 +60,11 @@ class Block(Module):
         x = self.mlp(y, x)
         return x if self.experts is None else self.experts(y, x)
 
+    def store_keys(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> None:
+        """Write the keys and values of attention without computing the block."""
+        assert self.self_attn is not None, "only blocks with attention have keys"
+        self.self_attn.store(self.input_layernorm(x), inputs, memory, angles)
+
 
 class SandwichBlock(Block):
     """Attention or a state mixer, then an MLP. Each has a norm before it, and another one between it and the sum."""
@@ -70,22 +75,11 @@ class SandwichBlock(Block):
         hidden_size: int,
         norm_eps: float,
         *,
-        mlp: Module,
-        attention: Attention | None = None,
-        mixer: Module | None = None,
-        names: dict[str, str] | None = None,
         norm_plus_one: bool = False,
+        **parts: Any,
     ) -> None:
-        super().__init__(
-            build,
-            hidden_size,
-            norm_eps,
-            mlp=mlp,
-            attention=attention,
-            mixer=mixer,
-            names=names,
-            norm_plus_one=norm_plus_one,
-        )
+        """Make the norms around the `parts` of a `Block`, which documents the arguments."""
+        super().__init__(build, hidden_size, norm_eps, norm_plus_one=norm_plus_one, **parts)
         self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
         self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
 

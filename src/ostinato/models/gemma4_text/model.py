@@ -6,7 +6,7 @@ embedding of its token, gated by the residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.attention import Attention
@@ -111,16 +111,9 @@ class Gemma4Block(SandwichBlock):
 class Gemma4Backbone(Backbone):
     """Backbone whose blocks get small embeddings of the tokens: learned ones plus a projection of the large ones."""
 
-    def __init__(
-        self,
-        build: ModelBuilder,
-        spec: ModelSpec,
-        make_block: Callable[[LayerSpec], Module],
-        norm_eps: float,
-        *how: Any,
-    ) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, *how: Any) -> None:
         """Make the parts of a `Backbone`, which documents the arguments, and those of the small embeddings."""
-        super().__init__(build, spec, make_block, norm_eps, *how)
+        super().__init__(build, spec, *how)
         hyper: Gemma4Hyperparameters = spec.hyperparameters
         self.small_size, hidden, all_sizes = hyper.small_size, spec.hidden_size, hyper.num_layers * hyper.small_size
         if self.small_size:
@@ -129,7 +122,7 @@ class Gemma4Backbone(Backbone):
             self.per_layer_model_projection = Linear(build, hidden, all_sizes, multiplier=hidden**-0.5)
             self.multiply = build.ops.multiply
             self.half = build.constant([HALF] * all_sizes, build.dtype).reshape(1, all_sizes)
-            self.per_layer_projection_norm = RMSNorm(build, self.small_size, norm_eps)
+            self.per_layer_projection_norm = RMSNorm(build, self.small_size, hyper.norm_eps)
 
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute the final normed hidden states of a step, [tokens, hidden]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
@@ -92,14 +93,21 @@ def model_spec(config: JsonObject) -> ModelSpec:
         layers=tuple(layers),
         rope=None,
         sharded_dims=("intermediate_size", "shared_size"),
-        hyperparameters=KimiLinearHyperparameters(
-            latent=latent,
-            moe=moe,
-            intermediate_size=integer(config, "intermediate_size"),
-            shared_size=moe.experts.intermediate_size * integer(config, "num_shared_experts", 1),
-            norm_eps=number(config, "rms_norm_eps", 1e-5),
-        ),
+        hyperparameters=KimiLinearHyperparameters(**kimi_fields(config, latent, moe, norm_eps=1e-5)),
     )
+
+
+def kimi_fields(
+    config: JsonMapping, latent: LatentSizes, moe: RouterHyperparameters, norm_eps: float
+) -> dict[str, Any]:
+    """Return the fields of KimiLinearHyperparameters; `norm_eps` is the default for a config.json without one."""
+    return {
+        "latent": latent,
+        "moe": moe,
+        "intermediate_size": integer(config, "intermediate_size"),
+        "shared_size": moe.experts.intermediate_size * integer(config, "num_shared_experts", 1),
+        "norm_eps": number(config, "rms_norm_eps", norm_eps),
+    }
 
 
 def spelled(config: JsonMapping) -> JsonObject:

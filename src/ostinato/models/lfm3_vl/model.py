@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ostinato.layers.attention import AxialRotary
 from ostinato.layers.linear import PackedLinear
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, split_columns
-from ostinato.layers.norm import LayerNorm, RMSNorm
-from ostinato.layers.vision import NORM_EPS, Encoder, GatedEncoderMLP, linear
+from ostinato.layers.norm import RMSNorm
+from ostinato.layers.vision import Encoder, GatedEncoderMLP, PatchMerger, linear
+from ostinato.models.lfm2_vl.model import PROJECTOR_NAMES
 from ostinato.models.lfm3.model import Lfm3
 from ostinato.models.lfm3_vl.spec import Lfm3VLHyperparameters
 from ostinato.ops.step_inputs import Array, EncoderInputs
@@ -138,21 +141,6 @@ class VisionTower(Module):
         return x
 
 
-class Projector(Module):
-    """Merger of neighbouring patches, normed and side by side, into one token of the text part."""
-
-    def __init__(self, build: ModelBuilder, vision: VisionSpec, hyper: Lfm3VLHyperparameters) -> None:
-        super().__init__()
-        self.size = vision.patches_per_token * vision.hidden_size
-        self.layer_norm = LayerNorm(build, vision.hidden_size, NORM_EPS)
-        self.linear_1 = linear(build, self.size, hyper.projector_size, bias=hyper.projector_bias)
-        self.linear_2 = linear(build, hyper.projector_size, vision.out_hidden_size, bias=hyper.projector_bias)
-
-    def forward(self, x: Array) -> Array:
-        """Merge patches, [patches, hidden] -> [tokens, out]."""
-        return self.linear_2(self.linear_1(self.layer_norm(x).reshape(-1, self.size), activation="gelu"))
-
-
 class Lfm3VL(Lfm3):
     """Language model with its encoder."""
 
@@ -163,4 +151,7 @@ class Lfm3VL(Lfm3):
     def make_encoder(self, vision: VisionSpec) -> Encoder:
         hyper: Lfm3VLHyperparameters = self.spec.encoder_hyperparameters
         tower = VisionTower(self.build, vision, hyper)
-        return Encoder(tower, Projector(self.build, vision, hyper))
+        how: dict[str, Any] = {"inner_size": hyper.projector_size, "bias": hyper.projector_bias}
+        projector = PatchMerger(self.build, vision, norms_merged=False, **how)
+        projector.names = PROJECTOR_NAMES
+        return Encoder(tower, projector)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
-from ostinato.layers.module import ModelBuilder, Module, ModuleList
+from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import PredictionHead
 from ostinato.models.decoder import Decoder, mamba2_mixer
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
+from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
-from ostinato.plan.model import ModelSpec
 
 if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
@@ -79,54 +78,10 @@ class Block(Module):
             return self.mixer(y, angles, inputs, memory, x)
         return self.mixer(y, x)
 
-
-class Join(Module):
-    """Join of a token and the hidden state before it into one vector."""
-
-    def __init__(self, build: ModelBuilder, hidden_size: int, norm_eps: float) -> None:
-        super().__init__()
-        self.concat = build.ops.concat
-        self.enorm = RMSNorm(build, hidden_size, norm_eps)
-        self.hnorm = RMSNorm(build, hidden_size, norm_eps)
-        self.eh_proj = Linear(build, 2 * hidden_size, hidden_size)
-
-    def forward(self, hidden: Array, embedded: Array) -> Array:
-        """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
-        return self.eh_proj(self.concat(self.enorm(embedded), self.hnorm(hidden)))
-
-
-class Head(PredictionHead):
-    """Multi-token prediction head; its blocks have attention without positions, an MLP or experts."""
-
-    def __init__(self, build: ModelBuilder, spec: ModelSpec, layers: Sequence[LayerSpec]) -> None:
-        super().__init__(build)
-        hyper: NemotronHHyperparameters = spec.hyperparameters
-        size, last = spec.hidden_size, len(layers) - 1
-        # In the checkpoint the first block has the join's weights, and the last one the final norm.
-        self.names = {"join": "layers.0", "blocks": "layers", "final_layernorm": f"layers.{last}.final_layernorm"}
-        self.join = Join(build, size, hyper.norm_eps)
-        self.blocks = ModuleList(Block(build, size, layer, hyper, first_key=1) for layer in layers)
-        self.final_layernorm = RMSNorm(build, size, hyper.norm_eps)
-        self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
-
-    def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
-        x = self.join(hidden, embedded)
-        for block, layer_memory in zip(self.blocks, memory, strict=False):
-            x = block(x, None, inputs, layer_memory)
-        return self.final_layernorm(x)
-
-    def update_head_cache(
-        self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
-    ) -> None:
-        previous = self.previous_hidden(hidden, inputs, memory[-1])
-        if self.last_attention < 0:
-            return
-        x = self.join(previous, embedded)
-        for block, layer_memory in zip(self.blocks[: self.last_attention], memory, strict=False):
-            x = block(x, None, inputs, layer_memory)
-        block = self.blocks[self.last_attention]
-        assert isinstance(block.mixer, Attention), "it was found by its kind"
-        block.mixer.store(block.norm(x), inputs, memory[self.last_attention])
+    def store_keys(self, x: Array, _: None, inputs: StepInputs, memory: LayerCache) -> None:
+        """Write the keys and values of attention without computing the block."""
+        assert isinstance(self.mixer, Attention), "only blocks with attention have keys"
+        self.mixer.store(self.norm(x), inputs, memory)
 
 
 class NemotronH(Decoder):
@@ -134,11 +89,16 @@ class NemotronH(Decoder):
 
     backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))
 
-    def make_block(self, layer: LayerSpec) -> Block:
-        return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters)
+    def make_block(self, layer: LayerSpec, first_key: int = 0) -> Block:
+        """Make a block whose attention sees no key before position `first_key`."""
+        return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters, first_key)
 
-    def make_head(self, layers: Sequence[LayerSpec]) -> Head:
-        return Head(self.build, self.spec, layers)
+    def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
+        # In the checkpoint the first block has the join's weights, and the last one the final norm.
+        names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
+        names = {name: f"layers.0.{stored}" for name, stored in names.items()}
+        names |= {"blocks": "layers", "norm": f"layers.{len(layers) - 1}.final_layernorm"}
+        return AttentionHead(self.build, self.spec, layers, self.make_block, names=names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the backbone's second name; return None for tensors of a prediction head that is not used."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ostinato.layers.attention import AxialRotary
@@ -22,11 +22,9 @@ from ostinato.plan.rope import axes, inverse_frequencies
 class TextBackbone(Backbone):
     """Backbone that injects the encoder's outputs into tokens of images after the embedding and the first layers."""
 
-    def __init__(
-        self, build: ModelBuilder, spec: ModelSpec, make_block: Callable[[LayerSpec], Module], *how: Any
-    ) -> None:
+    def __init__(self, build: ModelBuilder, spec: ModelSpec, *how: Any) -> None:
         """Make the parts of a `Backbone`, which documents the arguments."""
-        super().__init__(build, spec, make_block, *how)
+        super().__init__(build, spec, *how)
         assert spec.rope is not None
         assert spec.vision is not None
         self.hidden_rows = spec.vision.hidden_rows
