@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from transformers.models.minicpmv4_7.modeling_minicpmv4_7 import MiniCPMV4_7Model
 
 from ostinato.errors import RequestError
-from ostinato.media.canvas import canvas_positions
 from ostinato.media.media_item import MediaItem
-from ostinato.media.media_prompt import media_prompt, placeholders
+from ostinato.media.media_prompt import canvas_positions, media_prompt, placeholders
 from ostinato.media.preprocess import TiledImage
 from ostinato.plan.layer_specs import CanvasTokens, VisionSpec
 from tests.support.media_cases import END, IMAGE, START, encode, sliced_settings, tokenizer, vision_spec

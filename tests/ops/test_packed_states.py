@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ostinato.ops.dispatch import reference_kernel
 from ostinato.ops.reference.stochastic_rounding import packed_values
 from ostinato.ops.sizes import INT8_STATE_BLOCK, MAX_INT8
-from ostinato.runner.packed_rows import PackedRows, StatePart
+from ostinato.runner.cache_memory import PackedRows, StatePart
 from tests.support.delta_cases import delta_case
 from tests.support.examples import examples
 from tests.support.native_kernels import int32

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.ops.reference.indexed_attention import select_blocks, selected_attention
 from ostinato.ops.reference.mhc import mhc_weights, mix_streams
-from ostinato.ops.reference.selected_attention import select_blocks, selected_attention
 from tests.ops.test_ops import few, normal, seeds
 
 BLOCK_SIZE, NAN = 4, float("nan")

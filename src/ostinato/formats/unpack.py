@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.errors import ModelError
-from ostinato.formats.gptq_awq import AWQ_NIBBLES
+from ostinato.formats.quantization_config import AWQ_NIBBLES
 from ostinato.ops.arrays import converted
 from ostinato.plan.quantization import StoredWeights
 

@@ -9,7 +9,7 @@ from typing import Any
 from ostinato.layers.attention import Attention
 from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
-from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm
 from ostinato.models.base import Backbone, CausalLM, HiddenStateKeeper, PredictionHead

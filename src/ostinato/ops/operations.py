@@ -462,7 +462,7 @@ class Operations:
     )
     select_blocks = Operation(
         select_blocks_shape,
-        "selected_attention",
+        "indexed_attention",
         Implementation(reads_on_host=True, scratch=scratch.reference_select_blocks),
         native=None,
         part="attention",
@@ -470,7 +470,7 @@ class Operations:
     )
     selected_attention = Operation(
         like_first,
-        "selected_attention",
+        "indexed_attention",
         Implementation(reads_on_host=True, scratch=scratch.reference_selected_attention),
         native=None,
         part="attention",

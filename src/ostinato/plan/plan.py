@@ -16,7 +16,7 @@ from ostinato.plan.cache_files import CacheFilesPlan, plan_cache_files
 from ostinato.plan.choose_quantization import expansion_decisions, quantization_decisions
 from ostinato.plan.decision import Decision
 from ostinato.plan.device.gpu_catalogue import DeviceSpec
-from ostinato.plan.effective_settings import EffectiveSettings
+from ostinato.plan.effective_settings import EffectiveSettings, choose_chunks, choose_overlap, text_decisions
 from ostinato.plan.encoder.encoder_plan import EncoderPlan
 from ostinato.plan.fitting.fit import FitError, FitResult, fit, graph_cost
 from ostinato.plan.fitting.resolve import utilization
@@ -30,7 +30,6 @@ from ostinato.plan.memory.prefix_plan import HitLaw, PinLimits, hit_law, pin_lim
 from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.open_settings import choose_chunks, choose_overlap, text_decisions
 from ostinato.plan.prediction import Prediction, plan_prediction
 from ostinato.plan.remedies import advice, capacity_remedies, min_memory, working_remedies
 from ostinato.plan.render.html import plan_html

@@ -13,9 +13,9 @@ from ostinato.config_fields import is_count
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
+from ostinato.plan.effective_settings import choose_chunks
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
-from ostinato.plan.open_settings import choose_chunks
 from ostinato.sampling.params import SamplingParams
 from ostinato.setting_names import plain_numbers
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways

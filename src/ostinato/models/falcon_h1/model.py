@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Multiplier
 from ostinato.models.decoder import Block, Decoder, mamba2_mixer

@@ -14,7 +14,7 @@ from ostinato.layers.hyper_connection import ManifoldHyperConnection, repeat_str
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.selected_attention import SelectedLatentAttention
+from ostinato.layers.sparse_attention import SelectedLatentAttention
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.glm5_next.spec import Glm5NextHyperparameters

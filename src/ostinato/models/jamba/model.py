@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mamba1 import Mamba1Mixer
+from ostinato.layers.mamba import Mamba1Mixer
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import Module
 from ostinato.models.decoder import Block, Decoder

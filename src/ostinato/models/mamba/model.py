@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.layers.mamba1 import Mamba1Mixer
-from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mamba import Mamba1Mixer, Mamba2Mixer
 from ostinato.layers.module import ModelBuilder
 from ostinato.models.decoder import Decoder, MixerBlock
 from ostinato.models.mamba.spec import Mamba2Hyperparameters, MambaHyperparameters

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.hyper_connection import HyperConnection, repeat_streams
-from ostinato.layers.indexed_attention import IndexedAttention
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.ngram import NgramLayer
+from ostinato.layers.sparse_attention import IndexedAttention
 from ostinato.models.base import Backbone
 from ostinato.models.decoder import Decoder
 from ostinato.models.qwen3_next.model import SparseMLP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ostinato.layers.linear import Linear
-from ostinato.layers.mamba2 import Mamba2Mixer
+from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.decoder import Decoder

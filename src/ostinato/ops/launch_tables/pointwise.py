@@ -5,6 +5,8 @@ A program takes whole rows of up to 8192 elements in registers: 16 to 32 element
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ostinato.ops.launch_tables.launch import MAX_WARPS, Launch, cdiv, power_of_two
 
 ELEMENTS_PER_PROGRAM = 2048
@@ -14,71 +16,48 @@ COLUMNS = 1024
 """Elements of a row that a copying program takes: 4 to 8 per thread, each loaded at once."""
 
 
-def _rows_launch(kernel: str, size: int) -> Launch:
-    """Return the launch of a kernel whose programs take whole rows of `size` elements, several if they are short.
+class SizeRule(Protocol):
+    """Rule for the launches of a kernel by the elements of a row."""
 
-    It does not depend on the number of rows, so that a row's sum has one order.
+    def __call__(self, *, size: int, capability: int) -> tuple[Launch, ...]: ...
+
+
+def _whole_rows(kernel: str) -> SizeRule:
+    """Return the rule of a kernel whose programs take whole rows of `size` elements, several if they are short.
+
+    A launch does not depend on the number of rows, so that a row's sum has one order.
     """
-    columns = power_of_two(size, least=16)
-    at_once = max(1, ELEMENTS_PER_PROGRAM // columns)
-    warps = power_of_two(columns * at_once // 512, most=16)
-    return Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps)
+
+    def rule(*, size: int, capability: int) -> tuple[Launch, ...]:
+        columns = power_of_two(size, least=16)
+        at_once = max(1, ELEMENTS_PER_PROGRAM // columns)
+        warps = power_of_two(columns * at_once // 512, most=16)
+        return (Launch(kernel, {"ROWS": at_once, "COLUMNS": columns}, warps),)
+
+    return rule
 
 
-def rms_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for rows of `size` elements."""
-    return (_rows_launch("rms_norm_kernel", size),)
+def _parts_of_rows(kernel: str) -> SizeRule:
+    """Return the rule of a kernel whose programs take a part of one row."""
+
+    def rule(*, size: int, capability: int) -> tuple[Launch, ...]:
+        columns = power_of_two(size, least=16, most=COLUMNS)
+        return (Launch(kernel, {"COLUMNS": columns}, power_of_two(columns // 256, most=4)),)
+
+    return rule
 
 
-def gated_rms_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for groups of `size` channels."""
-    return (_rows_launch("gated_rms_norm_kernel", size),)
+rms_norm_launches = _whole_rows("rms_norm_kernel")
+gated_rms_norm_launches = _whole_rows("gated_rms_norm_kernel")
+layer_norm_launches = _whole_rows("layer_norm_kernel")
 
-
-def layer_norm_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for rows of `size` elements."""
-    return (_rows_launch("layer_norm_kernel", size),)
-
-
-def _copy_launch(kernel: str, size: int) -> Launch:
-    """Return the launch of a kernel whose programs take a part of one row."""
-    columns = power_of_two(size, least=16, most=COLUMNS)
-    return Launch(kernel, {"COLUMNS": columns}, power_of_two(columns // 256, most=4))
-
-
-def embedding_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for vectors of `size` elements."""
-    return (_copy_launch("embedding_kernel", size),)
-
-
-def clip_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for vectors of `size` elements."""
-    return (_copy_launch("clip_kernel", size),)
-
-
-def concat_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for results of `size` elements per token."""
-    return (_copy_launch("concat_kernel", size),)
-
-
-def gated_activation_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for results of `size` elements per token."""
-    return (_copy_launch("gated_activation_kernel", size),)
-
-
-def inject_media_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for hidden states of `size` elements."""
-    return (_copy_launch("inject_media_kernel", size),)
-
-
-def add_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for vectors of `size` elements."""
-    return (_copy_launch("add_kernel", size),)
-
-
-def multiply_launches(*, size: int, capability: int) -> tuple[Launch, ...]:
-    """Return the launch for vectors of `size` elements."""
-    return (_copy_launch("multiply_kernel", size),)
+embedding_launches = _parts_of_rows("embedding_kernel")
+clip_launches = _parts_of_rows("clip_kernel")
+concat_launches = _parts_of_rows("concat_kernel")
+gated_activation_launches = _parts_of_rows("gated_activation_kernel")
+inject_media_launches = _parts_of_rows("inject_media_kernel")
+add_launches = _parts_of_rows("add_kernel")
+multiply_launches = _parts_of_rows("multiply_kernel")
 
 
 ANGLES_BLOCK = 1024

@@ -1,4 +1,8 @@
-"""Reference of `indexed_attention`: attention to the blocks of keys that an indexer selects (Qwen4)."""
+"""References of attention to the blocks of keys that an indexer selects.
+
+`indexed_attention` selects and attends (Qwen4). `select_blocks` and `selected_attention` are two operations, since
+several layers may attend to the blocks that one of them selects (GLM-5.3).
+"""
 
 from __future__ import annotations
 
@@ -75,4 +79,99 @@ def indexed_attention(
             mask = position >= (at_token + 1) // ratio * ratio
             mask[:, : complete * ratio] |= is_selected.repeat_interleave(ratio, dim=1, output_size=complete * ratio)
             out[begin:end] = _masked(queries[begin:end], keys, values, mask & (position <= at_token), scale)
+    return out
+
+
+def select_blocks(
+    index_q: torch.Tensor,
+    head_weights: torch.Tensor,
+    index_cache: torch.Tensor,
+    gate_bias: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    budget: int,
+    ratio: int,
+) -> torch.Tensor:
+    """Select for each token the `budget / ratio` complete blocks of `ratio` positions with the highest scores.
+
+    `index_cache` [blocks, block_size, 1, 2 * index_dim] has a key for each position, then its gates. The key of a block
+    is the mean of its positions' keys, weighted for each element by the softmax over the block of the gates plus
+    `gate_bias` [ratio, index_dim]. Its score for a token is the sum over heads of weight * relu(query . key), for
+    `index_q` [tokens, index_heads, index_dim] and `head_weights` [tokens, index_heads]. Of equal scores, the first
+    block counts. Blocks begin at multiples of `ratio` from the start of the request. -> [tokens, budget / ratio] int32:
+    numbers of blocks, and -1 where there are fewer, and for padding.
+    """
+    most, block_size = budget // ratio, index_cache.shape[1]
+    selected = torch.full((index_q.shape[0], most), -1, dtype=torch.int32, device=index_q.device)
+    starts, positions = row_starts.tolist(), start_positions.tolist()
+    for row, kv_len in enumerate(kv_lens.tolist()):
+        first, complete = positions[row], kv_len // ratio
+        if kv_len <= first or starts[row] == starts[row + 1] or not complete:
+            continue
+        here = slice(starts[row], starts[row] + kv_len - first)
+        at = torch.arange(complete, device=index_q.device)
+        counts = torch.arange(first + 1, kv_len + 1, device=index_q.device) // ratio
+        if complete <= most:  # Every token selects all of its blocks.
+            selected[here, :complete] = torch.where(at < counts[:, None], at, -1).int()
+            continue
+        tables = block_tables[row, : -(-complete * ratio // block_size)]
+        [entries] = _read(index_cache, None, tables, slice(complete * ratio))
+        keys, gates = entries.view(complete, ratio, -1).chunk(2, dim=-1)
+        shares = (gates.float() + gate_bias.float()).softmax(dim=1).to(keys.dtype)
+        pooled = (shares * keys).sum(dim=1).float()
+        for begin in range(here.start, here.stop, INDEX_SLAB):
+            end = min(begin + INDEX_SLAB, here.stop)
+            is_complete = at < counts[begin - here.start : end - here.start, None]
+            of_heads = torch.relu(index_q[begin:end].float() @ pooled.T)
+            scores = (head_weights[begin:end, None].float() @ of_heads)[:, 0]
+            order = scores.masked_fill_(~is_complete, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+            order = order[:, :most]
+            selected[begin:end] = torch.where(is_complete.gather(1, order), order, -1).int()
+    return selected
+
+
+def selected_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    selected: torch.Tensor,
+    row_starts: torch.Tensor,
+    start_positions: torch.Tensor,
+    kv_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    ratio: int,
+    has_tail: bool,
+) -> torch.Tensor:
+    """Attend from each token to its blocks of `ratio` positions in `selected`, the result of `select_blocks`.
+
+    If it `has_tail`, a token also attends to the positions of the incomplete block that it is in, its own included. A
+    token that sees no position gives zeros. All else is as in `attention`. -> like `q`.
+    """
+    out = torch.zeros_like(q)
+    block_size, most = k_cache.shape[1], selected.shape[1]
+    starts, positions = row_starts.tolist(), start_positions.tolist()
+    for row, kv_len in enumerate(kv_lens.tolist()):
+        first, complete = positions[row], kv_len // ratio
+        if kv_len <= first or starts[row] == starts[row + 1]:
+            continue
+        here = slice(starts[row], starts[row] + kv_len - first)
+        tables = block_tables[row, : -(-kv_len // block_size)]
+        keys, values = (_read(cache, None, tables, slice(kv_len)) for cache in (k_cache, v_cache))
+        if has_tail and complete <= most:  # Every token sees all positions up to its own.
+            out[here] = _attend(q[here], keys, values, scale, None, None, None, None)
+            continue
+        position = torch.arange(kv_len, device=q.device)
+        for begin in range(here.start, here.stop, INDEX_SLAB):
+            end = min(begin + INDEX_SLAB, here.stop)
+            at_token = position[first + begin - here.start : first + end - here.start, None]
+            blocks = selected[begin:end].long()
+            is_selected = torch.zeros((end - begin, complete + 1), dtype=torch.bool, device=q.device)
+            is_selected = is_selected.scatter_(1, torch.where(blocks < 0, complete, blocks), True)[:, :complete]
+            mask = (position >= (at_token + 1) // ratio * ratio) & (position <= at_token) & has_tail
+            mask[:, : complete * ratio] |= is_selected.repeat_interleave(ratio, dim=1, output_size=complete * ratio)
+            attended = _masked(q[begin:end], keys, values, mask, scale)
+            out[begin:end] = torch.where(mask.any(dim=1)[:, None, None], attended, 0)
     return out

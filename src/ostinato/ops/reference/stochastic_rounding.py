@@ -33,7 +33,7 @@ LEAST_PACKED = 2.0**-100
 
 
 def packed_values(states: torch.Tensor) -> torch.Tensor:
-    """Return float32 `states` [..., size] rounded to what 8 bits hold without loss (`runner/packed_rows.py`).
+    """Return float32 `states` [..., size] rounded to what 8 bits hold without loss (`runner/cache_memory.py`).
 
     A block of up to `INT8_STATE_BLOCK` neighbours becomes integers times a scale, to nearest. The scale is the largest
     magnitude divided by `MAX_INT8`, rounded up to 16 significant bits: so the products are exact, the largest integer
