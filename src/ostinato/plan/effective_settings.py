@@ -1,4 +1,4 @@
-"""EffectiveSettings: the settings that the engine runs with, after every open one has its value; and choices of open ones.
+"""EffectiveSettings: the settings that the engine runs with, after every open one has its value; and their choice.
 
 The overlap executor schedules each step while the one before it runs.
 """
