@@ -255,13 +255,7 @@ class _Reader:
             "image",
             least * area,
             most * area,
-            resample=self._resample("video", 2),
-            scale=self._scale(),
-            mean=self._channels("image_mean", _HALVES),
-            std=self._channels("image_std", _HALVES),
-            patch_size=patch,
-            temporal_patch_size=1,
-            merge_size=merge,
+            **self._pixels(self._resample("video", 2)),
             tiles=tiles if is_cut else None,
             is_naflex=True,
         )
@@ -278,13 +272,7 @@ class _Reader:
             "image",
             side**2,
             side**2,
-            resample=self._resample("video", 2),
-            scale=self._scale(),
-            mean=self._channels("image_mean", _HALVES),
-            std=self._channels("image_std", _HALVES),
-            patch_size=self.vision.patch_size,
-            temporal_patch_size=1,
-            merge_size=self.vision.merge_size,
+            **self._pixels(self._resample("video", 2)),
             crops=self._crops() if self._of("do_pan_and_scan", bool, False) else None,
             side=given,
         )
@@ -365,13 +353,7 @@ class _Reader:
             "image",
             side**2,
             side**2,
-            resample=self._resample("video", 3),
-            scale=self._scale(),
-            mean=self._channels("image_mean", _HALVES),
-            std=self._channels("image_std", _HALVES),
-            patch_size=patch,
-            temporal_patch_size=1,
-            merge_size=vision.merge_size,
+            **self._pixels(self._resample("video", 3)),
             has_windows=vision.has_windows,
             slices=SliceSettings(
                 slices if self._of("slice_mode", bool, True) else 1, self._of("use_image_id", bool, True)
@@ -395,16 +377,27 @@ class _Reader:
             "image",
             least * patch**2,
             fitting * patch**2,
-            resample=self._resample("video", 3),
-            scale=self._scale(),
-            mean=self._channels(mean, _CLIP_MEAN),
-            std=self._channels(std, _CLIP_STD),
-            patch_size=patch,
-            temporal_patch_size=1,
-            merge_size=vision.merge_size,
+            **self._pixels(self._resample("video", 3), (mean, _CLIP_MEAN), (std, _CLIP_STD)),
             in_floats=True,
             most_pixels=most * patch**2,
         )
+
+    def _pixels(
+        self,
+        resample: int,
+        mean: tuple[str, tuple[float, ...]] = ("image_mean", _HALVES),
+        std: tuple[str, tuple[float, ...]] = ("image_std", _HALVES),
+    ) -> dict[str, Any]:
+        """Return how pixels become patches of the encoder's sizes; `mean` and `std` are names and defaults."""
+        return {
+            "resample": resample,
+            "scale": self._scale(),
+            "mean": self._channels(*mean),
+            "std": self._channels(*std),
+            "patch_size": self.vision.patch_size,
+            "temporal_patch_size": 1,
+            "merge_size": self.vision.merge_size,
+        }
 
     def _check_steps(self, steps: Sequence[str] = _STEPS) -> None:
         for step in steps:

@@ -6,10 +6,11 @@ messages know a mixer by `Mixer` alone: arrays, bytes, operations, sizes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from ostinato.ops.kernel_cost import chunked_scan_flops, delta_flops, selective_flops
 from ostinato.ops.operations import prefill_op
@@ -69,63 +70,48 @@ class StateSpec:
 NO_STATE = StateSpec()
 
 
-class Mixer(Protocol):
-    """Interface of what keeps a state in one layer. Each kind is a frozen dataclass of its sizes."""
+class Mixer(ABC):
+    """Keeper of a state in one layer. Each kind is a frozen dataclass of its sizes."""
+
+    kind: ClassVar[str]
+    """Name in messages."""
+    operations: ClassVar[Mapping[str, str | None]]
+    """Operations of a decode step with this mixer's sizes -> the state array that each reads and writes, or None.
+
+    A row of `ops.operations` says which operation replaces it in prompts.
+    """
+    rounds_stochastically: ClassVar[bool] = False
+    """True if its operations support `ssm_state_rounding` stochastic."""
+    needs_float32: ClassVar[bool] = False
+    """True if its arrays of the dtype "state" lose too much in 16 bits, so that its operations do not take them."""
+    chunk_size: int | None = None
+    """Tokens that a scan takes together: it has the state at their multiples anyway. None: at any token."""
+    scan_writes_states: bool = True
+    """True if the scan of a prompt can write out intermediate states."""
 
     @property
-    def kind(self) -> str:
-        """Name in messages."""
-        ...
+    @abstractmethod
+    def state(self) -> StateSpec:
+        """Arrays in a slot."""
 
     @property
-    def state(self) -> StateSpec: ...
-
-    @property
-    def operations(self) -> Mapping[str, str | None]:
-        """Operations of a decode step with this mixer's sizes -> the state array that each reads and writes, or None.
-
-        A row of `ops.operations` says which operation replaces it in prompts.
-        """
-        ...
-
-    @property
+    @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """Sizes under the names that the rules of these operations (work, scratch memory, launches) use."""
-        ...
-
-    @property
-    def chunk_size(self) -> int | None:
-        """Tokens that a scan takes together: it has the state at their multiples anyway. None: at any token."""
-        ...
-
-    @property
-    def scan_writes_states(self) -> bool:
-        """True if the scan of a prompt can write out intermediate states."""
-        ...
-
-    @property
-    def rounds_stochastically(self) -> bool:
-        """True if its operations support `ssm_state_rounding` stochastic."""
-        ...
-
-    @property
-    def needs_float32(self) -> bool:
-        """True if its arrays of the dtype "state" lose too much in 16 bits, so that its operations do not take them."""
-        ...
+        """Sizes under the names that the rules of its operations (work, scratch memory, launches) use."""
 
     @property
     def scan_flops(self) -> int:
         """Floating-point operations per token of a prompt, without those of its weights."""
-        ...
+        return 0
 
     @property
     def conv_parameters(self) -> int:
         """Number of the convolution's taps, which no matmul reads."""
-        ...
+        return self.sizes["channels"] * self.sizes["width"]
 
+    @abstractmethod
     def problem(self) -> str | None:
         """Return what is impossible for such a mixer, as the end of "config.json has", or None."""
-        ...
 
 
 def operations_of(mixer: Mixer | None) -> tuple[str, ...]:
@@ -135,7 +121,7 @@ def operations_of(mixer: Mixer | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Mamba2Spec:
+class Mamba2Spec(Mixer):
     """Mamba-2 mixer of one layer; its conv and SSM state are stored in slots."""
 
     num_heads: int
@@ -148,14 +134,13 @@ class Mamba2Spec:
     norm_spans_ranks: bool = False
     """True if the norm's single group is sharded among ranks, each with some of its channels."""
 
-    kind: ClassVar[str] = "Mamba-2"
+    kind = "Mamba-2"
     operations: ClassVar[Mapping[str, str | None]] = {
         "causal_conv1d": "conv",
         "state_update": "ssm",
         "gated_rms_norm": None,
     }
-    rounds_stochastically: ClassVar[bool] = True
-    needs_float32: ClassVar[bool] = False
+    rounds_stochastically = True
 
     @property
     def intermediate_size(self) -> int:
@@ -205,10 +190,6 @@ class Mamba2Spec:
             chunk_size=self.chunk_size,
         )
 
-    @property
-    def conv_parameters(self) -> int:
-        return self.conv_dim * self.conv_kernel
-
     def problem(self) -> str | None:
         if min(self.num_heads, self.num_groups, self.state_size, self.conv_kernel, self.chunk_size) < 1:
             return "a state layer without heads, groups, states, convolution or chunks"
@@ -218,7 +199,7 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True)
-class Mamba1Spec:
+class Mamba1Spec(Mixer):
     """Mamba-1 mixer of one layer: each channel has a separate state."""
 
     channels: int
@@ -228,15 +209,13 @@ class Mamba1Spec:
     """Inputs of the projection to time steps."""
     scan_writes_states: bool = True
 
-    kind: ClassVar[str] = "Mamba-1"
+    kind = "Mamba-1"
     operations: ClassVar[Mapping[str, str | None]] = {
         "causal_conv1d": "conv",
         "selective_update": "ssm",
         "gated_rms_norm": None,
     }
-    rounds_stochastically: ClassVar[bool] = True
-    needs_float32: ClassVar[bool] = False
-    chunk_size: ClassVar[int | None] = None
+    rounds_stochastically = True
 
     @property
     def state(self) -> StateSpec:
@@ -258,10 +237,6 @@ class Mamba1Spec:
     def scan_flops(self) -> int:
         return selective_flops(state_elements=self.state["ssm"].num_elements)
 
-    @property
-    def conv_parameters(self) -> int:
-        return self.channels * self.conv_kernel
-
     def problem(self) -> str | None:
         if min(self.channels, self.state_size, self.conv_kernel, self.time_step_rank) < 1:
             return "a state layer without channels, states, convolution or a rank of its time steps"
@@ -273,7 +248,7 @@ StoredDeltaNet = Literal["apart", "by_key_head", "beta_by_key_head", "one_by_one
 
 
 @dataclass(frozen=True)
-class GatedDeltaSpec:
+class GatedDeltaSpec(Mixer):
     """Gated delta net of one layer: each head has a matrix from keys to values.
 
     Adjacent heads share a key head; with `interleaved_key_heads`, head i has key head i % `num_key_heads`. A head has
@@ -288,16 +263,13 @@ class GatedDeltaSpec:
     interleaved_key_heads: bool = False
     per_channel: bool = False
 
-    kind: ClassVar[str] = "delta net"
+    kind = "delta net"
     operations: ClassVar[Mapping[str, str | None]] = {
         "causal_conv1d": "conv",
         "delta_update": "delta",
         "gated_rms_norm": None,
     }
-    chunk_size: ClassVar[int | None] = None
-    scan_writes_states: ClassVar[bool] = True
-    rounds_stochastically: ClassVar[bool] = False
-    needs_float32: ClassVar[bool] = True
+    needs_float32 = True
 
     @property
     def key_size(self) -> int:
@@ -335,10 +307,6 @@ class GatedDeltaSpec:
     @property
     def scan_flops(self) -> int:
         return delta_flops(state_elements=self.state["delta"].num_elements)
-
-    @property
-    def conv_parameters(self) -> int:
-        return self.conv_dim * self.conv_kernel
 
     def problem(self) -> str | None:
         if min(self.num_heads, self.num_key_heads, self.key_dim, self.value_dim, self.conv_kernel) < 1:
@@ -396,7 +364,7 @@ class NgramDeltaSpec(GatedDeltaSpec):
 
     ngrams: NgramSpec = field(kw_only=True)
 
-    kind: ClassVar[str] = "delta net with n-grams"
+    kind = "delta net with n-grams"
     operations: ClassVar[Mapping[str, str | None]] = {
         "ngram_ids": "tokens",
         "dilated_conv1d": "ngram_conv",
@@ -429,19 +397,14 @@ class NgramDeltaSpec(GatedDeltaSpec):
 
 
 @dataclass(frozen=True)
-class ShortConvSpec:
+class ShortConvSpec(Mixer):
     """Short convolution between two gates: its last inputs are the whole state."""
 
     channels: int
     width: int
 
-    kind: ClassVar[str] = "short convolution"
+    kind = "short convolution"
     operations: ClassVar[Mapping[str, str | None]] = {"causal_conv1d": "conv"}
-    chunk_size: ClassVar[None] = None
-    scan_writes_states: ClassVar[bool] = True
-    rounds_stochastically: ClassVar[bool] = False
-    needs_float32: ClassVar[bool] = False
-    scan_flops: ClassVar[int] = 0
 
     @property
     def state(self) -> StateSpec:
@@ -450,10 +413,6 @@ class ShortConvSpec:
     @property
     def sizes(self) -> Mapping[str, int]:
         return {"channels": self.channels, "width": self.width}
-
-    @property
-    def conv_parameters(self) -> int:
-        return self.channels * self.width
 
     def problem(self) -> str | None:
         return None if self.width > 1 else f"a convolution of {self.width} taps; it should have 2 or more"
