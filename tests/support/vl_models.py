@@ -19,8 +19,8 @@ from ostinato.formats.mapped_files import SINGLE
 from ostinato.graphs.buffers import EncoderBuffers
 from ostinato.layers.allocation import WeightAllocator
 from ostinato.media.media_item import MediaItem
+from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.decoder import Decoder
 from ostinato.models.loader import build_model, load_weights
 from ostinato.ops.arrays import TorchArrays
 from ostinato.ops.dispatch import Ops, select_ops
@@ -321,7 +321,7 @@ IN_A_LINE = (
 """Recipes whose tokens of images have positions in a line."""
 
 
-VLModel = Decoder
+VLModel = CausalLM
 """Models with an encoder."""
 
 

@@ -1,17 +1,20 @@
-"""Interface of models of any architecture, as the runner needs it."""
+"""Language models of any architecture: blocks of a mixer and an MLP, the pass through them, and prediction heads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.attention import Rotary
+from ostinato.layers.attention import Attention, Rotary
 from ostinato.layers.hyper_connection import HyperConnection
+from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.linear import Embedding, Linear
+from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module, ModuleList, QuantizableMatrix
 from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm, sigmoid_gate
-from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.layer_specs import LayerSpec, VisionSpec
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
@@ -136,10 +139,154 @@ class PredictionHead(HiddenStateKeeper, ABC):
         """
 
 
-class CausalLM(Module, ABC):
-    """A language model over paged blocks and slots.
+class Block(Module):
+    """Attention, a state mixer or both, then an MLP, experts or both.
 
-    An architecture's class adds its layers and `forward`. Its weights have the names of the checkpoint; if they differ,
+    Each part of a pair works on one norm of the residual stream and is added to it. `names` are the checkpoint's for
+    the attributes, if they differ; a mixer is called `mamba` without an entry. With `norm_plus_one` the checkpoint
+    stores the norms less 1.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        norm_eps: float,
+        *,
+        mlp: Module,
+        attention: Attention | LatentAttention | None = None,
+        mixer: Module | None = None,
+        experts: Module | None = None,
+        names: dict[str, str] | None = None,
+        norm_plus_one: bool = False,
+    ) -> None:
+        super().__init__()
+        self.names = {"mixer": "mamba", **(names or {})}
+        self.input_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.self_attn = attention
+        self.mixer = mixer
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.mlp = mlp
+        self.experts = experts
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        if self.mixer is not None:
+            x = self.mixer(y, inputs, memory, x)
+        if self.self_attn is not None:
+            x = self.self_attn(y, angles, inputs, memory, x)
+        y = self.post_attention_layernorm(x)
+        x = self.mlp(y, x)
+        return x if self.experts is None else self.experts(y, x)
+
+    def store_keys(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> None:
+        """Write the keys and values of attention without computing the block."""
+        assert self.self_attn is not None, "only blocks with attention have keys"
+        self.self_attn.store(self.input_layernorm(x), inputs, memory, angles)
+
+
+class SandwichBlock(Block):
+    """Attention or a state mixer, then an MLP. Each has a norm before it, and another one between it and the sum."""
+
+    def __init__(
+        self,
+        build: ModelBuilder,
+        hidden_size: int,
+        norm_eps: float,
+        *,
+        norm_plus_one: bool = False,
+        **parts: Any,
+    ) -> None:
+        """Make the norms around the `parts` of a `Block`, which documents the arguments."""
+        super().__init__(build, hidden_size, norm_eps, norm_plus_one=norm_plus_one, **parts)
+        self.pre_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+        self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps, norm_plus_one)
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        if self.self_attn is not None:
+            y = self.self_attn(y, angles, inputs, memory, None)
+        if self.mixer is not None:
+            y = self.mixer(y, inputs, memory, None)
+        x = self.post_attention_layernorm(y, x)
+        return self.post_feedforward_layernorm(self.feed_forward(x), x)
+
+    def feed_forward(self, x: Array) -> Array:
+        """Return the MLP's result before its last norm, [tokens, hidden] -> [tokens, hidden]."""
+        return self.mlp(self.pre_feedforward_layernorm(x), None)
+
+
+class PostNormBlock(Module):
+    """x + norm(attention(x)), and the same with an MLP (OLMo)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, *, attention: Attention, mlp: Module
+    ) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(build, hidden_size, norm_eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(build, hidden_size, norm_eps)
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        x = self.post_attention_layernorm(self.self_attn(x, angles, inputs, memory, None), residual=x)
+        return self.post_feedforward_layernorm(self.mlp(x, None), residual=x)
+
+
+class ParallelBlock(Module):
+    """x + attention(norm(x)) + mlp(norm(x)), with a layer norm (Cohere)."""
+
+    def __init__(
+        self, build: ModelBuilder, hidden_size: int, norm_eps: float, *, attention: Attention, mlp: Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, hidden_size, norm_eps, has_bias=False)
+        self.self_attn = attention
+        self.mlp = mlp
+
+    def forward(self, x: Array, angles: Array | None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden]."""
+        y = self.input_layernorm(x)
+        return self.mlp(y, self.self_attn(y, angles, inputs, memory, x))
+
+
+class MixerBlock(Module):
+    """x + mixer(norm(x)), the whole layer of a pure state-space model."""
+
+    def __init__(self, build: ModelBuilder, hidden_size: int, norm_eps: float, mixer: Module) -> None:
+        super().__init__()
+        self.norm = RMSNorm(build, hidden_size, norm_eps)
+        self.mixer = mixer
+
+    def forward(self, x: Array, _: None, inputs: StepInputs, memory: LayerCache) -> Array:
+        """Apply the block, [tokens, hidden] -> [tokens, hidden] in the dtype of the residual stream.
+
+        A norm rounds the stream to the model's dtype; the sum is in the dtype of the stream.
+        """
+        return self.mixer(self.norm(x), inputs, memory, x)
+
+
+def mamba2_mixer(build: ModelBuilder, size: int, spec: Mamba2Spec, hyper: Any, **further: Any) -> Mamba2Mixer:
+    """Make a mixer with the biases, limits and epsilon of hyperparameters such as `HybridHyperparameters`."""
+    return Mamba2Mixer(
+        build,
+        size,
+        spec,
+        eps=hyper.norm_eps,
+        proj_bias=hyper.mamba_proj_bias,
+        conv_bias=hyper.conv_bias,
+        dt_limit=hyper.dt_limit,
+        **further,
+    )
+
+
+class CausalLM(Module, ABC):
+    """A language model over paged blocks and slots: a backbone and an LM head.
+
+    An architecture's class adds its blocks. Its weights have the names of the checkpoint; if they differ,
     `checkpoint_name` translates.
     """
 
@@ -164,10 +311,24 @@ class CausalLM(Module, ABC):
     integers: tuple[str, ...] = ()
     """Name suffixes of weights that are permutations of ids. A checkpoint stores them as integers."""
 
+    backbone_type: type[Backbone] = Backbone
+    backbone_names: tuple[tuple[str, str], ...] = ()
+    """Attributes of the backbone with their names in a checkpoint, if they differ."""
+    norm_plus_one = False
+    """True if a checkpoint has the final norm's weight less 1."""
+
     def __init__(
-        self, build: ModelBuilder, spec: ModelSpec, logits_multiplier: float = 1.0, logits_cap: float | None = None
+        self,
+        build: ModelBuilder,
+        spec: ModelSpec,
+        *,
+        embedding_multiplier: float = 1.0,
+        logits_multiplier: float = 1.0,
+        logits_cap: float | None = None,
+        final_norm: LayerNorm | PlainRMSNorm | HyperConnection | None = None,
+        is_wide: bool = False,
     ) -> None:
-        """Make the LM head. With a `logits_cap` c, logits x are c tanh(x / c)."""
+        """Make the parts. With a `logits_cap` c, logits x are c tanh(x / c); for others see `Backbone`."""
         super().__init__()
         self.build = build
         self.spec = spec
@@ -185,25 +346,48 @@ class CausalLM(Module, ABC):
             vocabulary_part(spec.vocab_size, Rank(number, build.rank.of)).first for number in range(build.rank.of)
         ]
         """First row of the LM head on each rank."""
+        self.images = None if spec.vision is None else self.make_encoder(spec.vision)
+        self.names = {"images": ""}  # Most encoders have parts beside the language model.
+        norm_eps, names = spec.hyperparameters.norm_eps, dict(self.backbone_names)
+        how = (norm_eps, names, embedding_multiplier, self.norm_plus_one, final_norm, is_wide)
+        self.model = self.backbone_type(build, spec, self.make_block, *how)
+        self.mtp: PredictionHead | None = None
+        self.keeper: HiddenStateKeeper | None = None
+        if spec.drafter is not None and spec.drafter.method == "mtp":
+            self.mtp = self.make_head(spec.drafter.layers)
+        elif spec.drafter is not None and spec.drafter.starts_from_hidden:
+            self.keeper = HiddenStateKeeper(build)
+
+    @abstractmethod
+    def make_block(self, layer: LayerSpec) -> Module:
+        """Make a block for `layer`, called with x [tokens, hidden], angles, step and the layer's memory."""
+
+    def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
+        """Make the prediction head of these layers, in architectures that have one."""
+        raise NotImplementedError
+
+    def make_encoder(self, vision: VisionSpec) -> Module:
+        """Make the encoder of images, in architectures that have one."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def backbone(self) -> Backbone:
         """Embedding, blocks and final norm."""
+        return self.model
 
     @property
     def embedding(self) -> Embedding:
-        return self.backbone.embed_tokens
+        return self.model.embed_tokens
 
     @property
     def head(self) -> PredictionHead | None:
         """Prediction head that makes drafts, if the model was built with one."""
-        return None
+        return self.mtp
 
     @property
     def encoder(self) -> Module | None:
         """Encoder of images, for models that take them."""
-        return None
+        return self.images
 
     def encode(self, inputs: EncoderInputs) -> Array:
         """Encode images -> [rows / merge ** 2, hidden_rows, hidden] in the model's dtype.
@@ -215,12 +399,18 @@ class CausalLM(Module, ABC):
         encoded: Array = self.encoder(inputs)
         return encoded
 
-    @abstractmethod
     def forward(self, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Compute one step -> final normed hidden states [tokens, hidden].
 
         It writes keys, values and states of all layers.
         """
+        hidden = self.model(inputs, memory)
+        behind = memory[len(self.model.layers) : len(memory) - (self.spec.vision is not None)]
+        if self.mtp is not None:
+            self.mtp.update_head_cache(hidden, self.model.embed(inputs, memory), inputs, behind)
+        elif self.keeper is not None:
+            self.keeper.previous_hidden(hidden, inputs, behind[-1])
+        return hidden
 
     def compute_logits(self, hidden: Array) -> Array:
         """Return the logits of hidden states, [positions, hidden] -> [positions, vocab] float32.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import MLP
 from ostinato.models.arcee.spec import ArceeHyperparameters
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.plan.layer_specs import LayerSpec
 
 
-class Arcee(Decoder):
+class Arcee(CausalLM):
     """The language model."""
 
     def make_block(self, layer: LayerSpec) -> Block:

@@ -10,7 +10,7 @@ from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.bailing_hybrid.spec import BailingHybridHyperparameters
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.kimi_linear.model import SparseMLP
 from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.qwen3_5_text.head import AttentionHead
@@ -28,7 +28,7 @@ HEAD_COPIES = (".embed_tokens.weight", ".word_embeddings.weight", ".shared_head.
 """Ends of the names of a head's copies of the model's embedding and LM head."""
 
 
-class BailingHybrid(Decoder):
+class BailingHybrid(CausalLM):
     """The language model, with its prediction head if that makes drafts."""
 
     backbone_names = (("embed_tokens", "word_embeddings"),)

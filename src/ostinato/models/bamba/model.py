@@ -5,14 +5,14 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.models.bamba.spec import BambaHyperparameters
-from ostinato.models.decoder import Block, Decoder, mamba2_mixer
+from ostinato.models.base import Block, CausalLM, mamba2_mixer
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
 
-class Bamba(Decoder):
+class Bamba(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "final_layernorm"),)

@@ -6,7 +6,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Multiplier
-from ostinato.models.decoder import Block, Decoder, mamba2_mixer
+from ostinato.models.base import Block, CausalLM, mamba2_mixer
 from ostinato.models.falcon_h1.spec import FalconH1Hyperparameters
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
@@ -15,7 +15,7 @@ from ostinato.plan.model import ModelSpec
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
 
-class FalconH1(Decoder):
+class FalconH1(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "final_layernorm"),)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder
-from ostinato.models.decoder import Decoder, SandwichBlock
+from ostinato.models.base import CausalLM, SandwichBlock
 from ostinato.models.gemma3_text.spec import Gemma3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
 
 
-class Gemma3(Decoder):
+class Gemma3(CausalLM):
     """The language model."""
 
     norm_plus_one = True

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ostinato.layers.linear import Linear
 from ostinato.layers.module import ModelBuilder, Module, QuantizableMatrix
 from ostinato.models.base import Assistant, Backbone
-from ostinato.models.decoder import Decoder
 from ostinato.models.gemma4_assistant.spec import Gemma4AssistantHyperparameters
 from ostinato.models.gemma4_text.model import Gemma4Block, gemma4_block
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
@@ -49,7 +48,7 @@ class Clusters(Module):
         return best_tokens(self.centroids(hidden), self.ids, self.top)
 
 
-class Gemma4Assistant(Assistant, Decoder):
+class Gemma4Assistant(Assistant):
     """The draft model."""
 
     integers = ("masked_embedding.token_ordering",)

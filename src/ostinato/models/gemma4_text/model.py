@@ -14,8 +14,7 @@ from ostinato.layers.linear import Embedding, Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import Backbone
-from ostinato.models.decoder import Decoder, SandwichBlock
+from ostinato.models.base import Backbone, CausalLM, SandwichBlock
 from ostinato.models.gemma4_text.spec import Gemma4Hyperparameters
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 from ostinato.plan.model import ModelSpec
@@ -145,7 +144,7 @@ class Gemma4Backbone(Backbone):
         return tuple(both[:, layer] for layer in range(num_layers))
 
 
-class Gemma4(Decoder):
+class Gemma4(CausalLM):
     """The language model."""
 
     backbone_type = Gemma4Backbone

@@ -15,8 +15,7 @@ from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.sparse_attention import SelectedLatentAttention
-from ostinato.models.base import Backbone
-from ostinato.models.decoder import Decoder
+from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.glm5_next.spec import Glm5NextHyperparameters
 from ostinato.models.kimi_linear.model import SparseMLP
 from ostinato.plan.layer_specs import LayerSpec
@@ -105,7 +104,7 @@ class Glm5NextBackbone(Backbone):
         return self.norm(self.ops.mix_streams(x, None, self.shares, self.streams))
 
 
-class Glm5Next(Decoder):
+class Glm5Next(CausalLM):
     """The language model."""
 
     backbone_type = Glm5NextBackbone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import Experts
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.gpt_oss.spec import GptOssHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -38,7 +38,7 @@ class MoE(Module):
         return self.experts(x, self.router(x), residual)
 
 
-class GptOss(Decoder):
+class GptOss(CausalLM):
     """The language model."""
 
     transposed = (".experts.gate_up_proj", ".experts.down_proj")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
-from ostinato.models.decoder import Block
+from ostinato.models.base import Block
 from ostinato.models.granite_swa.spec import GraniteSwaHyperparameters
 from ostinato.models.granitemoehybrid.model import Granite, SharedMLP
 from ostinato.plan.layer_specs import LayerSpec

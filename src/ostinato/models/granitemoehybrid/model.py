@@ -8,7 +8,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder, mamba2_mixer
+from ostinato.models.base import Block, CausalLM, mamba2_mixer
 from ostinato.models.granitemoehybrid.spec import GraniteMoeHybridHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import AttentionSpec, LayerSpec
@@ -32,7 +32,7 @@ class SharedMLP(Module):
         return self.output_linear(self.input_linear(x, activation="swiglu"), residual)
 
 
-class Granite(Decoder):
+class Granite(CausalLM):
     """A language model with four multipliers; an architecture adds its blocks."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:

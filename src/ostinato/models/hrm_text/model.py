@@ -10,8 +10,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import PlainRMSNorm
-from ostinato.models.base import Backbone
-from ostinato.models.decoder import Decoder
+from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.hrm_text.spec import HrmTextHyperparameters
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec
@@ -73,7 +72,7 @@ class HrmTextBackbone(Backbone):
         return high
 
 
-class HrmText(Decoder):
+class HrmText(CausalLM):
     """The language model. The first use of a layer owns it."""
 
     backbone_type = HrmTextBackbone

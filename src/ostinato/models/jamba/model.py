@@ -6,7 +6,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.mamba import Mamba1Mixer
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.jamba.spec import JambaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec
@@ -14,7 +14,7 @@ from ostinato.plan.mixers import Mamba1Spec
 NAMES = {"post_attention_layernorm": "pre_ff_layernorm", "mlp": "feed_forward"}
 
 
-class Jamba(Decoder):
+class Jamba(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "final_layernorm"),)

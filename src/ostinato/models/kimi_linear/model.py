@@ -8,7 +8,7 @@ from ostinato.layers.delta_net import KimiDeltaAttention
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import Experts, GatedMLP, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.kimi_linear.spec import KimiLinearHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -49,7 +49,7 @@ class SparseMLP(Module):
         return self.experts(x, self.gate(x), shared)
 
 
-class KimiLinear(Decoder):
+class KimiLinear(CausalLM):
     """The language model."""
 
     def make_block(self, layer: LayerSpec) -> Block:

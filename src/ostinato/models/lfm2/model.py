@@ -7,7 +7,7 @@ from ostinato.layers.conv import ShortConv
 from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.lfm2.spec import Lfm2Hyperparameters, Lfm2MoeHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
@@ -25,7 +25,7 @@ MIN_SUM = 1e-6
 ATTENTION_NAMES = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 
 
-class Lfm2(Decoder):
+class Lfm2(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "embedding_norm"),)

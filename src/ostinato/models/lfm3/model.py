@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostinato.layers.attention import Attention
 from ostinato.layers.conv import ShortConv
 from ostinato.layers.mlp import GatedMLP
-from ostinato.models.decoder import Block, Decoder, SandwichBlock
+from ostinato.models.base import Block, CausalLM, SandwichBlock
 from ostinato.models.lfm3.spec import Lfm3Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import ShortConvSpec
@@ -19,7 +19,7 @@ SANDWICH_NAMES = {
 }
 
 
-class Lfm3(Decoder):
+class Lfm3(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "embedding_norm"),)

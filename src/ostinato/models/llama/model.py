@@ -10,8 +10,8 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.layers.norm import LayerNorm
+from ostinato.models.base import Block, CausalLM, ParallelBlock, PostNormBlock
 from ostinato.models.config_json import MAX_SIZE
-from ostinato.models.decoder import Block, Decoder, ParallelBlock, PostNormBlock
 from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import LayerSpec
@@ -30,7 +30,7 @@ def query_scales(beta: float, length: int, positions: int) -> list[float]:
     return [spans[position // length] for position in range(positions)]
 
 
-class Llama(Decoder):
+class Llama(CausalLM):
     """The language model."""
 
     def __init__(self, build: ModelBuilder, spec: ModelSpec) -> None:

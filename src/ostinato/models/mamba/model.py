@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ostinato.layers.mamba import Mamba1Mixer, Mamba2Mixer
 from ostinato.layers.module import ModelBuilder
-from ostinato.models.decoder import Decoder, MixerBlock
+from ostinato.models.base import CausalLM, MixerBlock
 from ostinato.models.mamba.spec import Mamba2Hyperparameters, MambaHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba1Spec, Mamba2Spec
 from ostinato.plan.model import ModelSpec
 
 
-class StateSpaceDecoder(Decoder):
+class StateSpaceDecoder(CausalLM):
     """A pure state-space model, whose checkpoints name the parts differently from those of transformers."""
 
     backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))

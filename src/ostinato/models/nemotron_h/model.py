@@ -10,7 +10,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.decoder import Decoder, mamba2_mixer
+from ostinato.models.base import CausalLM, mamba2_mixer
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
 from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
@@ -84,7 +84,7 @@ class Block(Module):
         self.mixer.store(self.norm(x), inputs, memory)
 
 
-class NemotronH(Decoder):
+class NemotronH(CausalLM):
     """The language model, with its prediction head if that makes drafts."""
 
     backbone_names = (("embed_tokens", "embeddings"), ("norm", "norm_f"))

@@ -6,7 +6,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import Module
-from ostinato.models.decoder import Block, Decoder, PostNormBlock
+from ostinato.models.base import Block, CausalLM, PostNormBlock
 from ostinato.models.olmo_hybrid.spec import OlmoHybridHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
@@ -17,7 +17,7 @@ NAMES = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm
 """Names of norms in current transformers by those in published checkpoints."""
 
 
-class OlmoHybrid(Decoder):
+class OlmoHybrid(CausalLM):
     """The language model."""
 
     def make_block(self, layer: LayerSpec) -> Module:

@@ -9,14 +9,14 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import Module
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 
 
-class Qwen35(Decoder):
+class Qwen35(CausalLM):
     """The language model. All norms but those of delta nets are stored less 1."""
 
     norm_plus_one = True

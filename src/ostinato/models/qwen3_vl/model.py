@@ -9,8 +9,7 @@ from ostinato.layers.attention import AxialRotary
 from ostinato.layers.mlp import GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.vision import VisionEncoder
-from ostinato.models.base import Backbone
-from ostinato.models.decoder import Decoder
+from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.llama.model import STACKS, Llama
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
@@ -45,7 +44,7 @@ class TextBackbone(Backbone):
         return self.norm(x)
 
 
-class QwenVL(Decoder):
+class QwenVL(CausalLM):
     """Language model with Qwen3-VL's encoder and positions; a second base has its blocks."""
 
     backbone_type = TextBackbone

@@ -10,8 +10,7 @@ from ostinato.layers.hyper_connection import HyperConnection, repeat_streams
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.ngram import NgramLayer
 from ostinato.layers.sparse_attention import IndexedAttention
-from ostinato.models.base import Backbone
-from ostinato.models.decoder import Decoder
+from ostinato.models.base import Backbone, CausalLM
 from ostinato.models.qwen3_next.model import SparseMLP
 from ostinato.models.qwen4_exp_text.spec import Qwen4Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
@@ -72,7 +71,7 @@ class StreamBackbone(Backbone):
         return super().transform(repeat_streams(mixer.ops, x, mixer.streams), inputs, memory)
 
 
-class Qwen4(Decoder):
+class Qwen4(CausalLM):
     """The language model. All norms but those of delta nets are stored less 1."""
 
     backbone_type = StreamBackbone

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import GatedMLP
-from ostinato.models.decoder import Block, Decoder
+from ostinato.models.base import Block, CausalLM
 from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.models.youtu.spec import YoutuHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 
 
-class Youtu(Decoder):
+class Youtu(CausalLM):
     """The language model."""
 
     def make_block(self, layer: LayerSpec) -> Block:

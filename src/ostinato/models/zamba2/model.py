@@ -8,7 +8,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mamba import Mamba2Mixer
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.decoder import Decoder
+from ostinato.models.base import CausalLM
 from ostinato.models.zamba2.shared import Adapters, SharedBlock
 from ostinato.models.zamba2.spec import Zamba2Hyperparameters
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
@@ -68,7 +68,7 @@ class HybridLayer(Module):
         return self.mamba_decoder.mix(y, x, inputs, memory)
 
 
-class Zamba2(Decoder):
+class Zamba2(CausalLM):
     """The language model."""
 
     backbone_names = (("norm", "final_layernorm"),)
