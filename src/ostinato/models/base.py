@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ostinato.layers.attention import Attention, Rotary
+from ostinato.layers.attention import Attention, AxialRotary, Rotary
 from ostinato.layers.hyper_connection import HyperConnection
 from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.linear import Embedding, Linear
@@ -16,6 +16,7 @@ from ostinato.layers.norm import LayerNorm, PlainRMSNorm, RMSNorm, sigmoid_gate
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
+from ostinato.plan.rope import axes, inverse_frequencies
 from ostinato.plan.tensor_parallel import Rank, vocabulary_part
 
 if TYPE_CHECKING:
@@ -108,18 +109,47 @@ class HiddenStateKeeper(Module):
         )
 
 
-class PredictionHead(HiddenStateKeeper, ABC):
+class PredictionHead(HiddenStateKeeper):
     """Predictor of the token after next, from a hidden state of the model (after its final norm) and the next token.
 
-    Its entry for token p is computed from the hidden state at p - 1 and token p, and its keys and values are at
-    position p; position 0 has none. `memory` is that of its layers, followed by one whose state `hidden` [slots, 1,
-    hidden] keeps the model's last hidden state.
+    It has a join of both, layers, and a norm. Its entry for token p is computed from the hidden state at p - 1 and
+    token p, and its keys and values are at position p; position 0 has none. `memory` is that of its layers, followed by
+    one whose state `hidden` [slots, 1, hidden] keeps the model's last hidden state.
     """
 
-    blocks: ModuleList[Module]
-    """Layers of the head."""
+    def __init__(
+        self,
+        build: ModelBuilder,
+        spec: ModelSpec,
+        layers: Sequence[LayerSpec],
+        make_block: Callable[[LayerSpec, int], Module],
+        *,
+        names: dict[str, str],
+        first: int = 0,
+        norm_plus_one: bool = False,
+    ) -> None:
+        """Build the head; `make_block` takes a layer and the first position whose key its attention sees.
 
-    @abstractmethod
+        Blocks with attention have `store_keys`. `names` are the checkpoint's, and `first` its number of the first
+        layer. With `norm_plus_one` it stores the norms less 1.
+        """
+        super().__init__(build)
+        size, eps = spec.hidden_size, spec.hyperparameters.norm_eps
+        self.names = names
+        self.concat = build.ops.concat
+        self.pre_fc_norm_embedding = RMSNorm(build, size, eps, norm_plus_one)
+        self.pre_fc_norm_hidden = RMSNorm(build, size, eps, norm_plus_one)
+        self.fc = Linear(build, 2 * size, size)
+        self.blocks: ModuleList[Module] = ModuleList((make_block(layer, 1) for layer in layers), first)
+        self.norm = RMSNorm(build, size, eps, norm_plus_one)
+        self.last_attention = max((i for i, layer in enumerate(layers) if layer.attention is not None), default=-1)
+        self.is_axial = spec.rope is not None and spec.rope.sections is not None
+        self.rotary: Rotary | AxialRotary | None = None
+        if spec.rope is not None and self.is_axial:
+            self.rotary = AxialRotary(build, axes(spec.rope), *inverse_frequencies(spec.rope))
+        elif spec.rope is not None:
+            self.rotary = Rotary(build, spec.rope)
+
     def forward(self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]) -> Array:
         """Return the input of the LM head, and the hidden state for the next, deeper draft.
 
@@ -127,8 +157,11 @@ class PredictionHead(HiddenStateKeeper, ABC):
         hidden]. The LM head turns the result into logits of the tokens after them. For the next draft it takes the
         place of the model's hidden state.
         """
+        x, angles = self.join(hidden, embedded), self._angles(inputs)
+        for block, layer_memory in zip(self.blocks, memory, strict=False):
+            x = block(x, angles, inputs, layer_memory)
+        return self.norm(x)
 
-    @abstractmethod
     def update_head_cache(
         self, hidden: Array, embedded: Array, inputs: StepInputs, memory: Sequence[LayerCache]
     ) -> None:
@@ -137,6 +170,27 @@ class PredictionHead(HiddenStateKeeper, ABC):
         It writes their keys and values, computed from the hidden state before each token (from the read slot for the
         first), and the last hidden state of each row.
         """
+        previous, last = self.previous_hidden(hidden, inputs, memory[-1]), self.last_attention
+        if last < 0:
+            return
+        x, angles = self.join(previous, embedded), self._angles(inputs)
+        for block, layer_memory in zip(self.blocks[:last], memory, strict=False):
+            x = block(x, angles, inputs, layer_memory)
+        self.blocks[last].store_keys(x, angles, inputs, memory[last])
+
+    def _angles(self, inputs: StepInputs) -> Array | None:
+        """Return the angles of the step's tokens, None if attention has no positions.
+
+        An entry has the position of its token, and not of the hidden state before it: all differences are the same,
+        except across an image's edges.
+        """
+        if self.rotary is None:
+            return None
+        return self.rotary(inputs.rope_positions if self.is_axial else inputs.positions)
+
+    def join(self, hidden: Array, embedded: Array) -> Array:
+        """Join `hidden` and `embedded`, both [tokens, hidden] -> [tokens, hidden]."""
+        return self.fc(self.concat(self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)))
 
 
 class Block(Module):

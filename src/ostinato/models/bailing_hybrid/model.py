@@ -10,10 +10,9 @@ from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.bailing_hybrid.spec import BailingHybridHyperparameters
-from ostinato.models.base import Block, CausalLM
+from ostinato.models.base import Block, CausalLM, PredictionHead
 from ostinato.models.kimi_linear.model import SparseMLP
 from ostinato.models.kimi_linear.spec import score_scale
-from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.model import ModelSpec
@@ -65,13 +64,13 @@ class BailingHybrid(CausalLM):
         names = {"mixer": "attention", "self_attn": "attention"}
         return Block(build, size, eps, mlp=mlp, attention=attention, mixer=mixer, names=names)
 
-    def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
+    def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         hyper: BailingHybridHyperparameters = self.spec.hyperparameters
         number = hyper.num_layers
         names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
         names = {name: f"{number}.{stored}" for name, stored in {**names, "norm": "final_layernorm"}.items()}
         names["blocks"] = ""
-        return AttentionHead(self.build, self.spec, layers, self.make_block, names=names, first=number)
+        return PredictionHead(self.build, self.spec, layers, self.make_block, names=names, first=number)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate a name; return None for tensors of a prediction head that is not used, and for its copies."""

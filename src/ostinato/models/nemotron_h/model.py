@@ -10,9 +10,8 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import CausalLM, mamba2_mixer
+from ostinato.models.base import CausalLM, PredictionHead, mamba2_mixer
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
-from ostinato.models.qwen3_5_text.head import AttentionHead
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
 
@@ -93,12 +92,12 @@ class NemotronH(CausalLM):
         """Make a block whose attention sees no key before position `first_key`."""
         return Block(self.build, self.spec.hidden_size, layer, self.spec.hyperparameters, first_key)
 
-    def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
+    def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         # In the checkpoint the first block has the join's weights, and the last one the final norm.
         names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
         names = {name: f"layers.0.{stored}" for name, stored in names.items()}
         names |= {"blocks": "layers", "norm": f"layers.{len(layers) - 1}.final_layernorm"}
-        return AttentionHead(self.build, self.spec, layers, self.make_block, names=names)
+        return PredictionHead(self.build, self.spec, layers, self.make_block, names=names)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate the backbone's second name; return None for tensors of a prediction head that is not used."""

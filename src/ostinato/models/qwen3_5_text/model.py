@@ -9,8 +9,7 @@ from ostinato.layers.attention import Attention
 from ostinato.layers.delta_net import GatedDeltaNet
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import Module
-from ostinato.models.base import Block, CausalLM
-from ostinato.models.qwen3_5_text.head import AttentionHead
+from ostinato.models.base import Block, CausalLM, PredictionHead
 from ostinato.models.qwen3_5_text.spec import Qwen35Hyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import GatedDeltaSpec
@@ -54,9 +53,9 @@ class Qwen35(CausalLM):
         """Make the MLP of a block."""
         return GatedMLP(self.build, self.spec.hidden_size, self.spec.hyperparameters.intermediate_size)
 
-    def make_head(self, layers: Sequence[LayerSpec]) -> AttentionHead:
+    def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         how: dict[str, Any] = {"names": {"blocks": "layers"}, "norm_plus_one": True}
-        return AttentionHead(self.build, self.spec, layers, self.make_block, **how)
+        return PredictionHead(self.build, self.spec, layers, self.make_block, **how)
 
     def checkpoint_name(self, name: str) -> str | None:
         """Translate a name; return None for tensors of a prediction head that is not used."""
