@@ -82,6 +82,10 @@ class GatedMLP(Module):
         return self.down_proj(inner, residual)
 
 
+STACKED = ("gate_up_proj", "down_proj")
+"""Usual names of a layer's experts in a checkpoint, if they are stacks."""
+
+
 class Experts(Module):
     """Stacked experts of a layer: inward and outward matrices, [experts, out, in] each.
 

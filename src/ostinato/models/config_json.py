@@ -16,7 +16,6 @@ from typing import Any
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.plan.layer_specs import AttentionSpec, ExpertsSpec
-from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import MODEL_DTYPES, ModelSpec
 from ostinato.plan.rope import RopeSpec
 
@@ -144,34 +143,6 @@ def activation(config: JsonMapping, name: str, default: str, supported: tuple[st
     return value
 
 
-def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> Mamba2Spec:
-    """Return the mixer from the `mamba_*` keys of Bamba, Granite and Falcon-H1.
-
-    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if heads and
-    head size do not multiply to it.
-    """
-    name = "mamba_d_ssm"
-    if inner_size is None:
-        name = "mamba_expand * hidden_size"
-        inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
-    num_heads = integer(config, "mamba_n_heads", 128)
-    automatic = config.get("mamba_d_head") in (None, "auto")
-    head_dim = inner_size // max(num_heads, 1) if automatic else integer(config, "mamba_d_head")
-    if num_heads * head_dim != inner_size:
-        raise ModelError(
-            f"config.json has mamba_n_heads = {num_heads} and mamba_d_head = {config.get('mamba_d_head')!r}; "
-            f"their product should be {name} = {inner_size}"
-        )
-    return Mamba2Spec(
-        num_heads=num_heads,
-        head_dim=head_dim,
-        state_size=integer(config, "mamba_d_state", 256),
-        num_groups=integer(config, "mamba_n_groups", 1),
-        conv_kernel=integer(config, "mamba_d_conv", 4),
-        chunk_size=integer(config, "mamba_chunk_size", 256),
-    )
-
-
 HEADS_HAVE_OWN_KEYS = frozenset(
     {
         *("arcee", "cohere2", "granite", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
@@ -200,28 +171,6 @@ def attention_spec(config: JsonMapping, head_dim: int | None = None) -> Attentio
         num_kv_heads=integer(config, "num_key_value_heads", num_heads if is_stated else None),
         head_dim=integer(config, "head_dim", head_dim),
     )
-
-
-@dataclass(frozen=True)
-class HybridHyperparameters:
-    """Hyperparameters of attention and mixers that Bamba, Granite and Falcon-H1 have in common."""
-
-    attention_bias: bool
-    mamba_proj_bias: bool
-    conv_bias: bool
-    dt_limit: tuple[float, float]
-    norm_eps: float
-
-
-def hybrid_fields(config: JsonMapping, norm_eps: float) -> JsonObject:
-    """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
-    return {
-        "attention_bias": flag(config, "attention_bias", False),
-        "mamba_proj_bias": flag(config, "mamba_proj_bias", False),
-        "conv_bias": flag(config, "mamba_conv_bias", True),
-        "dt_limit": time_step_limit(config),
-        "norm_eps": number(config, "rms_norm_eps", norm_eps),
-    }
 
 
 def top_k(config: JsonMapping, num_experts: int, default: int | None = None) -> int:
@@ -455,6 +404,18 @@ class SiglipHyperparameters:
 
     norm_eps: float
     activation: str
+
+
+def siglip_sizes(vision: JsonMapping) -> JsonObject:
+    """Return the fields of a VisionSpec that SigLIP has under the usual keys, with its usual sizes by default."""
+    return {
+        "hidden_size": integer(vision, "hidden_size", 768),
+        "num_layers": integer(vision, "num_hidden_layers", 12),
+        "num_heads": integer(vision, "num_attention_heads", 12),
+        "intermediate_size": integer(vision, "intermediate_size", 3072),
+        "patch_size": integer(vision, "patch_size", 16),
+        "in_channels": integer(vision, "num_channels", 3),
+    }
 
 
 def siglip_hyperparameters(vision: JsonMapping) -> SiglipHyperparameters:

@@ -5,24 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonObject
+from ostinato.json_io import JsonMapping, JsonObject
 from ostinato.models.config_json import (
-    HybridHyperparameters,
     activation,
     attention_spec,
-    expanded_mamba2_spec,
     flag,
-    hybrid_fields,
     integer,
+    number,
     parse_rope,
     shared_fields,
+    time_step_limit,
 )
 from ostinato.plan.layer_specs import LayerSpec
+from ostinato.plan.mixers import Mamba2Spec
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.rope import RopeSpec
 
 ROTATED_PART = 0.5
 """Rotated part of each attention head; the architecture fixes it, and config.json need not give it."""
+
+
+@dataclass(frozen=True)
+class HybridHyperparameters:
+    """Hyperparameters of attention and mixers that Bamba, Granite and Falcon-H1 have in common."""
+
+    attention_bias: bool
+    mamba_proj_bias: bool
+    conv_bias: bool
+    dt_limit: tuple[float, float]
+    norm_eps: float
 
 
 @dataclass(frozen=True)
@@ -77,3 +88,42 @@ def _rope(config: JsonObject, head_dim: int) -> RopeSpec:
                 f"a bamba model rotates half of them, {expected}"
             )
     return rope
+
+
+def hybrid_fields(config: JsonMapping, norm_eps: float) -> JsonObject:
+    """Return the fields of HybridHyperparameters; `norm_eps` is the default for a config.json without one."""
+    return {
+        "attention_bias": flag(config, "attention_bias", False),
+        "mamba_proj_bias": flag(config, "mamba_proj_bias", False),
+        "conv_bias": flag(config, "mamba_conv_bias", True),
+        "dt_limit": time_step_limit(config),
+        "norm_eps": number(config, "rms_norm_eps", norm_eps),
+    }
+
+
+def expanded_mamba2_spec(config: JsonMapping, inner_size: int | None = None) -> Mamba2Spec:
+    """Return the mixer from the `mamba_*` keys of Bamba, Granite and Falcon-H1.
+
+    `inner_size` is Falcon-H1's `mamba_d_ssm`; without it, `mamba_expand` times the hidden size. ModelError if heads and
+    head size do not multiply to it.
+    """
+    name = "mamba_d_ssm"
+    if inner_size is None:
+        name = "mamba_expand * hidden_size"
+        inner_size = integer(config, "mamba_expand", 2) * integer(config, "hidden_size")
+    num_heads = integer(config, "mamba_n_heads", 128)
+    automatic = config.get("mamba_d_head") in (None, "auto")
+    head_dim = inner_size // max(num_heads, 1) if automatic else integer(config, "mamba_d_head")
+    if num_heads * head_dim != inner_size:
+        raise ModelError(
+            f"config.json has mamba_n_heads = {num_heads} and mamba_d_head = {config.get('mamba_d_head')!r}; "
+            f"their product should be {name} = {inner_size}"
+        )
+    return Mamba2Spec(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        state_size=integer(config, "mamba_d_state", 256),
+        num_groups=integer(config, "mamba_n_groups", 1),
+        conv_kernel=integer(config, "mamba_d_conv", 4),
+        chunk_size=integer(config, "mamba_chunk_size", 256),
+    )

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
+from ostinato.models.bamba.spec import HybridHyperparameters, expanded_mamba2_spec, hybrid_fields
 from ostinato.models.config_json import (
-    HybridHyperparameters,
     activation,
     attention_spec,
-    expanded_mamba2_spec,
     flag,
-    hybrid_fields,
     integer,
     number,
     parse_rope,

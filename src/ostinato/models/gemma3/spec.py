@@ -10,7 +10,7 @@ from math import isqrt
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.models.config_json import integer, part, respelled, siglip_hyperparameters, spec_of_text
+from ostinato.models.config_json import integer, part, respelled, siglip_hyperparameters, siglip_sizes, spec_of_text
 from ostinato.models.gemma3_text.spec import model_spec as text_spec
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
 from ostinato.plan.model import ModelSpec
@@ -47,7 +47,8 @@ def sees_images(layer: LayerSpec) -> LayerSpec:
 
 
 def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
-    side, patch = integer(vision, "image_size", 224), integer(vision, "patch_size", 16)
+    sizes, side = siglip_sizes(vision), integer(vision, "image_size", 224)
+    size, heads, patch = sizes["hidden_size"], sizes["num_heads"], sizes["patch_size"]
     count = integer(config, "mm_tokens_per_image", IMAGE_TOKENS)
     patches = side // max(patch, 1)
     merge = patches // max(isqrt(max(count, 0)), 1)
@@ -56,17 +57,11 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
             f"config.json has images of {side} pixels, patches of {patch} and mm_tokens_per_image = {count}; "
             "supported: a square number of tokens, whose side divides that of the patches"
         )
-    size, heads = integer(vision, "hidden_size", 768), integer(vision, "num_attention_heads", 12)
     if min(size, heads) < 1 or size % heads:
         raise ModelError(f"config.json has {heads} heads in an encoder of hidden_size {size}; they should divide it")
     return VisionSpec(
-        hidden_size=size,
-        num_layers=integer(vision, "num_hidden_layers", 12),
-        num_heads=heads,
-        intermediate_size=integer(vision, "intermediate_size", 3072),
-        patch_size=patch,
+        **sizes,
         merge_size=merge,
-        in_channels=integer(vision, "num_channels", 3),
         out_hidden_size=text_size,
         num_positions=patches**2,
         image_token_id=integer(config, "image_token_index", TOKENS["image_token_index"]),

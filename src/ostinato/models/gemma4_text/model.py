@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.layers.attention import Attention
 from ostinato.layers.linear import Embedding, Linear
-from ostinato.layers.mlp import Experts, GatedMLP
+from ostinato.layers.mlp import STACKED, Experts, GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
 from ostinato.models.base import Backbone, CausalLM, SandwichBlock
@@ -71,7 +71,7 @@ class Gemma4Block(SandwichBlock):
         self.router: Router | None = None
         if experts is not None:
             self.router = Router(build, experts, hyper.norm_eps)
-            self.experts = Experts(build, experts, "geglu", stacked_as=("gate_up_proj", "down_proj"))
+            self.experts = Experts(build, experts, "geglu", stacked_as=STACKED)
             self.post_feedforward_layernorm_1 = RMSNorm(build, size, hyper.norm_eps)
             self.post_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)
             self.pre_feedforward_layernorm_2 = RMSNorm(build, size, hyper.norm_eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.layers.attention import Attention
-from ostinato.layers.mlp import Experts
+from ostinato.layers.mlp import STACKED, Experts
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.base import Block, CausalLM
 from ostinato.models.gpt_oss.spec import GptOssHyperparameters
@@ -31,7 +31,7 @@ class MoE(Module):
     def __init__(self, build: ModelBuilder, spec: ExpertsSpec, clamp: tuple[float, float, float]) -> None:
         super().__init__()
         self.router = Router(build, spec)
-        self.experts = Experts(build, spec, "swiglu", stacked_as=("gate_up_proj", "down_proj"), bias=True, clamp=clamp)
+        self.experts = Experts(build, spec, "swiglu", stacked_as=STACKED, bias=True, clamp=clamp)
 
     def forward(self, x: Array, residual: Array) -> Array:
         """Apply the experts to `x` and add `residual`, both [tokens, hidden] -> [tokens, hidden]."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from ostinato.layers.mlp import GatedMLP, RoutedMLP
+from ostinato.layers.mlp import STACKED, GatedMLP, RoutedMLP
 from ostinato.models.base import Block
 from ostinato.models.granite_swa.spec import GraniteSwaHyperparameters
 from ostinato.models.granitemoehybrid.model import Granite, SharedMLP
 from ostinato.plan.layer_specs import LayerSpec
-
-STACKS = ("gate_up_proj", "down_proj")
-"""Checkpoint's names of a layer's experts."""
 
 
 class GraniteSwa(Granite):
@@ -24,7 +21,7 @@ class GraniteSwa(Granite):
         if layer.experts is None:
             gated = GatedMLP(build, size, inner, hyper.mlp_bias, down_multiplier=multiplier)
             return Block(build, size, hyper.norm_eps, attention=attention, mlp=gated)
-        experts = RoutedMLP(build, layer.experts, scaling=multiplier, router="router", stacked_as=STACKS)
+        experts = RoutedMLP(build, layer.experts, scaling=multiplier, router="router", stacked_as=STACKED)
         if not inner:
             names = {"mlp": "block_sparse_moe"}
             return Block(build, size, hyper.norm_eps, attention=attention, mlp=experts, names=names)

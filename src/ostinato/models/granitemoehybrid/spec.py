@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 from ostinato.errors import ModelError
 from ostinato.json_io import JsonObject
+from ostinato.models.bamba.spec import HybridHyperparameters, expanded_mamba2_spec, hybrid_fields
 from ostinato.models.config_json import (
-    HybridHyperparameters,
     activation,
     attention_spec,
-    expanded_mamba2_spec,
-    hybrid_fields,
     integer,
     layer_kinds,
     number,

@@ -14,6 +14,7 @@ from ostinato.models.config_json import (
     integer,
     part,
     siglip_hyperparameters,
+    siglip_sizes,
     spec_of_text,
 )
 from ostinato.models.lfm2 import spec as lfm2
@@ -58,14 +59,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
 
 
 def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionSpec:
-    sizes: JsonObject = {
-        "hidden_size": integer(vision, "hidden_size", 768),
-        "num_layers": integer(vision, "num_hidden_layers", 12),
-        "num_heads": integer(vision, "num_attention_heads", 12),
-        "intermediate_size": integer(vision, "intermediate_size", 3072),
-        "patch_size": integer(vision, "patch_size", 16),
+    sizes = siglip_sizes(vision) | {
         "merge_size": integer(config, "downsample_factor", 2),
-        "in_channels": integer(vision, "num_channels", 3),
         "num_positions": integer(vision, "num_patches", 256),
     }
     if min(sizes.values()) < 1 or sizes["hidden_size"] % sizes["num_heads"]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ostinato.errors import ModelError
 from ostinato.layers.attention import Attention
-from ostinato.layers.mlp import GatedMLP, RoutedMLP
+from ostinato.layers.mlp import STACKED, GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder
 from ostinato.layers.norm import LayerNorm
 from ostinato.models.base import Block, CausalLM, ParallelBlock, PostNormBlock
@@ -16,9 +16,6 @@ from ostinato.models.llama.spec import LlamaHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.model import ModelSpec
-
-STACKS = ("gate_up_proj", "down_proj")
-"""Names of a layer's experts, if they are stacks in a checkpoint."""
 
 PADDED = 1024
 """More than the positions that padding of drafts may have beyond the longest request."""
@@ -107,6 +104,6 @@ class Llama(CausalLM):
             layer.experts,
             hyper.normalizes,
             names=hyper.expert_names,
-            stacked_as=STACKS,
+            stacked_as=STACKED,
             may_be_stacked=True,
         )

@@ -14,6 +14,7 @@ from ostinato.models.config_json import (
     integer,
     part,
     siglip_hyperparameters,
+    siglip_sizes,
     spec_of_text,
     text,
     text_of_kind,
@@ -65,8 +66,8 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
             raise ModelError(f"config.json has {name} = {source[name]!r}; supported: [2, 2]")
     if (times := integer(config, "merger_times", 1)) != 1:
         raise ModelError(f"config.json has merger_times = {times}; supported: 1")
-    size, heads = integer(vision, "hidden_size", 768), integer(vision, "num_attention_heads", 12)
-    patch = integer(vision, "patch_size", 16)
+    sizes = siglip_sizes(vision)
+    size, heads, patch = sizes["hidden_size"], sizes["num_heads"], sizes["patch_size"]
     side = integer(vision, "image_size", 224) // max(patch, 1)
     if min(size, heads, patch, side) < 1 or size % heads:
         raise ModelError(
@@ -76,13 +77,8 @@ def _vision(config: JsonMapping, vision: JsonMapping, text_size: int) -> VisionS
     tokens = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
     canvas = CanvasTokens(*(integer(config, name) for name in tokens))
     return VisionSpec(
-        hidden_size=size,
-        num_layers=integer(vision, "num_hidden_layers", 12),
-        num_heads=heads,
-        intermediate_size=integer(vision, "intermediate_size", 3072),
-        patch_size=patch,
+        **sizes,
         merge_size=4 if mode == FULL_MERGE else 2,
-        in_channels=integer(vision, "num_channels", 3),
         out_hidden_size=text_size,
         num_positions=side**2,
         image_token_id=integer(config, "image_token_id"),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from ostinato.layers.linear import Linear
-from ostinato.layers.mlp import GatedMLP, RoutedMLP
+from ostinato.layers.mlp import STACKED, GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.qwen3_5_text.model import Qwen35
 from ostinato.models.qwen3_next.spec import Qwen3NextHyperparameters
 from ostinato.ops.step_inputs import Array
 from ostinato.plan.layer_specs import ExpertsSpec, LayerSpec
 
-STACKS = ("gate_up_proj", "down_proj")
-"""Checkpoints' names of a layer's experts, if they are stacks."""
-
 
 class SparseMLP(RoutedMLP):
     """Experts of a softmax router, plus a shared one times the sigmoid of its gate, plus the residual."""
 
     def __init__(self, build: ModelBuilder, spec: ExpertsSpec, shared_size: int, normalizes: bool) -> None:
-        super().__init__(build, spec, normalizes, stacked_as=STACKS, may_be_stacked=True)
+        super().__init__(build, spec, normalizes, stacked_as=STACKED, may_be_stacked=True)
         self.shared_expert = GatedMLP(build, spec.size, shared_size)
         self.shared_expert_gate = Linear(build, spec.size, 1, can_be_quantised=False)
 

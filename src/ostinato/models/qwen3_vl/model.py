@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato.layers.attention import AxialRotary
-from ostinato.layers.mlp import GatedMLP, RoutedMLP
+from ostinato.layers.mlp import STACKED, GatedMLP, RoutedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.vision import VisionEncoder
 from ostinato.models.base import Backbone, CausalLM
-from ostinato.models.llama.model import STACKS, Llama
+from ostinato.models.llama.model import Llama
 from ostinato.models.qwen3_vl.spec import Qwen3VLHyperparameters
 from ostinato.ops.step_inputs import Array, LayerCache, StepInputs
 from ostinato.plan.layer_specs import LayerSpec, VisionSpec
@@ -67,9 +67,9 @@ class Qwen3VL(QwenVL, Llama):
 class Qwen3VLMoe(Qwen3VL):
     """A `Qwen3VL` with experts, whose stacks the checkpoint may have transposed."""
 
-    transposable = tuple(f".experts.{name}" for name in STACKS)
+    transposable = tuple(f".experts.{name}" for name in STACKED)
 
     def make_mlp(self, layer: LayerSpec) -> GatedMLP | RoutedMLP:
         if layer.experts is None:
             return super().make_mlp(layer)
-        return RoutedMLP(self.build, layer.experts, stacked_as=STACKS)
+        return RoutedMLP(self.build, layer.experts, stacked_as=STACKED)
