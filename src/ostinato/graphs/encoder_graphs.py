@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ostinato.graphs.buffers import EncoderBuffers, check_unmoved
 from ostinato.graphs.replay_check import compare_encoding
+from ostinato.graphs.step_graphs import CaptureBackend, Graph
 from ostinato.json_io import JsonObject
 from ostinato.media.media_item import MediaItem
 from ostinato.observe.counts import EncoderCounts, ProgressFn, no_progress
@@ -35,25 +36,6 @@ EAGER_FASTER = "eager was faster when both were timed"
 MAX_TIMING_ROUNDS = 5
 ENOUGH_SECONDS = 0.2
 """Time limit of a budget's timing. A round that has begun is finished, so large budgets get one."""
-
-
-class EncoderGraph(Protocol):
-    def replay(self, inputs: EncoderInputs) -> Array:
-        """Run the captured encoder on the current content of the buffers.
-
-        `inputs` is the same content without padding. Returns [padded tokens, rows, hidden], valid until the next
-        replay.
-        """
-        ...
-
-
-class EncoderBackend(Protocol):
-    """Backend that captures the encoder, like `step_graphs.CaptureBackend`."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def capture(self, forward: Encode, inputs: EncoderInputs, splits: Collection[str]) -> EncoderGraph: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,7 @@ class EncoderGraphs:
         write: WriteImages,
         arrays: Arrays,
         dtype: str,
-        make_backend: Callable[[Mapping[int, str]], EncoderBackend],
+        make_backend: Callable[[Mapping[int, str]], CaptureBackend],
         weights: Callable[[], Mapping[int, str]] = dict,
         *,
         check_replay: bool = False,
@@ -116,9 +98,9 @@ class EncoderGraphs:
         self._weights = weights
         self._check_replay = check_replay
         self._budgets = plan.token_budgets if plan.graph_mode != "none" else ()
-        self._graphs: dict[int, EncoderGraph] = {}
+        self._graphs: dict[int, Graph] = {}
         self._buffers: EncoderBuffers | None = None
-        self._backend: EncoderBackend | None = None
+        self._backend: CaptureBackend | None = None
         if self._budgets:
             self._buffers = self._make_buffers(self._budgets[-1] + vision.prefix_tokens, plan.max_items_per_batch)
             self._captured_at = self._persistent()

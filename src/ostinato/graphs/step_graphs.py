@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ostinato.errors import ConfigError, Remedy
-from ostinato.graphs.buffers import StepBuffers, check_unmoved
+from ostinato.graphs.buffers import BufferedInputs, StepBuffers, check_unmoved
 from ostinato.graphs.replay_check import compare_replay
 from ostinato.graphs.tape import TapeBackend
 from ostinato.graphs.tensor_refs import StepForward
@@ -25,13 +25,13 @@ from ostinato.units import format_bytes
 
 
 class Graph(Protocol):
-    """One captured step."""
+    """One captured step of the model, or of its encoder."""
 
-    def replay(self, inputs: StepInputs) -> Array:
+    def replay(self, inputs: BufferedInputs) -> Array:
         """Run the captured step on the current content of the persistent buffers.
 
-        `inputs` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], valid
-        until the next replay.
+        `inputs` is the same without padding, for the parts that were left out. Returns [padded tokens, hidden], of an
+        encoder [padded tokens, rows, hidden], valid until the next replay.
         """
 
 
@@ -44,7 +44,7 @@ class CaptureBackend(Protocol):
     def num_bytes(self) -> int:
         """Bytes of all graphs, without the persistent buffers."""
 
-    def capture(self, forward: StepForward, inputs: StepInputs, splits: Collection[str]) -> Graph:
+    def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> Graph:
         """Run `forward(inputs)`, whose tensors are in persistent buffers, and record it as a graph.
 
         Parts of the model named in `splits` are left out and run anew in each replay. CaptureError if a replay could
