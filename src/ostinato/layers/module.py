@@ -27,12 +27,10 @@ class ModelBuilder(Protocol):
     @property
     def ops(self) -> Ops:
         """Kernels to call."""
-        ...
 
     @property
     def dtype(self) -> Any:
         """Dtype of the model."""
-        ...
 
     @property
     def float32(self) -> Any: ...
@@ -40,30 +38,24 @@ class ModelBuilder(Protocol):
     @property
     def rank(self) -> Rank:
         """Rank that gets this part of the model."""
-        ...
 
     def weight(self, row: Weight) -> Array:
         """Allocate an unwritten weight; loading fills it."""
-        ...
 
     def scale(self, multiplier: Multiplier, size: int, factor: float) -> Array | None:
         """Return `ops.linear`'s multipliers of `size` outputs, [size] float32, or None if they are 1 throughout."""
-        ...
 
     def rounded(self, value: float) -> float:
         """Return `value` rounded to the model's dtype."""
-        ...
 
     def constant(self, values: Sequence[float], dtype: object) -> Array: ...
 
     def repeat(self, x: Array, count: int) -> Array:
         """Repeat each head `count` times, [tokens, heads, size] -> [tokens, heads * count, size]."""
-        ...
 
     @property
     def arrays(self) -> Arrays:
         """Maker of the model's arrays."""
-        ...
 
 
 class Module:

@@ -78,13 +78,11 @@ class TensorParallel(LogitRanks, Protocol):
 
         `drafts` are those that need no weights.
         """
-        ...
 
     def select_drafts(
         self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel, /
     ) -> dict[int, int]:
         """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
-        ...
 
 
 _NO_OTHER_RANKS = nullcontext()
