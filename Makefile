@@ -6,7 +6,7 @@ PY ?= $(BIN)/python
 # Programs of the machine are used where it has them.
 BUILD_TOOLS := scikit-build-core nanobind $(foreach tool,cmake ninja,$(if $(shell command -v $(tool)),,$(tool)))
 
-.PHONY: demo test test-all test-others test-long test-reference triton-check gpu-rehearsal speed-check aarch64-check aarch64-quick soak ranks docs-check lint style types docstrings site proofs \
+.PHONY: demo test test-all test-long test-reference triton-check gpu-rehearsal speed-check aarch64-check aarch64-quick soak ranks docs-check lint style types docstrings site proofs \
   package-check wheels wheel-test release-check format kernels native native-sanitize clean
 
 # With PY of another tree, its packages are there.
@@ -31,12 +31,10 @@ test:
 	@$(BOTH) .venv/.installed-test native
 	$(PYTEST) --cases one
 
-# The other cases, and all of them.
-test-others: .venv/.installed-test native
-	$(PYTEST) --cases others
-
+# All cases; of CASES=2/3 one case of each test and the second third of the others, of CASES=others what `test` leaves out.
+CASES ?= all
 test-all: .venv/.installed-test native
-	$(PYTEST)
+	$(PYTEST) --cases $(CASES)
 
 # What `make test-all` leaves out: recipes where it is not their turn (tests/support/turns.py), and what takes minutes.
 test-long: .venv/.installed-test native
@@ -57,7 +55,7 @@ WITH_REFERENCES := parity/test_parity.py parity/test_parity_graphs.py parity/tes
   spec_decode/test_speculation_state.py demo/test_demo_checkpoint.py demo/test_demo_vl_engine.py \
   verify/test_verify.py cli/test_cli.py cli/test_cli_plan.py test_docs_commands.py
 test-reference: .venv/.installed-test
-	$(PYTEST) --reference-kernels $(WITH_REFERENCES:%=tests/%)
+	$(PYTEST) --cases $(CASES) --reference-kernels $(WITH_REFERENCES:%=tests/%)
 
 # Every Triton launch of the benchmark shapes' steps, compiled for four generations of GPUs: no GPU is needed. A minute
 # per hundred launches; what was compiled before is kept (TRITON_CACHE_DIR). KERNEL names one.

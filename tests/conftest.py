@@ -3,6 +3,7 @@ hypothesis draws; no wishes of the terminal. Fixtures."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from ostinato.plan.device.kernel_support import NativeFacts
 from tests.support.draws import IMPLEMENTATIONS, choose_draw
 from tests.support.examples import FEW
 from tests.support.folders import remove_shared_folders
+from tests.support.selection import chosen_cases
 
 torch.set_num_threads(1)
 
@@ -51,28 +53,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--cases",
-        choices=("all", "one", "others"),
         default="all",
-        help="Run all cases of each test, one case of each that is not slow (what a person waits for), or the others.",
+        help="Run all cases of each test; one case of each that is not slow, which a person waits for; the others; or, "
+        "with K/N, one case of each test and the K-th of N shares of the others.",
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select one case of each test that is not marked as slow, or the others.
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        chosen_cases({}, config.getoption("--cases"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
-    A hash of the test's name chooses the case, so that recipes take turns.
-    """
-    choice = config.getoption("--cases")
-    if choice == "all":
-        return
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    drawn = (found[crc32(name.encode()) % len(found)] for name, found in cases.items())
-    chosen = {id(item) for item in drawn if item.get_closest_marker("slow") is None}
-    kept = [item for item in items if (id(item) in chosen) == (choice == "one")]
-    config.hook.pytest_deselected(items=[item for item in items if (id(item) in chosen) != (choice == "one")])
-    items[:] = kept
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the cases that `--cases` names."""
+    cases = {item.nodeid: item.get_closest_marker("slow") is not None for item in items}
+    chosen = chosen_cases(cases, config.getoption("--cases"))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected, millions of objects, out of each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ostinato.bench import engine_driver
-from ostinato.bench.gpu.gpu_report import part_rows
+from ostinato.bench.gpu.gpu_report import make_report, part_rows
 from ostinato.bench.gpu.parts import Check, make_checks
 from ostinato.bench.gpu.run_parts import CheckOutcome, measure_apart
 from ostinato.cli.gpu_check import chosen_checks, run_and_report
@@ -120,28 +120,26 @@ def measure(check: Check, limit: float, plant: str | None = None) -> CheckOutcom
 
 
 def rehearse(checks: Sequence[Check], output: Path) -> list[str]:
-    """Run all checks, then each fault in the one that must show it; return what went wrong."""
+    """Run all checks, and beside them each fault in the one that must show it; return what went wrong."""
     device = replace(detect("cpu"), name="pretended", bandwidth=BANDWIDTH, source="pretended")
-    report, _ = run_and_report(checks, device, MINUTES, output, measure, NOTE)
-    rows = report.data["parts"]
-    wrong = [f"{row['name']} is {row['outcome']} ({row['reason']})" for row in rows if row["outcome"] != "ok"]
-    wrong += [note for note in report.notes if note != NOTE]
-    for plant, name in PLANTS.items():
-        for check in checks:
-            if check.name == name:
-                row = planted(plant, check, device)
-                print(f"planted {plant}: {row['name']} is {row['outcome']} ({row['reason']})", flush=True)
-                wrong += [f"{plant} was not seen"] if row["outcome"] not in ("failed", "missed") else []
+    faults = [(plant, check) for plant, name in PLANTS.items() for check in checks if check.name == name]
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.map(lambda fault: planted(*fault, device), faults)
+        report, _ = run_and_report(checks, device, MINUTES, output, measure, NOTE)
+        rows = report.data["parts"]
+        wrong = [f"{row['name']} is {row['outcome']} ({row['reason']})" for row in rows if row["outcome"] != "ok"]
+        wrong += [note for note in report.notes if note != NOTE]
+        for (plant, _), row in zip(faults, judged, strict=True):
+            print(f"planted {plant}: {row['name']} is {row['outcome']} ({row['reason']})", flush=True)
+            wrong += [f"{plant} was not seen"] if row["outcome"] not in ("failed", "missed") else []
     return wrong
 
 
 def planted(plant: str, check: Check, device: DeviceSpec) -> JsonObject:
     """Run a check with a fault; return its part's row, judged by the check and the marks that it can measure alone."""
-    with TemporaryDirectory() as directory:
-        measure_it = partial(measure, plant=plant)
-        report, _ = run_and_report([check], device, MINUTES, Path(directory), measure_it, NOTE)
-    outcomes = [CheckOutcome(check, one["outcome"], 0.0, 0.0, one["reason"]) for one in report.data["checks"]]
-    [row] = part_rows(outcomes, [mark for mark in report.data["marks"] if mark["is_met"] is not None])
+    outcome = measure(check, MINUTES * 60, plant)
+    report = make_report([outcome], device, MINUTES * 60, NOTE)
+    [row] = part_rows([outcome], [mark for mark in report.data["marks"] if mark["is_met"] is not None])
     return row
 
 

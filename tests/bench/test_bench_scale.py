@@ -29,7 +29,6 @@ def calls(run: Callable[[], object]) -> int:
         number += event in ("call", "c_call")
 
     before = sys.getprofile()
-    gc.collect()
     gc.disable()  # what it finalises for other tests would be counted too
     sys.setprofile(note)
     try:

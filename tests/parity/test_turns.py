@@ -8,6 +8,7 @@ import pytest
 
 from tests.parity import test_parity, test_parity_graphs, test_parity_speculation, test_poison
 from tests.support.parity import CACHING
+from tests.support.selection import chosen_cases
 from tests.support.turns import in_turns, memory_kind
 
 MATRICES = {
@@ -17,6 +18,9 @@ MATRICES = {
     "drafts": [pytest.param(*each.values[:3], marks=each.marks) for each in test_parity_speculation.CELLS],
     "caching": in_turns(CACHING, "caching"),
 }
+
+
+NAMES = {f"a.py::test_{test}[{case}]": test == 1 for test in range(3) for case in range(20)} | {"a.py::test_x": True}
 
 
 def is_long(cell: Any) -> bool:
@@ -37,3 +41,24 @@ def test_with_the_next_number_it_is_the_next_ones_turn() -> None:
     assert sorted(name for name, _ in turns) == ["arcee", "jamba", "jamba", "jamba", "llama", "qwen3"]
     always = in_turns(cells, "any", always=lambda name, mode: name == "llama")
     assert {cell.values for cell in always if not is_long(cell)} == turns | {("llama", mode) for mode in range(3)}
+
+
+def test_one_case_that_is_not_slow_and_the_others_are_all() -> None:
+    one = chosen_cases(NAMES, "one")
+    assert sorted(name.partition("[")[0] for name in one) == ["a.py::test_0", "a.py::test_2"]
+    assert one | chosen_cases(NAMES, "others") == set(NAMES)
+    assert not one & chosen_cases(NAMES, "others")
+
+
+def test_each_share_has_every_test_and_all_shares_have_every_case() -> None:
+    shares = [chosen_cases(NAMES, f"{share}/3") for share in (1, 2, 3)]
+    assert set.union(*shares) == set(NAMES)
+    for share in shares:
+        assert {name.partition("[")[0] for name in share} == {name.partition("[")[0] for name in NAMES}
+        assert 4 + 9 <= len(share) <= 4 + 32  # a third of 60, and one of each
+
+
+@pytest.mark.parametrize("choice", ["", "some", "0/3", "4/3", "1/", "-1/2", "1/2/3"])
+def test_other_choices_are_refused(choice: str) -> None:
+    with pytest.raises(ValueError, match="K from 1 to N"):
+        chosen_cases(NAMES, choice)

@@ -554,15 +554,17 @@ def _asked_by(rule: Callable[..., object]) -> tuple[str, ...]:
     return tuple(inspect.signature(rule).parameters)
 
 
+@lru_cache(maxsize=64)
 def ops_called_by(*callers: Caller) -> frozenset[str]:
     """Return the names of the operations that only these callers call."""
     return frozenset(name for name, row in OPERATIONS.items() if {*row.callers} <= {*callers})
 
 
-def parts() -> dict[Part, tuple[str, ...]]:
+@lru_cache(maxsize=1)
+def parts() -> Mapping[Part, Sequence[str]]:
     """Return the parts of a model that piecewise graphs may leave out, with the operations in each."""
-    found: dict[Part, tuple[str, ...]] = {}
+    found: dict[Part, list[str]] = {}
     for name, row in OPERATIONS.items():
         if row.part is not None:
-            found[row.part] = (*found.get(row.part, ()), name)
+            found.setdefault(row.part, []).append(name)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -246,6 +246,7 @@ def encoder_table(dtype: str, has_windows: bool = False) -> Table:
     }
 
 
+@lru_cache(maxsize=8)
 def step_table(takes_images: bool, has_window_blocks: bool = False, is_prefix_lm: bool = False) -> Table:
     """Return the inputs of a step; those of models of one kind only if asked for."""
     return {

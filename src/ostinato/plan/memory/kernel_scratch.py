@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
+from ostinato.json_io import JsonObject
 from ostinato.ops.operations import OPERATIONS, call_with_known
 from ostinato.ops.scratch import Scratch
 from ostinato.ops.ukernels import ROWS_OF
@@ -38,9 +40,7 @@ def native_scratch(
     }
     step |= {"group_size": group_size}
     step |= {f"{op}_rows": [row for row in ROWS_OF[op] if row.name in names] for op, names in ukernels.items() if names}
-    needed = [Scratch(0)]
-    for op in native:
-        needed += _in_layers("native", op, layers, step)
+    needed = [Scratch(0), *_in_layers("native", native, layers, step)]
     needed += _of_head("native", native, head, positions, step)
     return max(scratch.shared for scratch in needed) + threads * max(scratch.own for scratch in needed)
 
@@ -63,9 +63,9 @@ def triton_scratch(
     allocates. `head`, `positions` and `in_order` are as for `native_scratch`.
     """
     step = {"tokens": tokens, "rows": rows, "element_bytes": element_bytes, "in_order": in_order}
-    needed = [Scratch(0)]
-    for op in triton:
-        needed += _in_layers("triton", op, layers, step | ({"tokens": decode_tokens} if op == "attention" else {}))
+    needed = [Scratch(0), *_in_layers("triton", {*triton} - {"attention"}, layers, step)]
+    if "attention" in triton:
+        needed += _in_layers("triton", ["attention"], layers, step | {"tokens": decode_tokens})
     needed += _of_head("triton", triton, head, positions, step)
     return max(scratch.shared for scratch in needed)
 
@@ -87,10 +87,7 @@ def reference_scratch(
     are taken at once; `gathering_ranks` is the number of ranks that gather their sharded inputs, if they do.
     """
     step = {"tokens": tokens, "max_model_len": max_model_len, "kv_bytes": kv_bytes, "states": states}
-    needed = [Scratch(0)]
-    for op in OPERATIONS:
-        if op not in native and op != "linear":
-            needed += _in_layers("reference", op, [layer], step)
+    needed = [Scratch(0), *_in_layers("reference", OPERATIONS.keys() - {"linear", *native}, [layer], step)]
     if is_quantized and "linear" not in native:
         # The reference of `moe` dequantizes by the rule of `linear`.
         matrices = (*layer.linears, *layer.expert_weights)
@@ -103,15 +100,25 @@ def reference_scratch(
 
 
 def _in_layers(
-    implementation: str, op: str, layers: Iterable[LayerSpec], step: Mapping[str, object]
+    implementation: str, ops: Collection[str], layers: Iterable[LayerSpec], step: Mapping[str, object]
 ) -> Iterator[Scratch]:
-    """Yield the scratch memory of an operation's calls in the layers; nothing if there is no rule for it."""
-    row = OPERATIONS[op].implementation(implementation)
-    if row is None or row.scratch is None:
-        return
+    """Yield the scratch memory of the operations' calls in the layers, as far as there are rules for it."""
     for layer in layers:
-        for sizes in layer_sizes(op, layer):
-            yield call_with_known(row.scratch, {**sizes, **step})
+        for op, rule, sizes in _ruled_calls(implementation, layer):
+            if op in ops:
+                yield call_with_known(rule, {**sizes, **step})
+
+
+@lru_cache(maxsize=4096)
+def _ruled_calls(implementation: str, layer: LayerSpec) -> Sequence[tuple[str, Callable[..., Scratch], JsonObject]]:
+    """Return the calls of a layer that have a rule for their scratch memory: operation, rule and sizes."""
+    rows = [(op, operation.implementation(implementation)) for op, operation in OPERATIONS.items()]
+    return [
+        (op, row.scratch, sizes)
+        for op, row in rows
+        if row is not None and row.scratch is not None
+        for sizes in layer_sizes(op, layer)
+    ]
 
 
 def _of_head(
