@@ -61,6 +61,7 @@ VNNI, DOTPROD, I8MM, NEON_BF16 = (frozenset({name}) for name in ("avx512_vnni", 
 # `WITH_X`: all modules with the feature. `X_ONLY`: those without the next better one, whose kernels take their place.
 EVERYWHERE, NO_AVX2 = Modules(), Modules(without=AVX2)
 AVX2_ONLY, AVX512_ONLY = Modules(AVX2, without=AVX512), Modules(AVX512, without=AVX512_BF16)
+VNNI_ONLY = Modules(VNNI, without=AVX512_BF16)
 WITH_AVX512_BF16, AVX512_BF16_ONLY, WITH_AMX = Modules(AVX512_BF16), Modules(AVX512_BF16, without=AMX), Modules(AMX)
 DOTPROD_ONLY, WITH_I8MM, WITH_NEON_BF16 = Modules(DOTPROD, without=I8MM), Modules(I8MM), Modules(NEON_BF16)
 
@@ -186,6 +187,14 @@ ROWS: tuple[Ukernel, ...] = (
         fallback="gemm_f32_block_avx2", why="as gemv_i16_block_avx2; with 12 tokens Q4_0 42 and 72, Q6_K 32 and 56",
     ),
     Ukernel(
+        "gemm_i16_s8_vnni", "linear", "LARGE_M_I16_VNNI", HALVES, frozenset({"s8_row"}), VNNI_ONLY, min_m=24,
+        fallback="gemv_f32_any_avx512", why=_NOT_MEASURED,
+    ),
+    Ukernel(
+        "gemm_i16_block_vnni", "linear", "LARGE_M_I16_VNNI", HALVES, INTEGER_BLOCKS, VNNI_ONLY, min_m=9,
+        fallback="gemv_f32_any_avx512", why=_NOT_MEASURED,
+    ),
+    Ukernel(
         "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8,
         fallback="gemv_f32_any_avx512",
         why="Zen 4 without its bfloat16, cycles for 32 weights in float32 and i16: Q4_K 11.7 and 4.4 with one token, "
@@ -213,7 +222,7 @@ ROWS: tuple[Ukernel, ...] = (
         "(IQ4_NL); Zen 4, which has no matrix units, 0.96 and 0.94, 0.90 and 1.0",
     ),
     Ukernel(
-        "gemv_i16_s8_vnni", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), Modules(VNNI, AVX512_BF16), max_m=23,
+        "gemv_i16_s8_vnni", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), VNNI_ONLY, max_m=23,
         fallback="gemv_f32_any_avx512",
         why="from 24 tokens on, weights are converted once. Xeon without AMX, one thread, 4096 inputs, speed over "
         "float32 with 1, 2, 4, 8, 16 and 23 tokens: weights in memory 1.1, 1.1, 1.5, 1.5, 1.5 and 1.4, in the cache "
