@@ -79,6 +79,16 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
     }
 }
 
+#if defined(OSTINATO_HAS_AVX512)
+// Read 64 inputs of sixteen int8 rows from `begin` on, with zeros behind `end`: vector u holds four of each row.
+inline void read_fours(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, Float (&fours)[LANES]) {
+    const std::int64_t count = std::max<std::int64_t>(end - begin, 0);
+    const auto some = count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
+    for (int r = 0; r < LANES; ++r) fours[r] = (Float)_mm512_maskz_loadu_epi8(some, rows[r] + begin);
+    transpose(fours);
+}
+#endif
+
 #if defined(OSTINATO_HAS_NEON_BF16)
 // Compute total[t][v] of TOKENS tokens in pairs, the last of which may be one token twice.
 template <int TOKENS>

@@ -1,6 +1,6 @@
 // Blocked GEMM in 16-bit integers (quant/quantize_tokens_i16.h): as gemm/large_m_avx2.h, with panels of integers. One
-// instruction multiplies two inputs of eight rows with AVX2, or of sixteen with AVX-512, where float32 takes one input (two
-// with AVX2's two instructions), and packed weights need no conversion to floats.
+// instruction multiplies two inputs of eight rows with AVX2, or of sixteen with AVX-512, where float32 takes one input,
+// and packed weights need no conversion to floats.
 //
 // A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that a shift
 // or a mask makes bytes 16 bits wide. Tokens have the same order. Products that share a scale of weights and a scale of
@@ -96,17 +96,14 @@ inline void multiply_tokens_i16(int tokens, Args&... args) {
     }
 }
 
-// Compute to[pair * PANEL_VECTORS] = inputs `begin` to `end` of LANES rows of int8 weights, with zeros up to a multiple of
+// Compute pairs[number * PANEL_VECTORS] = inputs `begin` to `end` of LANES rows of int8 weights, with zeros up to a multiple of
 // LONG_SUM.
 inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, Int* pairs) {
 #if defined(OSTINATO_HAS_AVX512)
     for (std::int64_t i = begin; i < end || (i - begin) % LONG_SUM != 0; i += 64, pairs += 32 * PANEL_VECTORS) {
-        const std::int64_t count = std::clamp<std::int64_t>(end - i, 0, 64);
-        const auto some = count == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-        Float square[LANES];
-        for (int r = 0; r < LANES; ++r) square[r] = (Float)_mm512_maskz_loadu_epi8(some, rows[r] + i);
-        transpose(square);
-        for (int u = 0; u < LANES; ++u) put_pairs(square[u], PANEL_VECTORS, pairs + 2 * u * PANEL_VECTORS);
+        Float fours[LANES];
+        read_fours(rows, i, end, fours);
+        for (int u = 0; u < LANES; ++u) put_pairs(fours[u], PANEL_VECTORS, pairs + 2 * u * PANEL_VECTORS);
     }
 #else
     constexpr int STEP = avx2::STEP;
@@ -174,9 +171,9 @@ class I16Panel {
             multiply_tokens_i16<SUBBLOCK, true, true>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->i16_sum == LEAST_SUM) {
             multiply_tokens_i16<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
-        } else if (w_.format->i16_sum == SUBBLOCK) {
+        } else if (LANES == 16 || w_.format->i16_sum == SUBBLOCK) {
             multiply_tokens_i16<SUBBLOCK, true, false>(count, x, integers, size, scales, minima, sums, fetch);
-        } else {
+        } else if constexpr (LANES == 8) {
             multiply_tokens_i16<LONG_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         }
     }
