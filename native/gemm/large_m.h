@@ -217,7 +217,7 @@ inline std::int64_t row_bytes_of(const WeightView<W>& w, std::int64_t inputs) {
 // packs weights and multiplies tokens with them.
 template <typename Panel, typename T, typename Y, typename W>
 void multiply_panels(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
-                    std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
+                     std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
     const int width = panel_width(o);
     const EvenBlocks blocks(tokens, PANEL_TOKENS);
     Float* memory = threads.thread_scratch<Float>(Panel::SIZE + tokens * PANEL_VECTORS);

@@ -165,7 +165,7 @@ def run_alone(
 
 @pytest.mark.parametrize(("isa", "row"), rows_of_modules("linear"))
 def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row: Ukernel) -> None:
-    """Never more, and for the greediest type of tokens not much less; few tokens are packed by each thread for itself."""
+    """Never more, and for the greediest type of tokens not much less; a few are packed by each thread for itself."""
     generator = torch.Generator().manual_seed(2)
     for kind in {min(row.rhs), max(row.rhs)}:
         k = 256 if row.max_k and row.max_k < 1024 else 1024
