@@ -84,11 +84,11 @@ struct BlockFormat {
     BlockOps<i16> with_i16 = {};
     int i16_scale_span = 0;
     I16Order i16_order = I16Order::LINEAR;
-#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
-    // Packed integers in pairs for gemm/large_m_i16_avx2.h, otherwise as `pack`: a scale per `i16_sum` elements, and a
-    // minimum per subblock if the format has minima.
-    void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
-                          Float* scales, Float* minima) = nullptr;
+#if defined(OSTINATO_I16_PANELS)
+    // Packed integers in pairs for gemm/large_m_i16.h, otherwise as `pack`: a scale per `i16_sum` elements, and a minimum
+    // per subblock if the format has minima. `begin` is a multiple of SUPERBLOCK, `end` at most one further.
+    void (*pack_i16)(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Int* to,
+                     Float* scales, Float* minima) = nullptr;
     int i16_sum = 0;
     bool has_minima = false;
 #endif

@@ -91,18 +91,10 @@ constexpr int VNNI_OFFSET = 128;  // makes weights unsigned, as VPDPBUSD wants o
 // Compute panel[four of inputs][vector] = inputs `begin` to `end` of PANEL_OUTPUTS rows, plus the offset.
 inline void pack_panel_int8(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m512i* panel) {
     for (std::int64_t i = begin; i < end; i += INT8_VECTOR, panel += LANES * PANEL_VECTORS) {
-        const std::int64_t count = std::min<std::int64_t>(INT8_VECTOR, end - i);
         for (int v = 0; v < PANEL_VECTORS; ++v) {
-            Float square[LANES];
-            for (int r = 0; r < LANES; ++r) {
-                const std::int8_t* from = rows[v * LANES + r] + i;
-                const __m512i row = count == INT8_VECTOR
-                                        ? _mm512_loadu_si512(from)
-                                        : _mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, from);
-                square[r] = (Float)_mm512_xor_si512(row, _mm512_set1_epi8(-VNNI_OFFSET));
-            }
-            transpose(square);
-            for (int u = 0; u < LANES; ++u) panel[u * PANEL_VECTORS + v] = (__m512i)square[u];
+            Float fours[LANES];
+            read_fours(rows + v * LANES, i, end, fours);
+            for (int u = 0; u < LANES; ++u) panel[u * PANEL_VECTORS + v] = _mm512_xor_si512((__m512i)fours[u], _mm512_set1_epi8(-VNNI_OFFSET));
         }
     }
 }

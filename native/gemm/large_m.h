@@ -4,7 +4,7 @@
 // stays in the L1 cache while all tokens are multiplied with it; their sums are kept from span to span. A unit is 32
 // bits of a token or a row: one float, or a pair of bfloat16 that one instruction multiplies and adds. BFMMLA takes two
 // rows and two tokens of four bfloat16 each: there a unit is these four, and a vector has two rows.
-// gemm/large_m_avx2.h has these products for AVX2, which has fewer registers.
+// gemm/large_m_avx2.h has these products for AVX2, which has fewer registers, and gemm/large_m_i16.h those of integers.
 #pragma once
 
 #include "core/thread_group.h"
@@ -15,7 +15,8 @@
 
 namespace ostinato {
 
-constexpr int PANEL_VECTORS = 4;  // 24 sums, 4 vectors of weights and a token: 29 of 32 registers
+// 24 sums, 4 vectors of weights and a token: 29 of 32 registers. With AVX2 12, 2 and one: 15 of 16.
+constexpr int PANEL_VECTORS = LANES == 8 ? AVX2_PANEL_VECTORS : 4;
 constexpr int PANEL_OUTPUTS = PANEL_VECTORS * LANES;
 constexpr int PANEL_TOKENS = 6;
 
@@ -77,6 +78,16 @@ inline void pack_panel_blocks(const BlockFormat& format, const BlockByte* const*
         }
     }
 }
+
+#if defined(OSTINATO_HAS_AVX512)
+// Read 64 inputs of sixteen int8 rows from `begin` on, with zeros behind `end`: vector u holds four of each row.
+inline void read_fours(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, Float (&fours)[LANES]) {
+    const std::int64_t count = std::max<std::int64_t>(end - begin, 0);
+    const auto some = count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
+    for (int r = 0; r < LANES; ++r) fours[r] = (Float)_mm512_maskz_loadu_epi8(some, rows[r] + begin);
+    transpose(fours);
+}
+#endif
 
 #if defined(OSTINATO_HAS_NEON_BF16)
 // Compute total[t][v] of TOKENS tokens in pairs, the last of which may be one token twice.
@@ -161,6 +172,80 @@ struct PanelRowPointers {
         }
     }
 };
+
+// Prefetch of the next span, some lines at each step of the present work: many at once would wait for each other, and
+// delay later loads.
+template <typename W>
+class LinePrefetch {
+  public:
+    // Prefetch bytes `begin` to `end` of `count` rows, over `steps` steps.
+    LinePrefetch(const W* const* rows, int count, std::int64_t begin, std::int64_t end, std::int64_t steps)
+        : row_(rows), last_(rows + count), begin_(begin), end_(end), at_(begin) {
+        const std::int64_t lines = count * ((end - begin + LINE - 1) / LINE);
+        at_once_ = static_cast<int>((lines + steps - 1) / steps);
+    }
+
+    [[gnu::always_inline]] void step() {
+        for (int i = 0; i < at_once_ && row_ < last_; ++i) {
+            __builtin_prefetch(reinterpret_cast<const char*>(*row_) + at_, 0, 2);
+            at_ += LINE;
+            if (at_ >= end_) ++row_, at_ = begin_;
+        }
+    }
+
+  private:
+    static constexpr std::int64_t LINE = 64;
+    const W* const* row_;
+    const W* const* last_;
+    std::int64_t begin_, end_;
+    std::int64_t at_;
+    int at_once_;
+};
+
+constexpr int PREFETCH_STEP = 8;  // inputs
+
+template <typename W>
+inline std::int64_t row_bytes_of(const WeightView<W>& w, std::int64_t inputs) {
+    if constexpr (std::is_same_v<W, BlockByte>) {
+        return inputs / w.format->elements * w.format->bytes;
+    } else {
+        return inputs * sizeof(W);
+    }
+}
+
+// Compute this thread's outputs of the tokens from `first` on, which are at `x`, among `all` tokens there, by a class that
+// packs weights and multiplies tokens with them.
+template <typename Panel, typename T, typename Y, typename W>
+void multiply_panels(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
+                     std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
+    const int width = panel_width(o);
+    const EvenBlocks blocks(tokens, PANEL_TOKENS);
+    Float* memory = threads.thread_scratch<Float>(Panel::SIZE + tokens * PANEL_VECTORS);
+    float* sums = reinterpret_cast<float*>(memory + Panel::SIZE);
+    Panel panel(w, x, all, memory);
+    for (const std::int64_t number : threads.claims((o.size + width - 1) / width)) {
+        const PanelRowPointers<W> rows(w, o, number), next_rows(w, o, number + 1);
+        for (std::int64_t begin = 0, end; begin < w.k; begin = end) {
+            end = panel.end_of(begin);
+            panel.pack(rows, begin, end);
+            const bool last = end == w.k;
+            const W* const* next = last ? next_rows.row : rows.row;
+            const std::int64_t next_begin = last ? 0 : end;
+            LinePrefetch<W> fetch(next, PANEL_OUTPUTS, row_bytes_of(w, next_begin), row_bytes_of(w, panel.end_of(next_begin)),
+                           blocks.count * std::max<std::int64_t>((end - begin) / PREFETCH_STEP, 1));
+            for (int block = 0; block < blocks.count; ++block) {
+                const std::int64_t t = blocks.begin(block);
+                panel.multiply(t, blocks.size(block), sums + t * PANEL_OUTPUTS, fetch);
+                if (!last) continue;
+                for (std::int64_t i = t; i < blocks.begin(block + 1); ++i) {
+                    const float* of_token = sums + i * PANEL_OUTPUTS;
+                    put_outputs<T>(of_token, of_token + width % PANEL_OUTPUTS, o, first + i, rows.first,
+                                   static_cast<int>(rows.count), y);
+                }
+            }
+        }
+    }
+}
 
 // Prefetch the `block`th of `blocks` parts of the next span: inputs `begin` to `end` of some rows.
 template <typename W>

@@ -5,11 +5,7 @@
 // that a transpose moves 2 or 4 inputs at once.
 #pragma once
 
-#include "core/thread_group.h"
-#include "core/transpose.h"
-#include "gemm/epilogue.h"
-#include "gemm/lhs.h"
-#include "gemm/weights.h"
+#include "gemm/large_m.h"
 
 #if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
 #define OSTINATO_GEMM_AVX2
@@ -17,9 +13,7 @@
 namespace ostinato::avx2 {
 
 constexpr int STEP = 16;  // inputs transposed together
-
-constexpr int VECTORS = AVX2_PANEL_VECTORS, OUTPUTS = VECTORS * LANES;  // per panel
-constexpr int MAX_PANEL_TOKENS = 6;  // 12 sums, a panel's vectors and a token: 15 of 16 registers
+constexpr int VECTORS = PANEL_VECTORS, OUTPUTS = PANEL_OUTPUTS;
 static_assert(LANES == AVX2_LANES);
 
 // Compute to[i * VECTORS] = input `begin + i` of 8 rows, for STEP inputs.
@@ -76,7 +70,7 @@ inline void pack_step(const W* const* rows, std::int64_t begin, Float* to) {
 
 // Compute panel[i][vector] = inputs `begin` to `end` of OUTPUTS rows. Up to STEP - 1 more inputs are written.
 template <typename W>
-inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
+inline void pack_rows(const W* const* rows, std::int64_t begin, std::int64_t end, Float* panel) {
     for (int v = 0; v < VECTORS; ++v) {
         const W* const* of = rows + v * LANES;
         std::int64_t i = begin;
@@ -93,46 +87,15 @@ inline void pack_panel(const W* const* rows, std::int64_t begin, std::int64_t en
 }
 
 // Pack rows in blocks.
-inline void pack_panel(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
+inline void pack_rows(const BlockFormat& format, const BlockByte* const* rows, std::int64_t begin, std::int64_t end,
                        Float* panel) {
     for (int v = 0; v < VECTORS; ++v) format.pack(rows + v * LANES, begin, end, VECTORS, panel + v);
 }
 
-// Prefetch of the next span, some lines at each step of the present work: many at once would wait for each other, and
-// delay later loads.
-template <typename W>
-class LinePrefetch {
-  public:
-    // Prefetch bytes `begin` to `end` of `count` rows, over `steps` steps.
-    LinePrefetch(const W* const* rows, int count, std::int64_t begin, std::int64_t end, std::int64_t steps)
-        : row_(rows), last_(rows + count), begin_(begin), end_(end), at_(begin) {
-        const std::int64_t lines = count * ((end - begin + LINE - 1) / LINE);
-        at_once_ = static_cast<int>((lines + steps - 1) / steps);
-    }
-
-    [[gnu::always_inline]] void step() {
-        for (int i = 0; i < at_once_ && row_ < last_; ++i) {
-            __builtin_prefetch(reinterpret_cast<const char*>(*row_) + at_, 0, 2);
-            at_ += LINE;
-            if (at_ >= end_) ++row_, at_ = begin_;
-        }
-    }
-
-  private:
-    static constexpr std::int64_t LINE = 64;
-    const W* const* row_;
-    const W* const* last_;
-    std::int64_t begin_, end_;
-    std::int64_t at_;
-    int at_once_;
-};
-
-constexpr int PREFETCH_STEP = 8;  // inputs
-
 // Compute sums[t][output] += scale[output] * sum_i x[t][i] * panel[i][output] for TOKENS tokens, AVX2_PANEL_K apart.
 // Scales are optional; the first span assigns instead of adding.
 template <int TOKENS, typename W>
-inline void multiply_panel(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
+inline void multiply_floats(const float* x, const Float* panel, std::int64_t size, const float* scales, bool first,
                            float* sums, LinePrefetch<W>& fetch) {
     Float total[TOKENS][VECTORS] = {};
     const auto multiply = [&](std::int64_t i) __attribute__((always_inline)) {
@@ -173,36 +136,10 @@ template <int TOKENS, typename... Args>
 inline void multiply_tokens(int tokens, Args&... args) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
-            multiply_panel<TOKENS>(args...);
+            multiply_floats<TOKENS>(args...);
         } else {
             multiply_tokens<TOKENS - 1>(tokens, args...);
         }
-    }
-}
-
-// Row pointers of a panel. With gates, half of its rows are gates of the other half.
-template <typename W>
-struct PanelRowPointers {
-    std::int64_t first, count;  // outputs after the activation
-    std::int64_t number[OUTPUTS];  // behind the last row, the last row again, whose result is not used
-    const W* row[OUTPUTS];
-
-    PanelRowPointers(const WeightView<W>& w, const Epilogue& o, int width, std::int64_t panel)
-        : first(panel * width), count(std::min<std::int64_t>(width, o.size - first)) {
-        for (int r = 0; r < OUTPUTS; ++r) {
-            const std::int64_t of_half = std::min(first + r % width, o.size - 1);
-            number[r] = r < width ? of_half : o.size + of_half;
-            row[r] = w.first + number[r] * w.stride();
-        }
-    }
-};
-
-template <typename W>
-inline std::int64_t row_bytes_of(const WeightView<W>& w, std::int64_t inputs) {
-    if constexpr (std::is_same_v<W, BlockByte>) {
-        return inputs / w.format->elements * w.format->bytes;
-    } else {
-        return inputs * sizeof(W);
     }
 }
 
@@ -243,9 +180,9 @@ class F32Panel {
         begin_ = begin;
         end_ = end;
         if constexpr (std::is_same_v<W, BlockByte>) {
-            pack_panel(*w_.format, rows.row, begin, end, panel_);
+            pack_rows(*w_.format, rows.row, begin, end, panel_);
         } else {
-            pack_panel(rows.row, begin, end, panel_);
+            pack_rows(rows.row, begin, end, panel_);
         }
         if (!w_.scales) return;
         for (int r = 0; r < OUTPUTS; ++r) scales_[r] = w_.scales[rows.number[r] * groups_ + begin / w_.group];
@@ -257,7 +194,7 @@ class F32Panel {
         const float* scales = w_.scales ? scales_ : nullptr;
         const std::int64_t size = end_ - begin_;
         const bool is_first = begin_ == 0;
-        multiply_tokens<MAX_PANEL_TOKENS>(count, x, panel_, size, scales, is_first, sums, fetch);
+        multiply_tokens<PANEL_TOKENS>(count, x, panel_, size, scales, is_first, sums, fetch);
     }
 
   private:
@@ -269,39 +206,6 @@ class F32Panel {
     float scales_[OUTPUTS];
 };
 
-// Compute this thread's outputs of the tokens from `first` on, which are at `x`, among `all` tokens there.
-template <typename Panel, typename T, typename Y, typename W>
-void multiply_group(const ThreadGroup& threads, std::int64_t first, std::int64_t tokens, const typename Panel::Token* x,
-                    std::int64_t all, const WeightView<W>& w, const Epilogue& o, Y* y) {
-    const int width = has_gates(o.activation) ? OUTPUTS / 2 : OUTPUTS;
-    const EvenBlocks blocks(tokens, MAX_PANEL_TOKENS);
-    Float* memory = threads.thread_scratch<Float>(Panel::SIZE + tokens * VECTORS);
-    float* sums = reinterpret_cast<float*>(memory + Panel::SIZE);
-    Panel panel(w, x, all, memory);
-    for (const std::int64_t number : threads.claims((o.size + width - 1) / width)) {
-        const PanelRowPointers<W> rows(w, o, width, number), next_rows(w, o, width, number + 1);
-        for (std::int64_t begin = 0, end; begin < w.k; begin = end) {
-            end = panel.end_of(begin);
-            panel.pack(rows, begin, end);
-            const bool last = end == w.k;
-            const W* const* next = last ? next_rows.row : rows.row;
-            const std::int64_t next_begin = last ? 0 : end;
-            LinePrefetch<W> fetch(next, OUTPUTS, row_bytes_of(w, next_begin), row_bytes_of(w, panel.end_of(next_begin)),
-                           blocks.count * std::max<std::int64_t>((end - begin) / PREFETCH_STEP, 1));
-            for (int block = 0; block < blocks.count; ++block) {
-                const std::int64_t t = blocks.begin(block);
-                panel.multiply(t, blocks.size(block), sums + t * OUTPUTS, fetch);
-                if (!last) continue;
-                for (std::int64_t i = t; i < blocks.begin(block + 1); ++i) {
-                    const float* of_token = sums + i * OUTPUTS;
-                    put_outputs<T>(of_token, of_token + width % OUTPUTS, o, first + i, rows.first,
-                                   static_cast<int>(rows.count), y);
-                }
-            }
-        }
-    }
-}
-
 // Compute all outputs of some tokens. A token's bits do not depend on how many tokens are computed so.
 template <typename T, typename Y, typename W>
 void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, const WeightView<W>& w,
@@ -310,7 +214,7 @@ void gemm_large_m(const ThreadGroup& threads, std::int64_t tokens, const T* x, s
     for (int group = 0; group < groups.count; ++group) {
         const std::int64_t first = groups.begin(group), count = groups.size(group);
         const float* copies = copy_tokens(threads, count, x + first * x_stride, x_stride, w.k);
-        multiply_group<F32Panel<W>, T>(threads, first, count, copies, count, w, o, y);
+        multiply_panels<F32Panel<W>, T>(threads, first, count, copies, count, w, o, y);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "gemm/ukernels/dot_i16_block_avx512.h"
 #include "gemm/ukernels/dot_i16_planes.h"
 #include "gemm/ukernels/pack_block_avx2.h"
+#include "gemm/ukernels/pack_block_i16_avx512.h"
 
 namespace ostinato {
 
@@ -47,6 +48,8 @@ BlockFormat make_block_format(const BlockSize& size) {
 #else
         format.i16_scale_span = std::clamp(F::SCALED, SUBBLOCK, I16_SCALE_SPAN);
         format.i16_order = UnpackI16Avx2<F>::IS_INTERLEAVED ? I16Order::INTERLEAVED_8 : I16Order::LINEAR;
+#endif
+#if defined(OSTINATO_I16_PANELS)
         format.pack_i16 = pack_blocks_i16<F>;
         format.i16_sum = I16_SUM<F>;
         format.has_minima = F::HAS_MINIMUM;

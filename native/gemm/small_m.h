@@ -28,7 +28,6 @@ constexpr bool PREFETCHES_I16_ROWS = false;
 #endif
 constexpr int MR_PANEL = EPILOGUE_ROWS;  // rows of a stream per epilogue
 constexpr std::int64_t L1_ROW_BYTES = 20 * 1024;  // rows per pass of the tokens: they stay in the L1 cache
-constexpr std::int64_t MAX_PACKED_ALONE = 16 * 1024;  // elements that a thread packs sooner than it waits for others
 
 template <typename X, typename W>
 constexpr std::int64_t padded_k(std::int64_t in) {

@@ -5,7 +5,7 @@
 #include "gemm/large_m.h"
 #include "gemm/large_m_amx.h"
 #include "gemm/large_m_avx2.h"
-#include "gemm/large_m_i16_avx2.h"
+#include "gemm/large_m_i16.h"
 #include "gemm/mid_m_dequant_bf16.h"
 #include "gemm/select.h"
 #include "gemm/small_m.h"
@@ -27,7 +27,7 @@ DRIVER(SMALL_M, gemm_small_m)
 DRIVER(SMALL_M_DEQUANT, gemm_small_m)
 #if defined(OSTINATO_GEMM_AVX2)
 DRIVER(LARGE_M_AVX2, avx2::gemm_large_m)
-DRIVER(LARGE_M_I16_AVX2, avx2::gemm_large_m_i16)
+DRIVER(LARGE_M_I16_AVX2, gemm_large_m_i16)
 #else
 DRIVER(LARGE_M, gemm_large_m)
 #endif
@@ -46,6 +46,9 @@ DRIVER(INT8_AMX, tiles::gemm_int8)
 #endif
 #if defined(OSTINATO_HAS_AVX512_VNNI)
 DRIVER(INT8_VNNI, gemm_int8_vnni)
+#if defined(OSTINATO_I16_PANELS)
+DRIVER(LARGE_M_I16_VNNI, gemm_large_m_i16)
+#endif
 #endif
 
 // Return whether all rows with this driver take from `least` to `most` tokens.

@@ -2,7 +2,7 @@
 // of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
 // The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_i8_avx512.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h,
-// dot_i16_planes.h for ARM, and, for more tokens with AVX2, gemm/large_m_i16_avx2.h.
+// dot_i16_planes.h for ARM, and, for more tokens, gemm/large_m_i16.h.
 //
 // Each 32, 64 or 128 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
 // binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
@@ -60,6 +60,10 @@ struct PowerOfTwoScale {
         inverse = bits_as<float>((127 + 14 + 127 - exponent) << 23);
     }
 };
+
+#if defined(OSTINATO_HAS_AVX2)
+constexpr int PAIRS_02_13 = _MM_SHUFFLE(3, 1, 2, 0);  // exchanges the middle ones of four
+#endif
 
 // Load elements from `at` on, with zeros behind all `count` of them.
 template <typename T>
@@ -139,8 +143,7 @@ inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* sc
         for (int v = 0; v < SUBBLOCK_VECTORS; v += 2) {
             __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
             if constexpr (ORDER == I16Order::PAIRS_02_13) {
-                constexpr int PAIRS = _MM_SHUFFLE(3, 1, 2, 0);
-                in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS), PAIRS);
+                in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS_02_13), PAIRS_02_13);
             }
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + subblock * SUBBLOCK + v * LANES), in_order);
         }
@@ -202,6 +205,11 @@ inline void put_subblock_i16(const Float* values, const PowerOfTwoScale& scaling
         return;
     }
     *sum = static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(first, second))) * scaling.scale;
+    if constexpr (ORDER == I16Order::PAIRS_02_13) {
+        const __m512i pairs = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(words, PAIRS_02_13), PAIRS_02_13);
+        _mm512_storeu_si512(to + subblock * SUBBLOCK, pairs);
+        return;
+    }
     const __m512i apart = _mm512_permutexvar_epi16(_mm512_loadu_si512(APART.data()), words);
     unrolled<4>([&](auto i) __attribute__((always_inline)) {
         constexpr bool odd = i >= 2, second_half = i % 2;
@@ -210,25 +218,34 @@ inline void put_subblock_i16(const Float* values, const PowerOfTwoScale& scaling
     });
 }
 
+// Quantize SPAN elements of a token, of which `count` exist, into subblocks `first` and following of `to`. -> false if one
+// of them is not finite
+template <int SPAN, I16Order ORDER, typename T>
+inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums, int first = 0) {
+    Float values[SPAN / LANES];
+    __m512i most = _mm512_setzero_si512();
+    for (int v = 0; v < SPAN / LANES; ++v) {
+        values[v] = load_padded(x, v * LANES, count);
+        most = _mm512_max_epi32(most, _mm512_and_si512((__m512i)values[v], _mm512_set1_epi32(0x7FFFFFFF)));
+    }
+    const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
+    if (!scaling.finite) return false;
+    for (int i = 0; i < SPAN / SUBBLOCK; ++i) {
+        scales[i] = scaling.scale;
+        put_subblock_i16<ORDER>(values + 2 * i, scaling, first + i, to, sums + i);
+    }
+    return true;
+}
+
 // Quantize a token of `in` elements, SPAN of which share a scale. -> false if one of them is not finite
 template <int SPAN, I16Order ORDER, typename T>
 bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
     const I16TokenLayout layout(in);
-    const __m512i size = _mm512_set1_epi32(0x7FFFFFFF);
     for (std::int64_t at = 0; at < layout.size; at += SPAN) {
-        Float values[SPAN / LANES];
-        __m512i most = _mm512_setzero_si512();
-        for (int v = 0; v < SPAN / LANES; ++v) {
-            values[v] = load_padded(x + at, v * LANES, in - at);
-            most = _mm512_max_epi32(most, _mm512_and_si512((__m512i)values[v], size));
-        }
-        const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
-        if (!scaling.finite) return false;
-        i16* step = token + at / STEP_ELEMENTS * STEP_ELEMENTS;
-        for (int i = 0; i < SPAN / SUBBLOCK; ++i) {
-            const std::int64_t number = at / SUBBLOCK + i;
-            layout.scales(token)[number] = scaling.scale;
-            put_subblock_i16<ORDER>(values + 2 * i, scaling, number % STEP_SUBBLOCKS, step, layout.sums(token) + number);
+        const int number = static_cast<int>(at / SUBBLOCK);
+        if (!quantize_span_i16<SPAN, ORDER>(x + at, in - at, token + at / STEP_ELEMENTS * STEP_ELEMENTS, layout.scales(token) + number,
+                                            layout.sums(token) + number, number % STEP_SUBBLOCKS)) {
+            return false;
         }
     }
     return true;

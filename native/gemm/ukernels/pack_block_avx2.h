@@ -1,5 +1,5 @@
 // Packing of rows in blocks into panels of floats, for gemm/large_m_avx2.h, and of integers, for
-// gemm/large_m_i16_avx2.h: a subblock of eight rows at a time.
+// gemm/large_m_i16.h: a subblock of eight rows at a time.
 //
 // Integers are transposed while four of a row, or eight half bytes, are 32 bits. Afterwards a vector holds the same
 // element of eight rows, and another their eight scales.
@@ -201,8 +201,9 @@ template <typename F>
 // Pack elements `begin` to `end` of eight rows as pairs, with their scales and minima. Both are multiples of SUBBLOCK
 // and of I16_SUM.
 template <typename F>
-void pack_blocks_i16(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, __m256i* to,
-                         Float* scales, Float* minima) {
+void pack_blocks_i16(const BlockByte* const* rows, std::int64_t begin, std::int64_t end, int stride, Int* pairs,
+                     Float* scales, Float* minima) {
+    auto* to = reinterpret_cast<__m256i*>(pairs);
     constexpr int SUM = I16_SUM<F>;
     for (std::int64_t i = begin; i < end;) {
         const std::uint8_t* block[LANES];

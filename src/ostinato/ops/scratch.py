@@ -37,6 +37,7 @@ from ostinato.ops.sizes import (
     INT8_PANEL_K,
     L2_TOKEN_BYTES,
     MAX_GROUP_TOKENS,
+    MAX_PACKED_ALONE,
     MAX_SPLIT_ROWS,
     MIN_GROUP_TOKENS,
     PANEL_BYTES,
@@ -87,18 +88,23 @@ def native_linear(
             of_row = _LINEAR_SCRATCH[row.driver](m, in_size, group_size)
             in_place = row.driver == "LARGE_M" and row.lhs == BF16 and in_size % 4 == 0  # whole units are not copied
             needed.append(of_row._replace(shared=0) if in_place else of_row)
-    own = sum(max((getattr(each, kind) for each in needed), default=0) for kind in ("floats", "vectors", "integers"))
+    kinds = ("floats", "vectors", "integers", "alone")
+    own = sum(max((getattr(each, kind) for each in needed), default=0) for kind in kinds)
     own += min(tokens, MAX_GROUP_TOKENS) * padded(in_size) if in_order else 0
     return Scratch(max((each.shared for each in needed), default=0), FLOAT_BYTES * own)
 
 
 class _DriverScratch(NamedTuple):
-    """Scratch of a driver: bytes that threads share, and floats of a thread by the type of the memory."""
+    """Scratch of a driver: bytes that threads share, and floats of a thread by the type of the memory.
+
+    `alone` are those of few tokens, which each thread packs for itself.
+    """
 
     shared: int = 0
     floats: int = 0
     vectors: int = 0
     integers: int = 0
+    alone: int = 0
 
 
 def _amx_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
@@ -112,9 +118,8 @@ def _gemv_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
 
     One token that is not finite is packed as floats.
     """
-    return _DriverScratch(
-        FLOAT_BYTES * padded(in_size), tokens * 4 * EPILOGUE_ROWS, integers=tokens * _fixed_floats(in_size)
-    )
+    floats = _small_m_scratch(1, in_size, 0)
+    return floats._replace(floats=tokens * 4 * EPILOGUE_ROWS, integers=tokens * _fixed_floats(in_size))
 
 
 def _avx2_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
@@ -124,14 +129,20 @@ def _avx2_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
     return _DriverScratch(FLOAT_BYTES * tokens * padded(in_size, AVX2_PANEL_K), 0, outputs * (tokens + AVX2_PANEL_K))
 
 
-def _avx2_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
-    """Count the same in pairs of integers, with two scales and a minimum for each 32; or as floats, if not finite."""
+def _i16_scratch(tokens: int, in_size: int, outputs: int, not_finite: _DriverScratch) -> _DriverScratch:
+    """Count tokens in pairs of integers, with two scales and a minimum for each 32; or as floats, if not finite."""
     at_once = min(tokens, MAX_GROUP_TOKENS)
     span = I16_TOKEN_PADDING // 2 + 3 * I16_TOKEN_PADDING // 32
-    floats = _avx2_scratch(tokens, in_size, 0)
-    shared = max(FLOAT_BYTES * at_once * _fixed_floats(in_size), floats.shared)
-    outputs = AVX2_PANEL_VECTORS * AVX2_LANES
-    return _DriverScratch(shared, 0, max(outputs * (at_once + span), floats.vectors))
+    shared = max(FLOAT_BYTES * at_once * _fixed_floats(in_size), not_finite.shared)
+    return not_finite._replace(shared=shared, vectors=max(outputs * (at_once + span), not_finite.vectors))
+
+
+def _avx2_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    return _i16_scratch(tokens, in_size, AVX2_PANEL_VECTORS * AVX2_LANES, _avx2_scratch(tokens, in_size, 0))
+
+
+def _vnni_i16_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
+    return _i16_scratch(tokens, in_size, 4 * VECTOR, _small_m_scratch(min(tokens, MAX_GROUP_TOKENS), in_size, 0))
 
 
 def _dequant_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
@@ -152,7 +163,9 @@ def _small_m_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
     """Count packed tokens; a thread has their sums with a panel of four streams each, and four dequantized rows."""
     at_once = min(tokens, _grouped_tokens(in_size))
     row = padded(in_size, TILE_INPUTS)
-    return _DriverScratch(FLOAT_BYTES * at_once * row, 4 * (at_once * EPILOGUE_ROWS + row))
+    few = min(at_once, MAX_PACKED_ALONE // in_size)
+    shared = FLOAT_BYTES * at_once * row if few < at_once else 0
+    return _DriverScratch(shared, 4 * (at_once * EPILOGUE_ROWS + row), alone=few * row)
 
 
 def _int8_scratch(tokens: int, in_size: int, _: int) -> _DriverScratch:
@@ -176,6 +189,7 @@ _LINEAR_SCRATCH: dict[str, Callable[[int, int, int], _DriverScratch]] = {
     "GEMV_I16": _gemv_i16_scratch,
     "LARGE_M_AVX2": _avx2_scratch,
     "LARGE_M_I16_AVX2": _avx2_i16_scratch,
+    "LARGE_M_I16_VNNI": _vnni_i16_scratch,
     "MID_M_DEQUANT_BF16": _dequant_scratch,
     "LARGE_M": _large_m_scratch,
     "SMALL_M_ROUNDED": _small_m_scratch,

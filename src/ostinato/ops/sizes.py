@@ -15,6 +15,9 @@ VECTOR = 16
 L2_TOKEN_BYTES = 512 * 1024
 """Bytes of the tokens that a matmul takes together while it streams rows of weights: they stay in an L2 cache."""
 
+MAX_PACKED_ALONE = 16 * 1024
+"""Largest number of elements of tokens that each thread packs for itself: sooner than it would wait for others."""
+
 MIN_GROUP_TOKENS = 24
 """Smallest number of tokens that a matmul takes together, however large they are."""
 

@@ -61,6 +61,7 @@ VNNI, DOTPROD, I8MM, NEON_BF16 = (frozenset({name}) for name in ("avx512_vnni", 
 # `WITH_X`: all modules with the feature. `X_ONLY`: those without the next better one, whose kernels take their place.
 EVERYWHERE, NO_AVX2 = Modules(), Modules(without=AVX2)
 AVX2_ONLY, AVX512_ONLY = Modules(AVX2, without=AVX512), Modules(AVX512, without=AVX512_BF16)
+VNNI_ONLY = Modules(VNNI, without=AVX512_BF16)
 WITH_AVX512_BF16, AVX512_BF16_ONLY, WITH_AMX = Modules(AVX512_BF16), Modules(AVX512_BF16, without=AMX), Modules(AMX)
 DOTPROD_ONLY, WITH_I8MM, WITH_NEON_BF16 = Modules(DOTPROD, without=I8MM), Modules(I8MM), Modules(NEON_BF16)
 
@@ -186,6 +187,21 @@ ROWS: tuple[Ukernel, ...] = (
         fallback="gemm_f32_block_avx2", why="as gemv_i16_block_avx2; with 12 tokens Q4_0 42 and 72, Q6_K 32 and 56",
     ),
     Ukernel(
+        "gemm_i16_s8_vnni", "linear", "LARGE_M_I16_VNNI", HALVES, frozenset({"s8_row"}), VNNI_ONLY, min_m=8,
+        fallback="gemv_f32_any_avx512",
+        why="Xeon without AMX, one thread, 1024 x 1024, GFLOP/s of rows, panels of floats and these: 103, - and 108 "
+        "with 8 tokens, 149, - and 186 with 16, 106, 81 and 160 with 32, 111 and 207 with 512 in panels; weights in "
+        "memory, rows and these: 109 and 129 with 8, 95 and 139 with 12",
+    ),
+    Ukernel(
+        "gemm_i16_block_vnni", "linear", "LARGE_M_I16_VNNI", HALVES, INTEGER_BLOCKS, VNNI_ONLY, min_m=9,
+        fallback="gemv_f32_any_avx512",
+        why="Xeon without AMX, one thread, 1024 x 1024, speed over rows in integers: Q4_K 1.2 with 8 tokens and 1.5 "
+        "with 12, Q6_K 1.1 and 1.4, Q8_0 1.2 and 1.6, weights in memory Q6_K 0.9 with 8 and 1.2 with 10; over panels "
+        "of floats with 32 and 512 tokens: Q4_K 2.3 and 1.6, Q5_K 2.2 and 1.5, Q6_K 2.0 and 1.4, Q8_0 1.9 and 1.6, "
+        "Q4_0 2.2 and 1.7. 32 inputs of a vector of rows take 20 instructions, in float32 32",
+    ),
+    Ukernel(
         "gemv_i16_block_avx512", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS, AVX512_ONLY, max_m=8,
         fallback="gemv_f32_any_avx512",
         why="Zen 4 without its bfloat16, cycles for 32 weights in float32 and i16: Q4_K 11.7 and 4.4 with one token, "
@@ -213,11 +229,10 @@ ROWS: tuple[Ukernel, ...] = (
         "(IQ4_NL); Zen 4, which has no matrix units, 0.96 and 0.94, 0.90 and 1.0",
     ),
     Ukernel(
-        "gemv_i16_s8_vnni", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), Modules(VNNI, AVX512_BF16), max_m=23,
+        "gemv_i16_s8_vnni", "linear", "GEMV_I16", HALVES, frozenset({"s8_row"}), VNNI_ONLY, max_m=7,
         fallback="gemv_f32_any_avx512",
-        why="from 24 tokens on, weights are converted once. Xeon without AMX, one thread, 4096 inputs, speed over "
-        "float32 with 1, 2, 4, 8, 16 and 23 tokens: weights in memory 1.1, 1.1, 1.5, 1.5, 1.5 and 1.4, in the cache "
-        "1.9, 1.8, 1.5, 1.5, 1.4 and 1.5",
+        why="Xeon without AMX, one thread, 4096 inputs, speed over float32 with 1, 2, 4 and 8 tokens: weights in "
+        "memory 1.1, 1.1, 1.5 and 1.5, in the cache 1.9, 1.8, 1.5 and 1.5; more tokens: as gemm_i16_s8_vnni",
     ),
     Ukernel(
         "gemv_i16_any_sdot", "linear", "GEMV_I16", HALVES, INTEGER_BLOCKS | {"s8_row"}, DOTPROD_ONLY, max_m=8,

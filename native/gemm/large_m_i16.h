@@ -1,6 +1,6 @@
-// Blocked GEMM in 16-bit integers (quant/quantize_tokens_i16.h) for AVX2: as gemm/large_m_avx2.h, with panels of
-// integers. One instruction multiplies two inputs of eight rows, where float32 takes two, and packed weights need no
-// conversion to floats.
+// Blocked GEMM in 16-bit integers (quant/quantize_tokens_i16.h): as gemm/large_m_avx2.h, with panels of integers. One
+// instruction multiplies two inputs of eight rows with AVX2, or of sixteen with AVX-512, where float32 takes one input,
+// and packed weights need no conversion to floats.
 //
 // A panel holds pairs of inputs: the first and the third of each four, then the second and the fourth, so that a shift
 // or a mask makes bytes 16 bits wide. Tokens have the same order. Products that share a scale of weights and a scale of
@@ -11,12 +11,14 @@
 
 #include "gemm/large_m_avx2.h"
 #include "gemm/small_m.h"
+#include "gemm/ukernels/pack_block_i16_avx512.h"
 
-#if defined(OSTINATO_GEMM_AVX2)
+#if defined(OSTINATO_I16_PANELS)
 
-namespace ostinato::avx2 {
+namespace ostinato {
 
 constexpr int SPAN = I16_TOKEN_PADDING, SPAN_SUBBLOCKS = SPAN / SUBBLOCK;  // inputs of a panel: a superblock
+constexpr int LONG_SUM = LANES == 8 ? I16_SCALE_SPAN : I16_SCALE_SPAN_AVX512;  // inputs of int8 rows added in integers
 
 // A span of a token, with zeros behind its end.
 struct I16TokenSpan {
@@ -24,37 +26,38 @@ struct I16TokenSpan {
     float scales[SPAN_SUBBLOCKS], sums[SPAN_SUBBLOCKS];
 };
 
-// Keep the order of instructions. Otherwise compilers interleave several pairs, and run out of registers.
-inline void order_after(__m256i& value) { asm volatile("" : "+x"(value)); }
+// Return `to` plus the products of pairs, each added to one. The order of these instructions is kept: otherwise compilers
+// interleave several pairs, and run out of registers.
+[[gnu::always_inline]] inline Int add_pairs(Int to, Int rows, Int token) {
+#if defined(OSTINATO_HAS_AVX512)
+    to = (Int)_mm512_dpwssd_epi32((__m512i)to, (__m512i)rows, (__m512i)token);
+#else
+    to = (Int)_mm256_add_epi32((__m256i)to, _mm256_madd_epi16((__m256i)rows, (__m256i)token));
+#endif
+    asm volatile("" : "+v"(to));
+    return to;
+}
 
 // Compute sums[t][output] += the products of TOKENS tokens, a span of each, with a panel of `size` inputs. SUM inputs
 // are added in integers. SCALED: weights have a scale for each SUM; MINIMA: and a minimum for each subblock.
 template <int TOKENS, int SUM, bool SCALED, bool MINIMA, typename W>
-void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, const Float* scales, const Float* minima,
+void multiply_panel_i16(const I16TokenSpan* x, const Int* panel, int size, const Float* scales, const Float* minima,
                        float* sums, LinePrefetch<W>& fetch) {
     LinePrefetch<W> fetching = fetch;
     for (int begin = 0; begin < size; begin += SUM) {
-        __m256i part[TOKENS][VECTORS];
-#pragma GCC unroll 6
-        for (int t = 0; t < TOKENS; ++t) {
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; ++v) part[t][v] = _mm256_setzero_si256();
-        }
+        Int part[TOKENS][PANEL_VECTORS] = {};
         const i16* numbers = x->numbers + begin;
-        for (int i = 0; i < SUM; i += PREFETCH_STEP, numbers += PREFETCH_STEP, panel += PREFETCH_STEP / 2 * VECTORS) {
+        for (int i = 0; i < SUM; i += PREFETCH_STEP, numbers += PREFETCH_STEP, panel += PREFETCH_STEP / 2 * PANEL_VECTORS) {
             fetching.step();
             unrolled<PREFETCH_STEP / 2>([&](auto pair) __attribute__((always_inline)) {
-                const __m256i* rows = panel + pair * VECTORS;
+                const Int* rows = panel + pair * PANEL_VECTORS;
 #pragma GCC unroll 6
                 for (int t = 0; t < TOKENS; ++t) {
                     std::int32_t two;
                     std::memcpy(&two, numbers + t * (sizeof(I16TokenSpan) / sizeof(i16)) + 2 * pair, sizeof(two));
-                    const __m256i token = _mm256_set1_epi32(two);
-#pragma GCC unroll 2
-                    for (int v = 0; v < VECTORS; ++v) {
-                        part[t][v] = _mm256_add_epi32(part[t][v], _mm256_madd_epi16(rows[v], token));
-                        order_after(part[t][v]);
-                    }
+                    const Int token = Int{} + two;
+#pragma GCC unroll 4
+                    for (int v = 0; v < PANEL_VECTORS; ++v) part[t][v] = add_pairs(part[t][v], rows[v], token);
                 }
             });
         }
@@ -62,16 +65,16 @@ void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, c
 #pragma GCC unroll 6
         for (int t = 0; t < TOKENS; ++t) {
             const Float of_token = splat(x[t].scales[begin / SUBBLOCK]);
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; ++v) {
-                float* to = sums + (t * VECTORS + v) * LANES;
-                const auto integers = (Float)_mm256_cvtepi32_ps(part[t][v]);
+#pragma GCC unroll 4
+            for (int v = 0; v < PANEL_VECTORS; ++v) {
+                float* to = sums + (t * PANEL_VECTORS + v) * LANES;
+                const Float integers = __builtin_convertvector(part[t][v], Float);
                 Float sum = load(to);
                 if constexpr (MINIMA) {
-                    sum = fma(minima[begin / SUBBLOCK * VECTORS + v], splat(x[t].sums[begin / SUBBLOCK]), sum);
+                    sum = fma(minima[begin / SUBBLOCK * PANEL_VECTORS + v], splat(x[t].sums[begin / SUBBLOCK]), sum);
                 }
                 if constexpr (SCALED) {
-                    sum = fma(integers, of_token * scales[begin / SUM * VECTORS + v], sum);
+                    sum = fma(integers, of_token * scales[begin / SUM * PANEL_VECTORS + v], sum);
                 } else {
                     sum = fma(integers, of_token, sum);
                 }
@@ -82,7 +85,7 @@ void multiply_panel_i16(const I16TokenSpan* x, const __m256i* panel, int size, c
     fetch = fetching;
 }
 
-template <int SUM, bool SCALED, bool MINIMA, int TOKENS = MAX_PANEL_TOKENS, typename... Args>
+template <int SUM, bool SCALED, bool MINIMA, int TOKENS = PANEL_TOKENS, typename... Args>
 inline void multiply_tokens_i16(int tokens, Args&... args) {
     if constexpr (TOKENS > 0) {
         if (tokens == TOKENS) {
@@ -93,21 +96,30 @@ inline void multiply_tokens_i16(int tokens, Args&... args) {
     }
 }
 
-// Compute to[pair * VECTORS] = inputs `begin` to `end` of eight rows of int8 weights, with zeros up to a multiple of
-// I16_SCALE_SPAN.
-inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, __m256i* to) {
+// Compute pairs[number * PANEL_VECTORS] = inputs `begin` to `end` of LANES rows of int8 weights, with zeros up to a multiple of
+// LONG_SUM.
+inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, Int* pairs) {
+#if defined(OSTINATO_HAS_AVX512)
+    for (std::int64_t i = begin; i < end || (i - begin) % LONG_SUM != 0; i += 64, pairs += 32 * PANEL_VECTORS) {
+        Float fours[LANES];
+        read_fours(rows, i, end, fours);
+        for (int u = 0; u < LANES; ++u) put_pairs(fours[u], PANEL_VECTORS, pairs + 2 * u * PANEL_VECTORS);
+    }
+#else
+    constexpr int STEP = avx2::STEP;
+    auto* to = reinterpret_cast<__m256i*>(pairs);
     const auto pack = [&](const std::int8_t* const* some, std::int64_t from) __attribute__((always_inline)) {
         __m256i fours[4];
         read_units([&](int r) { return some[r] + from; }, fours);
         unrolled<4>([&](auto u) __attribute__((always_inline)) {
-            to[2 * u * VECTORS] = even_bytes(fours[u]);
-            to[(2 * u + 1) * VECTORS] = odd_bytes(fours[u]);
+            to[2 * u * PANEL_VECTORS] = even_bytes(fours[u]);
+            to[(2 * u + 1) * PANEL_VECTORS] = odd_bytes(fours[u]);
         });
-        to += STEP / 2 * VECTORS;
+        to += STEP / 2 * PANEL_VECTORS;
     };
     std::int64_t i = begin;
     for (; i + STEP <= end; i += STEP) pack(rows, i);
-    for (; i < end || (i - begin) % I16_SCALE_SPAN != 0; i += STEP) {
+    for (; i < end || (i - begin) % LONG_SUM != 0; i += STEP) {
         std::int8_t rest[LANES][STEP] = {};
         const std::int8_t* of_rest[LANES];
         for (int r = 0; r < LANES; ++r) {
@@ -116,6 +128,7 @@ inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::in
         }
         pack(of_rest, 0);
     }
+#endif
 }
 
 // Panel of 16-bit integers, as F32Panel; tokens are [spans][tokens].
@@ -124,44 +137,44 @@ class I16Panel {
   public:
     using Token = I16TokenSpan;
     static constexpr int LEAST_SUM = 16;  // the least `i16_sum` of a format, that of Q6_K
-    static constexpr std::int64_t INTEGERS = SPAN / 2 * VECTORS, SCALES = SPAN / LEAST_SUM * VECTORS;
-    static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_SUBBLOCKS * VECTORS;
+    static constexpr std::int64_t INTEGERS = SPAN / 2 * PANEL_VECTORS, SCALES = SPAN / LEAST_SUM * PANEL_VECTORS;
+    static constexpr std::int64_t SIZE = INTEGERS + SCALES + SPAN_SUBBLOCKS * PANEL_VECTORS;
 
     I16Panel(const WeightView<W>& w, const Token* x, std::int64_t tokens, Float* memory)
-        : w_(w), x_(x), tokens_(tokens), integers_(reinterpret_cast<__m256i*>(memory)), scales_(memory + INTEGERS),
+        : w_(w), x_(x), tokens_(tokens), integers_(reinterpret_cast<Int*>(memory)), scales_(memory + INTEGERS),
           minima_(scales_ + SCALES) {}
 
     std::int64_t end_of(std::int64_t begin) const { return std::min<std::int64_t>(begin + SPAN, w_.k); }
 
     void pack(const PanelRowPointers<W>& rows, std::int64_t begin, std::int64_t end) {
         begin_ = begin;
-        for (int v = 0; v < VECTORS; ++v) {
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
             if constexpr (std::is_same_v<W, BlockByte>) {
-                w_.format->pack_i16(rows.row + v * LANES, begin, end, VECTORS, integers_ + v, scales_ + v, minima_ + v);
+                w_.format->pack_i16(rows.row + v * LANES, begin, end, PANEL_VECTORS, integers_ + v, scales_ + v, minima_ + v);
             } else {
                 pack_i16(rows.row + v * LANES, begin, end, integers_ + v);
             }
         }
         size_ = static_cast<int>(end - begin);
-        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + I16_SCALE_SPAN - 1) / I16_SCALE_SPAN * I16_SCALE_SPAN;
+        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + LONG_SUM - 1) / LONG_SUM * LONG_SUM;
     }
 
     void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
-        if (begin_ == 0) std::fill(sums, sums + count * OUTPUTS, 0.0F);
+        if (begin_ == 0) std::fill(sums, sums + count * PANEL_OUTPUTS, 0.0F);
         const I16TokenSpan* x = x_ + begin_ / SPAN * tokens_ + first;
-        const __m256i* integers = integers_;
+        const Int* integers = integers_;
         const Float *scales = scales_, *minima = minima_;
         const int size = size_;
         if constexpr (!std::is_same_v<W, BlockByte>) {
-            multiply_tokens_i16<I16_SCALE_SPAN, false, false>(count, x, integers, size, scales, minima, sums, fetch);
+            multiply_tokens_i16<LONG_SUM, false, false>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->has_minima) {
             multiply_tokens_i16<SUBBLOCK, true, true>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->i16_sum == LEAST_SUM) {
             multiply_tokens_i16<LEAST_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
-        } else if (w_.format->i16_sum == SUBBLOCK) {
+        } else if (LANES == 16 || w_.format->i16_sum == SUBBLOCK) {
             multiply_tokens_i16<SUBBLOCK, true, false>(count, x, integers, size, scales, minima, sums, fetch);
-        } else {
-            multiply_tokens_i16<I16_SCALE_SPAN, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+        } else if constexpr (LANES == 8) {
+            multiply_tokens_i16<LONG_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         }
     }
 
@@ -169,7 +182,7 @@ class I16Panel {
     const WeightView<W>& w_;
     const I16TokenSpan* x_;
     std::int64_t tokens_;
-    __m256i* integers_;
+    Int* integers_;
     Float *scales_, *minima_;
     std::int64_t begin_ = 0;
     int size_ = 0;
@@ -204,7 +217,7 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
             const T* from = x + (first + t) * x_stride;
             const bool finite = i16_scale_span(w) == SUBBLOCK ? quantize_spans_i16<SUBBLOCK>(from, w.k, count, made + t)
-                                                      : quantize_spans_i16<I16_SCALE_SPAN>(from, w.k, count, made + t);
+                                                      : quantize_spans_i16<LONG_SUM>(from, w.k, count, made + t);
             if (!finite) made[t].scales[0] = std::numeric_limits<float>::quiet_NaN();
         }
         threads.barrier();
@@ -217,16 +230,20 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
             }
         };
         each_run(true, [&](std::int64_t begin, std::int64_t some) {
-            multiply_group<I16Panel<W>, T>(threads, first + begin, some, made + begin, count, w, o, y);
+            multiply_panels<I16Panel<W>, T>(threads, first + begin, some, made + begin, count, w, o, y);
         });
         // These overwrite the quantised tokens.
         each_run(false, [&](std::int64_t begin, std::int64_t some) {
             const std::int64_t t = first + begin;
+#if defined(OSTINATO_HAS_AVX512)
+            gemm_small_m(threads, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
+#else
             avx2::gemm_large_m(threads, some, x + t * x_stride, x_stride, w, from_token<Y>(o, t), y + t * o.y_stride);
+#endif
         });
     }
 }
 
-}  // namespace ostinato::avx2
+}  // namespace ostinato
 
 #endif
