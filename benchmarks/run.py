@@ -64,7 +64,8 @@ def main() -> None:
     processor = processor_here()
     folder = options.output / processor.folder
     if options.depths:
-        return _depths(options, places, models, sizes, folder)
+        _depths(options, places, models, sizes, folder)
+        return
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
     setup["processor"] = asdict(processor)
     if options.busy:
@@ -117,13 +118,12 @@ def _depths(
     options: argparse.Namespace, places: Places, models: Sequence[str], sizes: Sequence[int], folder: Path
 ) -> None:
     """Measures decode steps after long prompts, beside llama.cpp, and writes them to `depths.json`."""
-    _prepare(places, dict.fromkeys(models, ["llama.cpp"]))
+    _prepare(places, {model: ["llama.cpp"] for model in models})
     before = busy_share()
     cells = measure_depths(places, models, numbers(options.depths), sizes, options.threads, options.timeout)
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"date": time.strftime("%Y-%m-%d"), "threads": options.threads, "busy": before, "cells": cells}
-    (folder / "depths.json").write_text(json.dumps(facts, indent=1) + "
-", encoding="utf-8")
+    (folder / "depths.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(depth_table(cells))
 
 

@@ -1,7 +1,7 @@
 """Decode steps after long prompts, beside llama.cpp: `run.py --depths`.
 
-Ours are steps whose memory holds keys of a prompt (`ostinato.bench.step_timing`), with the LM head and without sampling,
-as `llama-batched-bench` decodes. Its prompt is computed once and copied to every row (`-pps`).
+Ours are steps whose memory holds keys of a prompt (`ostinato.bench.step_timing`), with the LM head and without
+sampling, as `llama-batched-bench` decodes. Its prompt is computed once and copied to every row (`-pps`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.peers.places import Places
 from benchmarks.peers.process import PeerError, run
 from ostinato.errors import CapacityError
 
-KEYS = {"bfloat16": "f16", "int8": "q8_0"}
-"""Dtypes of keys and values that are compared, and llama.cpp's types of as many bits."""
+KEYS = {"auto": "f16", "int8": "q8_0"}
+"""Values of kv_cache_dtype that are compared (auto: bfloat16), and llama.cpp's types of as many bits."""
 STEPS = 12
 """Steps of each cell; the first two are not counted."""
 AIMS = {"floor": 0.8, "llama.cpp": 1.3}
@@ -34,14 +34,14 @@ def ours(checkpoint: Path, keys: str, depths: Sequence[int], sizes: Sequence[int
     from ostinato.bench.step_timing import make_decode_steps
     from ostinato.engine.core import EngineCore
 
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory(dir=checkpoint.parent) as directory:
         for file in checkpoint.iterdir():
-            (Path(directory) / file.name).symlink_to(file)
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        (Path(directory) / "config.json").unlink()
+            if file.name != "config.json":
+                (Path(directory) / file.name).hardlink_to(file)
         # Shapes state the length of their other benchmarks, which changes nothing of a step.
-        longer = json.dumps(config | {"max_position_embeddings": 2 * max(depths)})
-        (Path(directory) / "config.json").write_text(longer, encoding="utf-8")
+        longer = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        longer["max_position_embeddings"] = 2 * max(depths)
+        (Path(directory) / "config.json").write_text(json.dumps(longer), encoding="utf-8")
         settings = {"model": directory, "dtype": "bfloat16", "kv_cache_dtype": keys, "threads": threads}
         settings["enable_prefix_caching"] = False
         engine = EngineCore(with_room(settings, max_num_seqs=max(sizes), max_model_len=max(depths) + STEPS))
@@ -65,7 +65,9 @@ def ours(checkpoint: Path, keys: str, depths: Sequence[int], sizes: Sequence[int
     return {"cells": cells, "bandwidth": bandwidth, "without_memory": refused}
 
 
-def theirs(places: Places, model: str, keys: str, depth: int, sizes: Sequence[int], threads: int, timeout: float) -> Any:
+def theirs(
+    places: Places, model: str, keys: str, depth: int, sizes: Sequence[int], threads: int, timeout: float
+) -> Any:
     """llama.cpp's tokens/s by rows."""
     command = [str(places.llama_tool("llama-batched-bench")), "-m", str(places.gguf(model, "bf16")), "-fa", "on"]
     command += ["-t", str(threads), "-tb", str(threads), "-npp", str(depth), "-ntg", str(STEPS), "-pps"]
