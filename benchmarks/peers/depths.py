@@ -1,7 +1,8 @@
 """Decode steps after long prompts, beside llama.cpp: `run.py --depths`.
 
 Ours are steps whose memory holds keys of a prompt (`ostinato.bench.step_timing`), with the LM head and without
-sampling, as `llama-batched-bench` decodes. Its prompt is computed once and copied to every row (`-pps`).
+sampling, as `llama-batched-bench` decodes. Its prompt is computed once and copied to every row (`-pps`), which it
+cannot do with states.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ def ours(checkpoint: Path, keys: str, depths: Sequence[int], sizes: Sequence[int
             needed = decode_bytes(spec, engine.plan, rows, depth)
             num_bytes = None if needed is None else needed.total
             cells[f"{depth} {rows}"] = {"rate": rows / statistics.median(seconds[2:]), "bytes": num_bytes}
-    return {"cells": cells, "bandwidth": bandwidth, "without_memory": refused}
+    has_states = bool(engine.plan.memory.num_slots)
+    return {"cells": cells, "bandwidth": bandwidth, "without_memory": refused, "has_states": has_states}
 
 
 def theirs(
-    places: Places, model: str, keys: str, depth: int, sizes: Sequence[int], threads: int, timeout: float
-) -> Any:
-    """llama.cpp's tokens/s by rows."""
-    command = [str(places.llama_tool("llama-batched-bench")), "-m", str(places.gguf(model, "bf16")), "-fa", "on"]
-    command += ["-t", str(threads), "-tb", str(threads), "-npp", str(depth), "-ntg", str(STEPS), "-pps"]
+    tool: Path, file: Path, keys: str, depth: int, sizes: Sequence[int], threads: int, timeout: float, *, shares: bool
+) -> dict[str, float]:
+    """llama.cpp's tokens/s by rows; the prompt of one is copied to all if it `shares`."""
+    command = [str(tool), "-m", str(file), "-fa", "on", "-t", str(threads), "-tb", str(threads)]
+    command += ["-npp", str(depth), "-ntg", str(STEPS), *(["-pps"] if shares else [])]
     command += ["-npl", ",".join(map(str, sizes)), "-c", str(max(sizes) * (depth + STEPS)), "--output-format", "jsonl"]
     command += ["-ctk", KEYS[keys], "-ctv", KEYS[keys]]
     return decode_rates(run(command, timeout, {"OMP_NUM_THREADS": str(threads)}).lines, sizes)
@@ -88,7 +90,8 @@ def measure_depths(
             for depth in depths:
                 fitting = [rows for rows in sizes if f"{depth} {rows}" in mine["cells"]]
                 try:
-                    peer = theirs(places, model, keys, depth, fitting, threads, timeout) if fitting else {}
+                    where = places.llama_tool("llama-batched-bench"), places.gguf(model, "bf16"), keys, depth, fitting
+                    peer = theirs(*where, threads, timeout, shares=not mine["has_states"]) if fitting else {}
                 except (PeerError, OSError) as error:
                     print(f"llama.cpp, {model}, {keys}, depth {depth}: {error}", flush=True)
                     peer = {}
