@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers.depths import depth_table, measure_depths
 from benchmarks.peers.engines import ENGINES, Round, floor
 from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
@@ -46,6 +47,8 @@ MODELS = (
     "lfm3-300m",
     "gemma3-270m",
 )
+DEEP = ("qwen3-410m", "nemotron-h-300m")
+"""Models of `--depths`: attention in every layer, and in few."""
 USUAL = ("ostinato", "ostinato-int8", "vllm", "llama.cpp", "llama.cpp-q8_0")
 
 
@@ -54,12 +57,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     options = _options()
     places = Places(options.peers_dir.resolve())
-    sizes = tuple(int(size) for size in options.batch_sizes.split(","))
+    sizes = numbers(options.batch_sizes or ("1,8" if options.depths else "1,8,32"))
     workload = Workload(batch_sizes=sizes)
-    models = options.models.split(",") if options.models else _usual_models()
+    models = options.models.split(",") if options.models else list(DEEP) if options.depths else _usual_models()
     engines = {model: options.engines.split(",") if options.engines else usual_engines(model) for model in models}
     processor = processor_here()
     folder = options.output / processor.folder
+    if options.depths:
+        _depths(options, places, models, sizes, folder)
+        return
     setup = {"workload": asdict(workload), "threads": options.threads, "rounds": options.rounds}
     setup["processor"] = asdict(processor)
     if options.busy:
@@ -102,6 +108,23 @@ def main() -> None:
     if options.output.resolve() == RESULTS:
         write_page()
         _say(f"{PAGE} shows the records of all processors")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+def _depths(
+    options: argparse.Namespace, places: Places, models: Sequence[str], sizes: Sequence[int], folder: Path
+) -> None:
+    """Measures decode steps after long prompts, beside llama.cpp, and writes them to `depths.json`."""
+    _prepare(places, {model: ["llama.cpp"] for model in models})
+    before = busy_share()
+    cells = measure_depths(places, models, numbers(options.depths), sizes, options.threads, options.timeout)
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"date": time.strftime("%Y-%m-%d"), "threads": options.threads, "busy": before, "cells": cells}
+    (folder / "depths.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(depth_table(cells))
 
 
 def usual_engines(model: str) -> Sequence[str]:
@@ -209,7 +232,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every process")
-    parser.add_argument("--batch-sizes", default="1,8,32", help="of decode")
+    parser.add_argument("--batch-sizes", help="of decode (1,8,32; with --depths 1,8)")
+    parser.add_argument("--depths", help="measures decode steps after prompts of these lengths alone: 2048,8192")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside every engine (%(default)s)")
     parser.add_argument("--timeout", type=float, default=400, help="seconds that one process may take")
     options = parser.parse_args()

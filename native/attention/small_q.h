@@ -46,11 +46,17 @@ struct Square {
     }
 };
 
-#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512_BF16)
+#if defined(OSTINATO_HAS_AVX512)
+using Units = __m512i;
+#else
+using Units = __m256i;
+#endif
+
 // The same for bfloat16: pairs are transposed, then converted to floats.
 template <>
 struct Square<true, bf16, bf16> {
-    __m256i pairs[LANES / 2];
+    Units pairs[LANES / 2];
 
     [[gnu::always_inline]] Square(Head<bf16>, const bf16* cache, const std::int64_t* offsets, std::int64_t word) {
         read_units([&](int i) __attribute__((always_inline)) { return cache + offsets[i] + word; }, pairs);
@@ -61,6 +67,24 @@ struct Square<true, bf16, bf16> {
         return i % 2 == 0 ? first_of_pairs(pairs[i / 2]) : second_of_pairs(pairs[i / 2]);
     }
 };
+
+#if defined(OSTINATO_HAS_AVX512)
+// The same for 8-bit integers, in fours.
+template <typename T>
+struct Square<true, T, std::int8_t> {
+    __m512i fours[LANES / 4];
+
+    [[gnu::always_inline]] Square(Head<T>, const std::int8_t* cache, const std::int64_t* offsets, std::int64_t word) {
+        read_units([&](int i) __attribute__((always_inline)) { return cache + offsets[i] + word; }, fours);
+    }
+
+    template <typename I>
+    [[gnu::always_inline]] Float operator[](I i) const {
+        const __m512i in_front = _mm512_slli_epi32(fours[i / 4], 24 - i % 4 * 8);
+        return (Float)_mm512_cvtepi32_ps(_mm512_srai_epi32(in_front, 24));
+    }
+};
+#endif
 #endif
 
 // Compute scores [ROWS, TILE] of PANELS_AT_ONCE panels of keys over the words [begin, end), and add them to those of
@@ -112,7 +136,7 @@ struct Values {
     static void in_order(Float (&)[BLOCKS][ELEMENTS]) {}
 };
 
-#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512_BF16)
 // The same for bfloat16: the first element of each pair, then the second.
 template <int BLOCKS>
 struct Values<true, bf16, BLOCKS, bf16> {
@@ -122,7 +146,8 @@ struct Values<true, bf16, BLOCKS, bf16> {
         static_assert(BLOCKS % 2 == 0);
         unrolled<BLOCKS / 2>([&](auto b) __attribute__((always_inline)) {
             const bf16* from = cache + of[0] + word + b * 2 * LANES;
-            const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+            Units pairs;
+            std::memcpy(&pairs, from, sizeof(pairs));
             words[2 * b][0] = first_of_pairs(pairs);
             words[2 * b + 1][0] = second_of_pairs(pairs);
         });
@@ -131,8 +156,8 @@ struct Values<true, bf16, BLOCKS, bf16> {
     static void in_order(Float (&sums)[BLOCKS][1]) {
         unrolled<BLOCKS / 2>([&](auto b) __attribute__((always_inline)) {
             const Float first = sums[2 * b][0], second = sums[2 * b + 1][0];
-            sums[2 * b][0] = __builtin_shufflevector(first, second, 0, 8, 1, 9, 2, 10, 3, 11);
-            sums[2 * b + 1][0] = __builtin_shufflevector(first, second, 4, 12, 5, 13, 6, 14, 7, 15);
+            sums[2 * b][0] = interleave_low(first, second);
+            sums[2 * b + 1][0] = interleave_high(first, second);
         });
     }
 };

@@ -31,7 +31,7 @@ from ostinato.bench.statistics import (
 )
 from ostinato.bench.step_timing import Stopwatch, kernel_shares, make_decode_steps, run_eagerly, take_turns
 from ostinato.cli.main import main
-from ostinato.ops.arrays import TorchArrays
+from ostinato.ops.arrays import TorchArrays, host_values
 from ostinato.runner.inputs import make_step_inputs
 from tests.support.checkpoints import VOCAB_SIZE, checkpoint
 from tests.support.engines import make_engine
@@ -127,6 +127,11 @@ def test_a_decode_step_by_hand_is_what_the_engine_would_run(name: str) -> None:
     if memory.num_blocks:
         assert len(set(step.block_tables.flatten().tolist())) == 9
         assert step.kv_cells.tolist() == [(3 * row + 3) * 16 + 37 - 32 for row in range(3)]
+    for layer in engine.runner.layer_memory:
+        kept = [cells[1:10] for cells in layer.block_tensors.values()] + [cells[1:4] for cells in layer.states.values()]
+        for cells in map(host_values, kept):
+            assert all((cells[0] == other).all() for other in cells[1:]), "one chunk was computed, and copied"
+            assert cells[0].any()
     assert first.token_ids.tolist() == step.token_ids.tolist()[:1]
     with torch.inference_mode():
         assert as_tensor(run_eagerly(engine.runner, steps[3])()).isfinite().all()

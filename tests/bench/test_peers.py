@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import process
+from benchmarks.peers.depths import depth_table
 from benchmarks.peers.llama import better, decode_rates, prefill_rate
 from benchmarks.peers.plot import draw, panels
 from benchmarks.peers.process import PeerError, run
@@ -308,3 +309,15 @@ def test_the_speed_check_judges_each_cell_by_its_record():
     lines = table(found, {"small, 1 rows": 1.0}).splitlines()
     assert lines[1].split() == ["small,", "1", "rows", "2.00", "1.00", "worse", "by", "100%"]
     assert lines[2].endswith("-  new")
+
+
+def test_a_cell_at_depth_is_bold_where_it_misses_its_aim() -> None:
+    cell = {"model": "small", "keys": "int8", "depth": 2048, "rows": 8, "ostinato": 120.0, "floor": 0.79}
+    fast, alone = cell | {"floor": 0.8, "llama.cpp": 80.0}, cell | {"floor": None, "llama.cpp": None}
+    lines = depth_table([cell | {"llama.cpp": 100.0}, fast, alone, fast | {"rows": 1, "llama.cpp": 110.0}]).splitlines()
+    assert [line.split(" | ", 4)[4] for line in lines[2:]] == [
+        "120.0 | **0.79** | 100.0 | **1.20** |",
+        "120.0 | 0.80 | 80.0 | 1.50 |",
+        "120.0 | - | - | - |",
+        "120.0 | 0.80 | 110.0 | 1.09 |",  # the aim beside llama.cpp is of 8 rows
+    ]

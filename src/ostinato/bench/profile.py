@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 KERNEL_OF = {"logits": "linear"}
 """Kernels of the rows whose name is not their kernel's."""
 
+LOOP_CONTEXT = 2048
+"""Most tokens before a row in the engine's loop, whose prompts are computed; more change nothing around the model."""
+
 _TRACE_PROCESS = 1
 
 
@@ -145,7 +148,8 @@ def _decode(
         one["phases"] = {}
         if not by_operation:  # a GPU's host does not wait for its results
             say(f"the engine's loop, batch size {one['batch_size']}")
-            one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], bench.context, _loop_steps(bench)))
+            context = min(bench.context, LOOP_CONTEXT)
+            one["phases"] = phase_figures(decode_phases(engine, one["batch_size"], context, _loop_steps(bench)))
     return figures
 
 
@@ -275,7 +279,8 @@ def profile_tables(data: JsonMapping) -> list[Table]:
         tables.append(_kernel_table(f"decode, batch size {step['batch_size']} ({graph})", step, data["kernels"]))
     prefill = data["prefill"]
     tables.append(_kernel_table(f"prefill, {prefill['tokens']} tokens ({prefill['way']})", prefill, data["kernels"]))
-    return [*tables, *([_phase_table(data["decode"])] if data["decode"][0]["phases"] else [])]
+    phases = [_phase_table(data["decode"], data["settings"]["context"])] if data["decode"][0]["phases"] else []
+    return [*tables, *phases]
 
 
 def _kernel_table(title: str, step: JsonMapping, chosen: Mapping[str, str]) -> Table:
@@ -306,7 +311,7 @@ def _kernel_table(title: str, step: JsonMapping, chosen: Mapping[str, str]) -> T
     return Table(columns, rows, title)
 
 
-def _phase_table(steps: Sequence[JsonMapping]) -> Table:
+def _phase_table(steps: Sequence[JsonMapping], context: int) -> Table:
     """Return a table of milliseconds of a decode step in the engine's loop, by batch size."""
     seconds: dict[str, dict[str, float]] = {}
     for step in steps:
@@ -319,7 +324,8 @@ def _phase_table(steps: Sequence[JsonMapping]) -> Table:
     sizes = [str(step["batch_size"]) for step in steps]
     rows = [{"name": name, **dict.fromkeys(sizes, 0.0), **each} for name, each in seconds.items()]
     columns = [Column(f"batch {size}", size, _milliseconds) for size in sizes]
-    return Table((Column("a step of the engine, ms", "name"), *columns), rows)
+    place = f", {LOOP_CONTEXT:,} tokens before each row" if context > LOOP_CONTEXT else ""
+    return Table((Column(f"a step of the engine, ms{place}", "name"), *columns), rows)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """Growth of costs: of a step with depth and rows, and of its bookkeeping with what the scheduler keeps.
 
 Bookkeeping is measured on the real scheduler and the real cache, with results that no model computed: a step's
-schedule and update, beside many cached blocks or many waiting requests. Neither may make a step longer.
+schedule and update, beside many cached blocks or many waiting requests. Neither may make a step longer. Its time is
+that of the processor, which other work on the machine does not lengthen.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count
 
-from ostinato.bench.engine_driver import Workload, run_batch, with_room
+from ostinato.bench.engine_driver import with_room
 from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, engine_facts, engine_lines
 from ostinato.bench.statistics import spread
 from ostinato.config import EngineConfig
@@ -35,11 +37,13 @@ ROWS = 8
 """Rows that decode while bookkeeping is measured."""
 STEPS = 200
 """Steps of each measurement of bookkeeping."""
+TURN = 10
+"""Steps of an engine in its turn."""
 LONGEST = 2**12
 """Tokens of the longest request: no row ends while it is measured."""
 VOCABULARY = 2**17
-DECODED = 32
-"""Tokens that each row decodes in a measurement on the engine."""
+ENGINE_STEPS = 32
+"""Steps of a round on the engine."""
 
 COLUMNS = (
     Column("cost", "cost", is_text=True),
@@ -124,13 +128,16 @@ def filled_with_requests(num_waiting: int) -> FakeEngine:
 def scale(settings: JsonObject, bench: ScaleBench, say: ProgressCallback) -> BenchReport:
     """Measure each cost at each number."""
     results: list[JsonObject] = []
-    for blocks in bench.cached_blocks:
-        say(f"bookkeeping beside {blocks:,} cached blocks")
-        results.append(_row("bookkeeping", "cached blocks", blocks, step_seconds(filled_with_blocks(blocks)), "n^0"))
-    for waiting in bench.waiting:
-        say(f"bookkeeping beside {waiting:,} waiting requests")
-        measured = step_seconds(filled_with_requests(waiting))
-        results.append(_row("bookkeeping", "waiting requests", waiting, measured, "n^0"))
+    for by, numbers, fill in (
+        ("cached blocks", bench.cached_blocks, filled_with_blocks),
+        ("waiting requests", bench.waiting, filled_with_requests),
+    ):
+        engines = {}
+        for number in numbers:
+            say(f"bookkeeping beside {number:,} {by}")
+            engines[number] = fill(number)
+        for number, seconds in step_seconds(engines).items():
+            results.append(_row("bookkeeping", by, number, seconds, "n^0"))
     for waiting in bench.waiting:
         say(f"{waiting:,} prompts through the scheduler")
         results.append(_row("each prompt", "prompts", waiting, [prompt_seconds(waiting)], "n^0"))
@@ -144,26 +151,33 @@ def scale(settings: JsonObject, bench: ScaleBench, say: ProgressCallback) -> Ben
     return BenchReport(data, lines, [Table(COLUMNS, results)])
 
 
-def step_seconds(engine: FakeEngine, steps: int = STEPS) -> list[float]:
-    """Return the seconds of `steps` decode steps of bookkeeping."""
-    seconds: list[float] = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        batch = engine.step()
-        seconds.append(time.perf_counter() - begin)
-        assert batch.num_decode_rows == len(batch.rows) == ROWS, "a decode step has every row"
+def step_seconds(engines: Mapping[int, FakeEngine]) -> dict[int, list[float]]:
+    """Return the seconds of the STEPS decode steps of each engine's bookkeeping.
+
+    The engines take turns, some steps each, as the speed of a processor changes. A turn's first step is not counted: it
+    reads what the others drove out of the processor's caches.
+    """
+    seconds: dict[int, list[float]] = {number: [] for number in engines}
+    for _ in range(STEPS // TURN):
+        for number, engine in engines.items():
+            for step in range(TURN + 1):
+                begin = time.thread_time()
+                batch = engine.step()
+                if step:
+                    seconds[number].append(time.thread_time() - begin)
+                assert batch.num_decode_rows == len(batch.rows) == ROWS, "a decode step has every row"
     return seconds
 
 
 def prompt_seconds(prompts: int) -> float:
     """Return the seconds that each of `prompts` short prompts takes from its arrival to its end."""
     engine = FakeEngine(0, max_num_seqs=256)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(prompts):
         engine.add(BLOCK, 1)
     while engine.scheduler.has_unfinished:
         engine.step()
-    return (time.perf_counter() - begin) / prompts
+    return (time.thread_time() - begin) / prompts
 
 
 def plan_seconds(
@@ -177,9 +191,9 @@ def plan_seconds(
         asked = config.with_settings(max_num_seqs=number, max_model_len=256)
         seconds: list[float] = []
         for _ in range(rounds):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             make_plan(asked, spec, device)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.thread_time() - begin)
         yield number, seconds
 
 
@@ -187,22 +201,23 @@ def _engine_steps(
     settings: JsonObject, bench: ScaleBench, say: ProgressCallback
 ) -> tuple[EngineConfig, Plan, list[JsonObject]]:
     """Measure decode steps by depth, with one row, and by rows, with short prompts."""
+    from ostinato.bench.step_timing import make_decode_steps, seconds_of
     from ostinato.engine.core import EngineCore
 
-    longest = max((*bench.depths, BLOCK)) + DECODED
+    longest = max((*bench.depths, BLOCK)) + 1
     config = with_room(settings, max_num_seqs=max((*bench.rows, 1)), max_model_len=longest)
     engine = EngineCore(config)
     results: list[JsonObject] = []
     for by, numbers in (("depth", bench.depths), ("rows", bench.rows)):
         for number in numbers:
             say(f"decode steps, {by} {number:,}")
-            workload = Workload(number if by == "depth" else BLOCK, DECODED, (number if by == "rows" else 1,), 1)
-            seconds: list[float] = []
-            for round_number in range(bench.rounds):
-                prompts = workload.prompts(workload.batch_sizes[0], engine.spec.vocab_size, round_number)
-                trace = run_batch(engine, prompts, DECODED)
-                seconds.append(len(prompts) / trace.decode_rate)
-            results.append(_row("step", by, number, seconds, "n^0 to n^1"))
+            rows, depth = (1, number) if by == "depth" else (number, BLOCK)
+            step = make_decode_steps(engine.runner, (rows,), depth, engine.spec.vocab_size)[rows]
+            seconds = [
+                seconds_of(engine.runner, partial(engine.runner.execute, step))
+                for _ in range(ENGINE_STEPS * bench.rounds + 1)
+            ]
+            results.append(_row("step", by, number, seconds[1:], "n^0 to n^1"))
     engine.close()
     return config, engine.plan, results
 

@@ -50,8 +50,9 @@ Work = Callable[[], Any]
 def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int, vocab_size: int) -> dict[int, Batch]:
     """Return a decode step for each number of rows in `sizes`.
 
-    Every row has `prompt_len` tokens before it, which are computed here; row r has its own blocks, window blocks and
-    slot, in every step the same. Raises CapacityError if there are fewer blocks or window blocks.
+    Every row has `prompt_len` tokens before it; row r has its own blocks, window blocks and slot, in every step the
+    same. One chunk of one prompt is computed, and the memory of all rows is filled with copies of what it wrote, so a
+    prompt of any length takes a moment. Raises CapacityError if there are fewer blocks or window blocks.
     """
     settings, memory = runner.plan.settings, runner.plan.memory
     rng = random.Random(prompt_len)
@@ -73,21 +74,28 @@ def make_decode_steps(runner: ModelRunner, sizes: Sequence[int], prompt_len: int
             )
         if window_blocks < needed:
             most = min(most, (window_blocks - rules.blocks_per_window - 1) * settings.block_size)
+    count = min(most, prompt_len)
     for number in range(max(sizes)):
         table = tuple(range(1 + number * blocks, 1 + (number + 1) * blocks))
         slot = 1 + number if memory.num_slots else 0
-        for start in range(0, prompt_len, most):
-            count = min(most, prompt_len - start)
+        if number == 0:
             tokens = tuple(rng.randrange(vocab_size) for _ in range(count))
-            chunk = BatchRow(str(number), tokens, start, table, slot if start else 0, (slot,))
-            chunk = chunk._replace(
-                window_block_table=_window_blocks(rules, number, window_blocks, start, start + count)
-            )
+            chunk = BatchRow("prompt", tokens, 0, table, 0, (slot,))
+            chunk = chunk._replace(window_block_table=_window_blocks(rules, 0, window_blocks, 0, count))
             runner.execute_model(Batch((chunk,), num_decode_rows=0))
         last = BatchRow(str(number), (rng.randrange(vocab_size),), prompt_len, table, slot, (slot,))
         rows.append(
             last._replace(window_block_table=_window_blocks(rules, number, window_blocks, prompt_len, prompt_len + 1))
         )
+    computed = max(1, count // settings.block_size)
+    for layer in runner.layer_memory:
+        end = 1 + max(sizes) * (window_blocks if layer.in_window_blocks else blocks)
+        for cells in layer.block_tensors.values():
+            for begin in range(1 + computed, end, computed):
+                copied = min(computed, end - begin)
+                cells[begin : begin + copied] = cells[1 : 1 + copied]
+        for state in layer.states.values():
+            state[2 : 1 + max(sizes)] = state[1]
     return {size: Batch(tuple(rows[:size]), size) for size in sizes}
 
 

@@ -284,7 +284,8 @@ def scale_command(
 
     Example: ostinato bench scale demo --depths 16,512 --rows 1,8 --waiting 100,1000 --cached-blocks 1000,10000
 
-    Example: ostinato bench scale benchmarks/models/qwen3-410m --random-weights --depths 2048,8192,32768
+    Example: ostinato bench scale benchmarks/models/lfm2-350m --random-weights --depths 2048,8192,32768 --cached-blocks
+    1000,1000000
     """
     bench = ScaleBench(
         sizes(depths, "--depths", "16,512"),
