@@ -441,7 +441,8 @@ CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
         ),
         ({"tool_call": []}, r"'tool_call' \(did you mean tool_calls\?\)"),
         ({"tool_call_ids": "1"}, r"\(did you mean tool_call_id\?\)"),
-        ({"reasoning": "so"}, r"\(did you mean reasoning_content\?\)"),
+        ({"reasonings": "so"}, r"\(did you mean reasoning\?\)"),
+        ({"reasoning": "so", "reasoning_content": "not so"}, "message 0 has reasoning_content and another reasoning"),
         ({"images": ["x"]}, "'images'; images are parts of content"),
         ({"content": [{"type": "txt", "text": "a"}]}, r"the type 'txt' in content\[0\] \(did you mean text\?\); types"),
         ({"content": [{"type": "file", "file": {}}]}, "the type 'file' .* are text, .*, image_url, image, video, and"),
@@ -499,6 +500,17 @@ def test_reasoning_has_the_name_of_a_template_that_knows_it_as_thinking(changed:
     assert ChatTemplate({"default": reads}).render([USER, {**THOUGHTFUL, **changed}]) == written
     both = "{% for message in messages %}{{ message.thinking }}{{ message.reasoning_content }}{% endfor %}"
     assert ChatTemplate({"default": both}).render([USER, THOUGHTFUL]) == "It greets me."
+
+
+@pytest.mark.parametrize("read", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_read_by_either_name(read: str) -> None:
+    """Answers of some servers have it as `reasoning`, or under both names, and agents send them back."""
+    template = ChatTemplate({"default": "{% for message in messages %}{{ message['" + read + "'] }}{% endfor %}"})
+    plain = ChatTemplate({"default": PLAIN})
+    for names in (("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")):
+        message = {"role": "assistant", "content": "Hello.", **dict.fromkeys(names, "It greets me.")}
+        assert template.render([USER, message]) == "It greets me."
+        assert plain.render([USER, message]) == f"{USER['content']}Hello."
 
 
 def test_keys_and_parts_that_a_template_names_and_those_that_clients_echo_are_taken() -> None:

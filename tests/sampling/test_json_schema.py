@@ -309,19 +309,19 @@ def test_multiples_of_decimal_numbers_are_exact(digits: int) -> None:
         if places and multiple.scaleb(places) > 1:
             assert not follows(found, f"{multiple * 3 + Decimal(1).scaleb(-places):f}"), multiple
     assert all("which cannot be enforced exactly; 0." in message for message in refused.values())
-    assert len(refused) <= len(numbers) // 7
-    assert digits == 4 or not {7, 14, 23, 28} & refused.keys()
+    assert len(refused) <= len(numbers) // 8
+    assert digits == 4 or not {7, 14, 23, 28, 57} & refused.keys()
 
 
-@pytest.mark.parametrize("multiple", ["0.00003691", "0.00000107", "0.936", "0.0929"])
-def test_multiples_of_which_two_numbers_are_made_are_exact(multiple: str) -> None:
-    assert len(enforceable_multiples(float(multiple), ())) == 2
+@pytest.mark.parametrize("multiple", ["0.00003691", "0.0929", "0.57", "0.0009286", "3.695"])
+def test_multiples_of_which_several_numbers_are_made_are_exact(multiple: str) -> None:
+    assert len(enforceable_multiples(float(multiple), ())) > 1
     found, unit = matcher(Guide(json_schema={"type": "number", "multipleOf": float(multiple)})), Decimal(multiple)
     last = Decimal(1).scaleb(int(unit.as_tuple().exponent))
     assert [follows(found, f"{3 * unit + more:f}") for more in (0, last, -last)] == [True, False, False]
 
 
-@pytest.mark.parametrize("multiple", [3.695, 0.009345, 0.009515, 0.0009286])
+@pytest.mark.parametrize("multiple", [0.009345, 0.009515])
 def test_numbers_whose_common_multiple_the_library_cannot_compute_are_refused(multiple: float) -> None:
     with pytest.raises(ValueError, match="which cannot be enforced exactly"):
         enforceable_multiples(multiple, ())

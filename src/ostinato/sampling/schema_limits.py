@@ -96,33 +96,53 @@ def enforceable_multiples(value: float, place: Place) -> list[float]:
     """Return numbers for the library whose common multiples are those of a `multipleOf`, which is greater than 0.
 
     It multiplies a fraction by ten until that is whole, which rounds: 0.07 becomes 7000000000000001e-17. From a float a
-    little below it reads 7e-2. 0.23 is none of its numbers, but the common multiple of 0.023 and 0.01. ValueError if
-    there are no such numbers.
+    little below it reads 7e-2. 0.57 is none of its numbers, but the common multiple of 0.03 and 0.19; and 0.23 that of
+    0.023 and 0.01. ValueError if there are no such numbers.
     """
     digits, exponent = Decimal(str(value)).normalize().as_tuple()[1:]
     assert isinstance(exponent, int), "a number that was checked"
     if exponent >= 0 and value <= MAX_MULTIPLE:
         return [int(value)]
-    units, shared = int("".join(map(str, digits))), 1
+    units = int("".join(map(str, digits)))
     if not (-MAX_MULTIPLE_DIGITS <= exponent < 0 and units <= MAX_MULTIPLE):
         raise ValueError(
             f"{path(place)} is {_said(value)}; multiples that can be enforced are whole numbers from 1 to "
             f"{MAX_MULTIPLE}, and most of these divided by a power of ten up to 10^{MAX_MULTIPLE_DIGITS}, such as 0.01"
         )
-    if (alone := _float_of(units, exponent)) is not None:
-        return [alone]
-    for prime in (2, 5):
-        while units % (shared * prime) == 0:
-            shared *= prime
-    beside, shift = _float_of(shared, exponent), 1
-    while beside is not None and units * shared * 10**shift <= _MAX_PRODUCT:
-        if (below := _float_of(units, exponent - shift)) is not None:
-            return [below, beside]
-        shift += 1
+    for factors in ([units], list(_prime_powers(units))):
+        pairs = [_numbers_for(factor, exponent, units) for factor in factors]
+        if all(pairs):
+            return [number for pair in pairs for number in pair]
     raise ValueError(
         f"{path(place)} is {value!r}, which cannot be enforced exactly; {10.0**exponent:.{-exponent}f} can, or a whole "
         f"number of such units ({units})"
     )
+
+
+def _numbers_for(factor: int, exponent: int, units: int) -> list[float]:
+    """Return numbers for the library with the common multiple factor * 10**exponent; units are a multiple of the factor.
+
+    Empty if there are none.
+    """
+    if (alone := _float_of(factor, exponent)) is not None:
+        return [alone]
+    shared = math.gcd(factor, 10**MAX_MULTIPLE_DIGITS)  # what it has of ten's prime factors
+    beside = _float_of(shared, exponent)
+    for shift in range(1, MAX_MULTIPLE_DIGITS):
+        if beside is not None and units * shared * 10**shift <= _MAX_PRODUCT:
+            if (below := _float_of(factor, exponent - shift)) is not None:
+                return [below, beside]
+    return []
+
+
+def _prime_powers(number: int) -> Iterator[int]:
+    """Yield the powers of different primes whose product a number is."""
+    for prime in range(2, number + 1):
+        power = 1
+        while number % prime == 0:
+            number, power = number // prime, power * prime
+        if power > 1:
+            yield power
 
 
 def _float_of(units: int, exponent: int) -> float | None:

@@ -21,7 +21,7 @@ from ostinato.media.message_media import MEDIA_KEYS, TEXT_TYPES
 ChatMessage = JsonMapping
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 """Roles of messages. A template may name further ones."""
-TEMPLATE_KEYS = ("name", "tool_call_id", "reasoning_content")
+TEMPLATE_KEYS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 """Keys of messages, beside role, content and tool_calls, that templates get as they are."""
 MESSAGE_KEYS = ("role", "content", "tool_calls", *TEMPLATE_KEYS)
 ECHOED_KEYS = ("annotations", "provider_specific_fields")
@@ -48,9 +48,8 @@ def checked_messages(messages: Sequence[ChatMessage], template: str) -> list[Jso
         _check_content(f"message {index}", message, template)
         _check_calls(f"message {index}", message, template)
     copies = [_with_objects(plain(message), f"message {index}") for index, message in enumerate(messages)]
-    reasons = any(message.get("reasoning_content") for message in copies)
-    if reasons and _names(template, "thinking") and not _names(template, "reasoning_content"):
-        copies = list(map(_with_thinking, copies))
+    reads = next((key for key in ("reasoning_content", "reasoning", "thinking") if _names(template, key)), None)
+    copies = [_with_reasoning(message, f"message {index}", reads) for index, message in enumerate(copies)]
     return copies if "developer" in template else [_as_system(message) for message in copies]
 
 
@@ -145,14 +144,18 @@ def _with_objects(message: JsonObject, where: str) -> JsonObject:
     return message
 
 
-def _with_thinking(message: JsonObject) -> JsonObject:
-    """Return a message as gpt-oss's template takes it: with its reasoning as `thinking`.
+def _with_reasoning(message: JsonObject, where: str, key: str | None) -> JsonObject:
+    """Return a message with its reasoning as `key`, the name by which its template reads it; None: it does not.
 
-    The template refuses that together with content in a message with calls.
+    gpt-oss's template, which reads `thinking`, refuses that together with content in a message with calls.
     """
-    if not message.get("reasoning_content") or (message.get("tool_calls") and message.get("content")):
+    content, other = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    if content and other and content != other:
+        raise RequestError(f"{where} has reasoning_content and another reasoning: these are names of the same")
+    if not (content or other) or (key == "thinking" and message.get("tool_calls") and message.get("content")):
         return message
-    return {"thinking": message["reasoning_content"], **message}
+    rest = {name: value for name, value in message.items() if name not in ("reasoning_content", "reasoning")}
+    return rest if key is None else {key: content or other, **rest}
 
 
 def _names(template: str, word: str) -> bool:

@@ -60,7 +60,9 @@ class Message(EchoedBody):
     tool_call_id: str | None = None
     """Id of the call that a tool's answer belongs to."""
     reasoning_content: str | None = None
-    """Reasoning of an assistant. The template decides how it is used."""
+    """Reasoning of an assistant. The template decides how it is used; many leave it out."""
+    reasoning: str | None = None
+    """Another name of reasoning_content, by which vLLM and others answer."""
     refusal: Annotated[None, unsupported_field("give the message's text as content")] = None
     function_call: Annotated[None, unsupported_field("use tool_calls")] = None
     audio: Annotated[None, unsupported_field("only text is")] = None
