@@ -32,6 +32,7 @@ from ostinato.formats.gguf.tensor_names import (
     GATE,
     KEYS,
     NO_WEIGHTS,
+    OF_ENCODER,
     UP,
     VALUES,
     checkpoint_shape,
@@ -251,6 +252,9 @@ def load_gguf(
                 rows, share = own.reshape(-1, rows.shape[-1]), None
             for of_expert, matrix in zip(np.split(rows, len(place)), place, strict=True):
                 _put(of_expert, tensor, matrix, None, quantizers, share)
+        elif tensor.name.startswith(OF_ENCODER) and len(tensor.shape) > 2:
+            assert not isinstance(place, QuantizedView | BlockView), "an encoder's weights are not quantised"
+            write(place, dequantize(tensor.type, rows).reshape(tensor.shape))
         elif is_changed(tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "what belongs to heads is not quantised"
             values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
@@ -44,7 +44,7 @@ from ostinato.formats.gguf.model_configs import (
     youtu,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
-from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, KEYS, UP, VALUES, is_changed
+from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, KEYS, OF_ENCODER, UP, VALUES, is_changed
 from ostinato.json_io import JsonObject
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
@@ -129,6 +129,8 @@ class GgufArchitecture:
     """Checkpoint's names in a layer of tensors whose names have no suffix there, by the file's names with theirs."""
     outer: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint's names in the backbone of tensors outside the layers that only this architecture has."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint's names of the encoder's tensors, by those of its file."""
     backbone: str = "model"
     embedding: str = "embed_tokens"
     norm: str = "norm"
@@ -224,13 +226,19 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
+ARCHITECTURES["gemma3"] = replace(ARCHITECTURES["gemma3_text"], configs={}, images=tensor_names.GEMMA3_IMAGES)
+
 _CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
 _WITH_HEADS = [name for row in ARCHITECTURES.values() if row.has_head for name in row.configs]
 
 
 def _dtype(header: Header) -> str:
     """Return the dtype of the weights as stored; bfloat16 if there are blocks or several types."""
-    matrices = (place for place in header.tensors.values() if len(place.shape) > 1 and not is_changed(place.name))
+    matrices = (
+        place
+        for place in header.tensors.values()
+        if len(place.shape) > 1 and not is_changed(place.name) and not place.name.startswith(OF_ENCODER)
+    )
     types = {place.type.name for place in matrices}
     return {"F32": "float32", "F16": "float16"}.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
 
@@ -243,6 +251,8 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     """
     row = ARCHITECTURES[model.architecture]
     backbone = row.backbone
+    if name.startswith(OF_ENCODER):
+        return _in_encoder(row, name)
     stem, _, part = name.rpartition(".")
     if stem == "token_embd":
         return f"{backbone}.{row.embedding}.{part}"
@@ -264,6 +274,14 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     if of_head is not None:
         return f"mtp.{of_head}.{part}"
     return _in_layer(row, f"mtp.layers.{number - model.num_layers}", inner)
+
+
+def _in_encoder(row: GgufArchitecture, name: str) -> str | None:
+    number = re.search(r"\.(\d+)\.", name)
+    general = name if number is None else name.replace(number[0], ".N.", 1)
+    stem, _, part = general.rpartition(".")
+    known = row.images.get(general) or (f"{row.images[stem]}.{part}" if stem in row.images else None)
+    return known if known is None or number is None else known.replace(".N.", number[0])
 
 
 def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
@@ -288,7 +306,8 @@ def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
 def may_be_absent(model_type: str, name: str) -> bool:
     """Return whether a file may lack a tensor, by the name of a checkpoint: a projection's bias, which is zero then."""
     is_of_projection = name.endswith(".bias") and not name.endswith("conv1d.bias")
-    return is_of_projection and not ARCHITECTURES[model_type].needs_biases
+    is_of_encoder = re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.", name) is not None
+    return is_of_projection and not is_of_encoder and not ARCHITECTURES[model_type].needs_biases
 
 
 def stores_norm_plus_one(model_type: str, name: str) -> bool:

@@ -206,6 +206,24 @@ BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 
 CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
+_OF_SIGLIP = {
+    "v.patch_embd": "embeddings.patch_embedding",
+    "v.position_embd": "embeddings.position_embedding",
+    "v.post_ln": "post_layernorm",
+    **{f"v.blk.N.ln{i}": f"encoder.layers.N.layer_norm{i}" for i in (1, 2)},
+    **{f"v.blk.N.attn_{part}": f"encoder.layers.N.self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+    "v.blk.N.ffn_up": "encoder.layers.N.mlp.fc1",
+    "v.blk.N.ffn_down": "encoder.layers.N.mlp.fc2",
+}
+GEMMA3_IMAGES = {
+    **{name: f"vision_tower.{value}" for name, value in _OF_SIGLIP.items()},
+    "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+}
+"""Names of an encoder's tensors; N is the number of a layer."""
+OF_ENCODER = ("v.", "mm.")
+"""Beginnings of the names in an encoder's file."""
+
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
     f"rope_{part}.weight" for part in ("freqs", "factors_long", "factors_short")
 )
