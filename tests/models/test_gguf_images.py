@@ -13,14 +13,15 @@ from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.errors import ModelError, OstinatoError
 from ostinato.inspection import inspect_checkpoint
+from ostinato.media.processor_config import load_media_settings
 from ostinato.models.checkpoint import load_spec
 from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
-from tests.support.gguf_images import VISION_FILES, write_checkpoint, write_encoder, write_text
+from tests.support.gguf_images import IMAGE, VISION_FILES, write_checkpoint, write_encoder, write_text
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "cache_memory": "8MiB"}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "max_num_seqs": 2, "cache_memory": "8MiB"}
 
 
 @pytest.fixture(scope="module", params=VISION_FILES)
@@ -32,10 +33,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder, name
 
 
-def answer(model: Path, tokenizer: Path) -> tuple[list[int], list[int], list[float]]:
+def answer(model: Path, tokenizer: Path, limits: dict[str, int]) -> tuple[list[int], list[int], list[float]]:
     llm = LLM(str(model), tokenizer=str(tokenizer), **SETTINGS)
     image = np.random.default_rng(3).integers(0, 256, (30, 41, 3), dtype=np.uint8)
-    parts = [{"type": "text", "text": "hello "}, {"type": "image", "image": image}, {"type": "text", "text": " world"}]
+    parts = [{"type": "text", "text": "hello "}, {"type": "image", "image": image, **limits}, {"type": "text", "text": " world"}]
     [output] = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=8, temperature=0, logprobs=1))
     chosen = output.outputs[0]
     tokens = chosen.token_ids
@@ -43,9 +44,15 @@ def answer(model: Path, tokenizer: Path) -> tuple[list[int], list[int], list[flo
 
 
 def test_an_image_gets_the_answer_of_the_checkpoint(folder: tuple[Path, str]) -> None:
-    path, _ = folder
-    text = path / "text.gguf"
-    assert answer(text, text) == answer(path / "checkpoint", text)
+    path, name = folder
+    text, checkpoint = path / "text.gguf", path / "checkpoint"
+    limits = {"min_pixels": 64, "max_pixels": 2048} if name.startswith("qwen") else {}
+    found = answer(text, text, limits)
+    assert IMAGE in found[0]
+    assert found == answer(checkpoint, text, limits)
+    vision = load_spec(EngineConfig(model=str(text))).vision
+    assert vision is not None
+    assert load_media_settings(text, vision) == load_media_settings(checkpoint, vision)
 
 
 def decisions(text: Path) -> dict[str, str]:

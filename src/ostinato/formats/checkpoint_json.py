@@ -9,7 +9,7 @@ from pathlib import Path
 from ostinato.errors import ModelError
 from ostinato.files import is_file, matches
 from ostinato.formats.gguf.architectures import config_of
-from ostinato.formats.gguf.mmproj import PATTERN, processor_of, with_encoder, with_images
+from ostinato.formats.gguf.mmproj import PATTERN, processor_of, video_processor_of, with_encoder, with_images
 from ostinato.formats.gguf.reader import Header, parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from ostinato.json_io import JsonObject, read_json
@@ -17,6 +17,7 @@ from ostinato.json_io import JsonObject, read_json
 _READERS = {
     "config.json": lambda header: with_images(config_of(header), header),
     "preprocessor_config.json": processor_of,
+    "video_preprocessor_config.json": video_processor_of,
     "tokenizer.json": tokenizer_of,
     "tokenizer_config.json": tokenizer_config_of,
     "generation_config.json": generation_config_of,

@@ -29,6 +29,7 @@ from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Heade
 from ostinato.formats.gguf.tensor_names import (
     CONVOLUTIONS,
     EACH,
+    FRAMES,
     GATE,
     KEYS,
     NO_WEIGHTS,
@@ -117,7 +118,7 @@ def tensors_of_places(
             continue
         if name is None or name not in places or name in loaded:
             unexpected.append(tensor.name)
-        elif checkpoint_shape(tensor.name, tensor.shape) != (expected := _shape(places[name], parts.get(name))):
+        elif _shape_in_checkpoint(tensor, expected := _shape(places[name], parts.get(name))) != expected:
             misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
             loaded[name] = tensor
@@ -130,6 +131,13 @@ def tensors_of_places(
         assert not isinstance(bias, QuantizedView | BlockView | list), "biases are not quantised"
         bias[...] = 0
     return loaded, places, parts
+
+
+def _shape_in_checkpoint(tensor: GgufTensor, expected: tuple[int, ...]) -> tuple[int, ...]:
+    shape = tensor.shape
+    if tensor.name == "v.patch_embd.weight" and len(shape) == 4 and len(expected) == 2:
+        return shape[0], prod(shape[1:])
+    return checkpoint_shape(tensor.name, shape)
 
 
 def _places(
@@ -152,6 +160,9 @@ def _places(
             keys = view.shape[0] // (key + value) * key
             places[name + KEYS] = list(view[:keys].reshape(-1, rank, key))
             places[name + VALUES] = list(view[keys:].reshape(-1, value, rank))
+        elif {name + frame for frame in FRAMES} & names:
+            assert not isinstance(view, QuantizedView | BlockView), "an encoder's weights are not quantised"
+            places |= {name + frame: view[:, :, i] for i, frame in enumerate(FRAMES[: view.shape[2]])}
         elif {name + GATE, name + UP} & names:
             if len(view.shape) == 2 and name.endswith("_bias"):  # of all experts
                 assert not isinstance(view, QuantizedView | BlockView), "biases are not quantised"
@@ -254,7 +265,9 @@ def load_gguf(
                 _put(of_expert, tensor, matrix, None, quantizers, share)
         elif tensor.name.startswith(OF_ENCODER) and len(tensor.shape) > 2:
             assert not isinstance(place, QuantizedView | BlockView), "an encoder's weights are not quantised"
-            write(place, dequantize(tensor.type, rows).reshape(tensor.shape))
+            values = dequantize(tensor.type, rows).reshape(tensor.shape)
+            # As a matrix, patches have their channels last.
+            write(place, values if len(place.shape) > 2 else values.transpose(0, 2, 3, 1).reshape(place.shape))
         elif is_changed(tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "what belongs to heads is not quantised"
             values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))

@@ -117,6 +117,11 @@ def _llama(metadata: Metadata) -> JsonObject:
     return config | mixtral_experts(metadata)
 
 
+def _qwen3_vl(metadata: Metadata) -> JsonObject:
+    """Return the config of Qwen3-VL's text part, which without images is Qwen3."""
+    return _llama(metadata) | {"model_type": "qwen3"}
+
+
 @dataclass(frozen=True)
 class GgufArchitecture:
     """Form of one architecture's models in GGUF files."""
@@ -163,7 +168,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
-    "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "qwen3": GgufArchitecture({"qwen3": _llama, "qwen3vl": _qwen3_vl}, tensor_names.LLAMA),
     "smollm3": GgufArchitecture({"smollm3": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "arcee": GgufArchitecture({"arcee": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
@@ -173,7 +178,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "phi3": GgufArchitecture({"phi3": phi3}, tensor_names.PHI3),
     "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
-    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
+    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe, "qwen3vlmoe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "gemma2": GgufArchitecture({"gemma2": gemma2}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma4_text": GgufArchitecture(
@@ -226,7 +231,21 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
-ARCHITECTURES["gemma3"] = replace(ARCHITECTURES["gemma3_text"], configs={}, images=tensor_names.GEMMA3_IMAGES)
+for _name, _text, _images in (
+    ("gemma3", "gemma3_text", {"images": tensor_names.GEMMA3_IMAGES}),
+    ("lfm2_vl", "lfm2", {"images": tensor_names.LFM2_IMAGES, "backbone": "model.language_model"}),
+    *(
+        (name, text, {"images": tensor_names.QWEN_IMAGES, "backbone": "model.language_model"})
+        for name, text in (
+            ("qwen3_vl", "qwen3"),
+            ("qwen3_vl_moe", "qwen3_moe"),
+            ("qwen3_5", "qwen3_5_text"),
+            ("qwen3_5_moe", "qwen3_5_moe_text"),
+        )
+    ),
+):
+    ARCHITECTURES[_name] = replace(ARCHITECTURES[_text], configs={}, **_images)  # type: ignore[arg-type]
+ARCHITECTURES["qwen3_vl_moe"] = replace(ARCHITECTURES["qwen3_vl_moe"], whole_names=tensor_names.QWEN3_VL_MOE_WHOLE)
 
 _CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
 _WITH_HEADS = [name for row in ARCHITECTURES.values() if row.has_head for name in row.configs]
@@ -252,7 +271,7 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     row = ARCHITECTURES[model.architecture]
     backbone = row.backbone
     if name.startswith(OF_ENCODER):
-        return _in_encoder(row, name)
+        return _in_encoder(row, name, model)
     stem, _, part = name.rpartition(".")
     if stem == "token_embd":
         return f"{backbone}.{row.embedding}.{part}"
@@ -276,12 +295,20 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     return _in_layer(row, f"mtp.layers.{number - model.num_layers}", inner)
 
 
-def _in_encoder(row: GgufArchitecture, name: str) -> str | None:
-    number = re.search(r"\.(\d+)\.", name)
-    general = name if number is None else name.replace(number[0], ".N.", 1)
+def _in_encoder(row: GgufArchitecture, name: str, model: ModelSpec) -> str | None:
+    found = re.fullmatch(r"(v\.(?:blk|deepstack))\.(\d+)\.(.+)", name)
+    general = name if found is None else f"{found[1]}.N.{found[3]}"
     stem, _, part = general.rpartition(".")
     known = row.images.get(general) or (f"{row.images[stem]}.{part}" if stem in row.images else None)
-    return known if known is None or number is None else known.replace(".N.", number[0])
+    if known is None or found is None:
+        return known
+    number = int(found[2])
+    if found[1] == "v.deepstack":  # by the encoder's layer, whose mergers a checkpoint numbers
+        layers = () if model.vision is None else model.vision.deepstack_layers
+        if number not in layers:
+            return None
+        number = layers.index(number)
+    return known.replace(".N.", f".{number}.")
 
 
 def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:

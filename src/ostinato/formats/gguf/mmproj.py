@@ -7,7 +7,7 @@ these are found by their texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostinato.errors import ModelError
@@ -31,6 +31,8 @@ class Projector:
     """Names in config.json of the ids of special tokens, and these tokens' texts; the first one is an image's."""
     config: Callable[[Metadata, Metadata], JsonObject]
     """Function from the metadata of the encoder and of the text to the config.json, without its text part."""
+    pixels: JsonObject = field(default_factory=dict)
+    """Settings of the image processor's file that are not its defaults, besides those of the encoder's file."""
 
 
 def _siglip(clip: Metadata) -> JsonObject:
@@ -50,6 +52,54 @@ def _gemma3(clip: Metadata, _: Metadata) -> JsonObject:
     return {"vision_config": vision, "mm_tokens_per_image": (vision["image_size"] // side) ** 2}
 
 
+def _lfm2(clip: Metadata, _: Metadata) -> JsonObject:
+    tensors = clip.header.tensors
+    return {
+        "vision_config": _siglip(clip) | {"num_patches": _rows(clip, "v.position_embd.weight")},
+        "downsample_factor": clip.integer("vision.projector.scale_factor", 2),
+        "projector_hidden_size": _rows(clip, "mm.1.weight"),
+        "projector_bias": "mm.1.bias" in tensors,
+        "projector_use_layernorm": "mm.input_norm.weight" in tensors,
+    }
+
+
+def _qwen3_vl(clip: Metadata, text: Metadata) -> JsonObject:
+    """Return the settings of Qwen's encoder, whose layer norms have a fixed epsilon whatever the file says."""
+    vision = _siglip(clip)
+    stacked = clip.optional("vision.is_deepstack_layers")
+    layers = [] if stacked is None else [i for i, is_stacked in enumerate(stacked) if is_stacked]
+    return {
+        "vision_config": {
+            "hidden_size": vision["hidden_size"],
+            "intermediate_size": vision["intermediate_size"],
+            "depth": vision["num_hidden_layers"],
+            "num_heads": vision["num_attention_heads"],
+            "patch_size": vision["patch_size"],
+            "temporal_patch_size": 1 + ("v.patch_embd.weight.1" in clip.header.tensors),
+            "spatial_merge_size": clip.integer("vision.spatial_merge_size", 2),
+            "out_hidden_size": text.integer("embedding_length"),
+            "num_position_embeddings": _rows(clip, "v.position_embd.weight"),
+            "deepstack_visual_indexes": layers,
+        }
+    }
+
+
+def _rows(clip: Metadata, name: str) -> int:
+    tensor = clip.header.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise ModelError(f"{clip.header.path} has no matrix {name}")
+    return tensor.shape[0]
+
+
+_OF_QWEN = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_QWEN_PIXELS = {"size": {"shortest_edge": 2**16, "longest_edge": 2**24}}
+"""Limits of an image in the processor's files of Qwen3-VL and Qwen3.5; GGUF files have none."""
+
 PROJECTORS = {
     "gemma3": Projector(
         "gemma3",
@@ -61,6 +111,16 @@ PROJECTORS = {
         },
         _gemma3,
     ),
+    "lfm2": Projector("lfm2", "lfm2_vl", {"image_token_id": "<image>"}, _lfm2),
+    **{
+        architecture: Projector("qwen3vl_merger", model_type, _OF_QWEN, _qwen3_vl, _QWEN_PIXELS)
+        for architecture, model_type in (
+            ("qwen3vl", "qwen3_vl"),
+            ("qwen3vlmoe", "qwen3_vl_moe"),
+            ("qwen35", "qwen3_5"),
+            ("qwen35moe", "qwen3_5_moe"),
+        )
+    },
 }
 """Encoders by llama.cpp's architecture of the text."""
 
@@ -140,12 +200,21 @@ def with_images(text: JsonObject, header: Header) -> JsonObject:
     absent = [projector.tokens[name] for name, number in ids.items() if number is None]
     if absent:
         raise ModelError(f"{header.path} has no token {', '.join(absent)}, which images need; remove {clip.header.path}")
+    sections = of_text.optional("rope.dimension_sections")
+    if sections is not None:
+        text = text | {"rope_scaling": (text["rope_scaling"] or {}) | {"mrope_section": [int(n) for n in sections[:3]]}}
     whole = {"model_type": projector.model_type, "text_config": text, **ids, **projector.config(clip, of_text)}
     return whole | {"dtype": text["dtype"], "tie_word_embeddings": text["tie_word_embeddings"]}
 
 
 def processor_of(header: Header) -> JsonObject:
     """Return the preprocessor_config.json: what the file says of pixels; the rest are the processor's defaults."""
+    settings = video_processor_of(header)
+    return settings and settings | PROJECTORS[header.metadata["general.architecture"]].pixels
+
+
+def video_processor_of(header: Header) -> JsonObject:
+    """Return the video_preprocessor_config.json, as `processor_of`."""
     if header.mmproj is None:
         return {}
     clip = Metadata(header.mmproj)

@@ -67,6 +67,11 @@ MIXTRAL = _WITHOUT_MLP | {
     },
 }
 QWEN3_MOE = _WITHOUT_MLP | _ROUTED
+QWEN3_VL_MOE_WHOLE = {
+    "ffn_gate_exps.weight": f"mlp.experts.gate_up_proj{GATE}",
+    "ffn_up_exps.weight": f"mlp.experts.gate_up_proj{UP}",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
 GEMMA3 = LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -219,6 +224,29 @@ GEMMA3_IMAGES = {
     **{name: f"vision_tower.{value}" for name, value in _OF_SIGLIP.items()},
     "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
     "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+}
+LFM2_IMAGES = {
+    **{name: f"model.vision_tower.{value}" for name, value in _OF_SIGLIP.items()},
+    **{f"mm.{i}": f"model.multi_modal_projector.linear_{i}" for i in (1, 2)},
+    "mm.input_norm": "model.multi_modal_projector.layer_norm",
+}
+FRAMES = (":frame0", ":frame1")
+"""Suffixes of the name of a convolution over two frames, which a GGUF file has as one tensor each."""
+QWEN_IMAGES = {
+    "v.patch_embd.weight": f"model.visual.patch_embed.proj.weight{FRAMES[0]}",
+    "v.patch_embd.weight.1": f"model.visual.patch_embed.proj.weight{FRAMES[1]}",
+    "v.patch_embd.bias": "model.visual.patch_embed.proj.bias",
+    "v.position_embd": "model.visual.pos_embed",
+    "v.post_ln": "model.visual.merger.norm",
+    "mm.0": "model.visual.merger.linear_fc1",
+    "mm.2": "model.visual.merger.linear_fc2",
+    **{f"v.blk.N.ln{i}": f"model.visual.blocks.N.norm{i}" for i in (1, 2)},
+    "v.blk.N.attn_qkv": "model.visual.blocks.N.attn.qkv",
+    "v.blk.N.attn_out": "model.visual.blocks.N.attn.proj",
+    "v.blk.N.ffn_up": "model.visual.blocks.N.mlp.linear_fc1",
+    "v.blk.N.ffn_down": "model.visual.blocks.N.mlp.linear_fc2",
+    "v.deepstack.N.norm": "model.visual.deepstack_merger_list.N.norm",
+    **{f"v.deepstack.N.fc{i}": f"model.visual.deepstack_merger_list.N.linear_fc{i}" for i in (1, 2)},
 }
 """Names of an encoder's tensors; N is the number of a layer."""
 OF_ENCODER = ("v.", "mm.")
