@@ -166,16 +166,16 @@ def _qwen_stack(layers: list[int]) -> Callable[[str, np.ndarray], Iterator[tuple
 
 QWEN_PIXELS = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
 VISION_FILES = {
-    "lfm2": VisionFile(
-        "lfm2", "lfm2", _lfm2, {IMAGE: "<image>"} | LFM2_TEXTS, "<image>", _add_lfm2, _lfm2_tensors
-    ),
+    "lfm2": VisionFile("lfm2", "lfm2", _lfm2, {IMAGE: "<image>"} | LFM2_TEXTS, "<image>", _add_lfm2, _lfm2_tensors),
     "qwen3vl": VisionFile(
         "qwen3vl", "qwen3vl_merger", _qwen3_vl, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_stack([0, 2]), QWEN_PIXELS
     ),
     "qwen3vlmoe": VisionFile(
         "qwen3vlmoe", "qwen3vl_merger", _qwen3_vl_moe, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_stack([1]), QWEN_PIXELS
     ),
-    "qwen35": VisionFile("qwen35", "qwen3vl_merger", _qwen3_5, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_tensors, QWEN_PIXELS),
+    "qwen35": VisionFile(
+        "qwen35", "qwen3vl_merger", _qwen3_5, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_tensors, QWEN_PIXELS
+    ),
     "gemma3": VisionFile(
         "gemma3",
         "gemma3",
@@ -207,6 +207,9 @@ def write_text(folder: Path, name: str) -> Path:
     row, config, path = VISION_FILES[name], VISION_FILES[name].config(), folder / "text.gguf"
     text, writer = config.text_config, gguf.GGUFWriter(str(path), row.architecture)
     in_file = _add_text(writer, name, text)
+    if name.startswith("qwen3vl"):
+        writer.add_rope_dimension_sections([6, 6, 4, 0])
+        writer.add_num_deepstack_layers(len(config.vision_config.deepstack_visual_indexes))
     tokens, types, merges = vocabulary()
     tokens += [f"[PAD{i}]" for i in range(text.vocab_size - len(tokens))]
     types += [5] * (text.vocab_size - len(types))
@@ -238,14 +241,16 @@ def _add_text(writer: gguf.GGUFWriter, name: str, text: Any) -> Callable[[str, n
         add_metadata(writer, "qwen3vlmoe of experts", text)
         return partial(tensors_in_file, text)
     _add_metadata(writer, "qwen3" if name == "qwen3vl" else name, text)
-    if name == "qwen3vl":
-        writer.add_rope_dimension_sections([6, 6, 4, 0])
-        writer.add_num_deepstack_layers(2)
     return partial(_in_file, text)
 
 
-def write_encoder(path: Path, name: str, kind: str = "F32", **metadata: Any) -> Path:
-    """The file of the encoder, its matrices in `kind`; `metadata` replaces values, None leaves one out."""
+def write_encoder(
+    path: Path, name: str, kind: str = "F32", rename: Callable[[str], str | None] = str, **metadata: Any
+) -> Path:
+    """The file of the encoder, its matrices in `kind`, its tensors renamed; `metadata` replaces values.
+
+    A name or a value that is None is left out. The weights are those beside the file.
+    """
     row, config = VISION_FILES[name], VISION_FILES[name].config()
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_clip_has_vision_encoder(True)
@@ -271,7 +276,9 @@ def write_encoder(path: Path, name: str, kind: str = "F32", **metadata: Any) -> 
         if called.startswith(("model.language_model.", "lm_head.")):
             continue
         for stored, values in row.encoder_tensors(called, tensor.numpy()):
-            stored = names.get_name(stored, (".weight", ".bias")) or stored
+            stored = rename(names.get_name(stored, (".weight", ".bias")) or stored)
+            if stored is None:
+                continue
             if kind != "F32" and values.ndim == 2 and values.shape[1] % 32 == 0:
                 number = gguf.GGMLQuantizationType[kind]
                 writer.add_tensor(stored, gguf.quantize(values, number), raw_dtype=number)

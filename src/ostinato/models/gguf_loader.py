@@ -125,7 +125,8 @@ def tensors_of_places(
     absent = [name for name in places if name not in loaded]
     missing = sorted(name for name in absent if not may_be_absent(model.spec.architecture, name))
     if missing or unexpected or misshapen:
-        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
+        paths = [header.path, *([] if header.mmproj is None else [header.mmproj.path])]
+        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(*paths))
     for name in absent:
         bias = places[name]
         assert not isinstance(bias, QuantizedView | BlockView | list), "biases are not quantised"

@@ -169,7 +169,10 @@ def _mismatch(found: Header, projector: Projector, text: JsonObject) -> str | No
     kind = values.get("clip.projector_type", values.get("clip.vision.projector_type"))
     if kind != projector.kind:
         return f"is of another model: its projector_type is {kind!r}, and that of {projector.model_type} is {projector.kind!r}"
-    size, of_text = values.get("clip.vision.projection_dim"), text.get(f"{text['general.architecture']}.embedding_length")
+    size, of_text = (
+        values.get("clip.vision.projection_dim"),
+        text.get(f"{text['general.architecture']}.embedding_length"),
+    )
     if size != of_text:
         return f"is of another model: its projection_dim is {size!r}, and the text's embedding_length {of_text!r}"
     if values.get("clip.use_gelu") is not True:
@@ -199,10 +202,12 @@ def with_images(text: JsonObject, header: Header) -> JsonObject:
     ids = {name: tokens.find(content) for name, content in projector.tokens.items()}
     absent = [projector.tokens[name] for name, number in ids.items() if number is None]
     if absent:
-        raise ModelError(f"{header.path} has no token {', '.join(absent)}, which images need; remove {clip.header.path}")
-    sections = of_text.optional("rope.dimension_sections")
-    if sections is not None:
-        text = text | {"rope_scaling": (text["rope_scaling"] or {}) | {"mrope_section": [int(n) for n in sections[:3]]}}
+        raise ModelError(
+            f"{header.path} has no token {', '.join(absent)}, which images need; remove {clip.header.path}"
+        )
+    if projector.tokens is _OF_QWEN:
+        sections = [int(size) for size in of_text.required("rope.dimension_sections")[:3]]
+        text = text | {"rope_scaling": (text["rope_scaling"] or {}) | {"mrope_section": sections}}
     whole = {"model_type": projector.model_type, "text_config": text, **ids, **projector.config(clip, of_text)}
     return whole | {"dtype": text["dtype"], "tie_word_embeddings": text["tie_word_embeddings"]}
 
