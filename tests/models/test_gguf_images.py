@@ -50,7 +50,11 @@ def answer(model: Path, tokenizer: Path, limits: dict[str, int]) -> tuple[list[i
     [output] = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=8, temperature=0, logprobs=1))
     chosen = output.outputs[0]
     tokens = chosen.token_ids
-    return output.prompt_token_ids, tokens, [step[token].logprob for step, token in zip(chosen.logprobs, tokens)]
+    return (
+        output.prompt_token_ids,
+        tokens,
+        [step[token].logprob for step, token in zip(chosen.logprobs, tokens, strict=True)],
+    )
 
 
 def test_an_image_gets_the_answer_of_the_checkpoint(folder: tuple[Path, str]) -> None:
@@ -74,7 +78,7 @@ def decisions(text: Path) -> dict[str, str]:
 
 
 def test_the_plan_names_the_encoders_file_or_why_images_are_refused(folder: tuple[Path, str], tmp_path: Path) -> None:
-    path, name = folder
+    path = folder[0]
     assert "mmproj-F32.gguf" in decisions(path / "text.gguf")["encoder"]
     text = Path(shutil.copy(path / "text.gguf", tmp_path / "text.gguf"))
     assert "no file *mmproj*.gguf is beside it" in decisions(text)["model"]

@@ -44,6 +44,27 @@ NEMOTRON = {
     "head_dim": 32,
     "layer_norm_epsilon": 1e-3,
 }
+SELECTIVE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "time_step_rank": 32,
+    "layer_norm_epsilon": 1e-3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+JAMBA = COMMON | {
+    "num_hidden_layers": 5,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 32,
+}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -328,8 +349,28 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             pad_token_id=0,
         ),
     ),
+    "mamba": (
+        "mamba",
+        lambda: transformers.MambaConfig(**SELECTIVE, use_conv_bias=False, tie_word_embeddings=True),
+    ),
+    "mamba of Falcon": (
+        "mamba",
+        lambda: transformers.FalconMambaConfig(
+            **SELECTIVE, intermediate_size=128, use_bias=True, tie_word_embeddings=False
+        ),
+    ),
+    "jamba of experts": (
+        "jamba",
+        lambda: transformers.JambaConfig(**JAMBA, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False),
+    ),
+    "jamba": (
+        "jamba",
+        lambda: transformers.JambaConfig(**JAMBA, num_experts=1, mamba_proj_bias=True, tie_word_embeddings=True),
+    ),
 }
 """Name -> the architecture that the file says, and a config."""
+MAMBA1 = ("mamba", "falcon_mamba", "jamba")
+"""Model types whose time steps have a projection, and whose A has a column for each state."""
 DENSE = (
     *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
     *("seed_oss", "granite_swa", "granitemoe_swa", "smollm3", "arcee"),
@@ -365,6 +406,10 @@ NAMES = {
     **{f"{mixer}.A_log": "ssm_a" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.D": "ssm_d" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.dt_bias": "ssm_dt.bias" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.x_proj": "ssm_x" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.dt_proj": "ssm_dt" for mixer in ("mamba", "mixer")},
+    **{f"mamba.{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")},
+    "feed_forward.router": "ffn_gate_inp",
     "self_attn.out_proj": "attn_output",
     **{f"self_attn.{part}_{norm}": f"attn_{part}_norm" for part in "qk" for norm in ("norm", "layernorm")},
     **{f"conv.{part}": f"shortconv.{part}" for part in ("in_proj", "conv", "out_proj")},
@@ -450,6 +495,8 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
 
 
 def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
+    if config.model_type in MAMBA1 and known in ("ssm_a", "ssm_d"):
+        return -np.exp(values) if known == "ssm_a" else values
     if known == "ssm_a":
         return -np.exp(values) if config.model_type in QWEN35 else -np.exp(values)[:, None]
     if known == "ssm_d":
@@ -462,6 +509,7 @@ def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
         "falcon_h1",
         "lfm2",
         "lfm2_moe",
+        "jamba",
         *AS_THEY_ARE,
         *QWEN35,
     ):
@@ -519,6 +567,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     """As the converter does."""
     kind = config.model_type
+    is_alone = kind in ("mamba", "falcon_mamba", "mamba2")  # without attention and MLPs
     of_head = head_layers(config)
     writer.add_block_count(config.num_hidden_layers + of_head)
     if of_head:
@@ -530,9 +579,9 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     elif config.model_type != "cohere2":
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
     if kind != "qwen3_5_moe_text":
-        writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
-    writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
-    if kind not in ("mamba2", "nemotron_h"):
+        writer.add_feed_forward_length(0 if is_alone else config.intermediate_size)
+    writer.add_head_count(0 if is_alone else config.num_attention_heads)
+    if kind not in ("nemotron_h", "jamba") and not is_alone:
         writer.add_rope_freq_base(20000.0)
     if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -587,8 +636,14 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
-        writer.add_ssm_time_step_rank(config.linear_num_value_heads if kind in QWEN35 else 8)
+        rank = 32 if kind in MAMBA1 else 8
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads if kind in QWEN35 else rank)
+    if kind not in (*DENSE, *MAMBA1, "lfm2", "lfm2_moe"):
         writer.add_ssm_group_count(config.linear_num_key_heads if kind in QWEN35 else 2)
+    if kind in ("mamba", "falcon_mamba"):
+        writer.add_ssm_dt_b_c_rms(kind == "falcon_mamba")
+    if kind == "jamba":
+        writer.add_head_count_kv([2 if i % 3 == 1 else 0 for i in range(5)])
     if kind in ("granitemoehybrid", "bamba"):
         writer.add_rope_scaling_finetuned(kind == "bamba")
         attention = ["mamba", "attention", "mamba"]

@@ -61,7 +61,7 @@ def folder_advice(directory: Path) -> str:
 
 
 def gguf_header(path: Path) -> Header:
-    """Return the header of a GGUF file, with the tensors of all parts if it is one of several, and of an encoder's file.
+    """Return the header of a GGUF file, with the tensors of all its parts, and of the encoder's file beside it.
 
     It is read once while the files stay unchanged. Raises ModelError as `read_whole` and `with_encoder`.
     """

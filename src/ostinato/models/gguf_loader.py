@@ -37,6 +37,7 @@ from ostinato.formats.gguf.tensor_names import (
     UP,
     VALUES,
     checkpoint_shape,
+    is_by_state,
     is_changed,
 )
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightTarget, checkpoint_views, target_on_host
@@ -71,7 +72,8 @@ def to_checkpoint_layout(name: str, values: np.ndarray) -> np.ndarray:
     if name.endswith(CONVOLUTIONS):
         return values[:, None]
     # float64, of which the logarithm in float32 is the nearest.
-    return np.log(-values.astype(np.float64)).ravel() if name.endswith(".ssm_a") else values.ravel()
+    values = np.log(-values.astype(np.float64)) if name.endswith(".ssm_a") else values
+    return values if is_by_state(name, values.shape) else values.ravel()
 
 
 def to_half_split(rows: np.ndarray, heads: int, rotated: int | None = None) -> np.ndarray:

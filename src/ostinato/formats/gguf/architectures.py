@@ -29,8 +29,10 @@ from ostinato.formats.gguf.model_configs import (
     granite,
     granite_hybrid,
     granite_swa,
+    jamba,
     lfm2,
     lfm2_moe,
+    mamba,
     mamba2,
     ministral3,
     mixtral_experts,
@@ -214,6 +216,21 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "mamba2": GgufArchitecture(
         {"mamba2": mamba2}, tensor_names.MAMBA2, backbone="backbone", embedding="embeddings", norm="norm_f"
     ),
+    "falcon_mamba": GgufArchitecture(
+        {"mamba": mamba},
+        tensor_names.MAMBA,
+        {"ssm_dt.bias": "mixer.dt_proj.bias"},
+        backbone="backbone",
+        embedding="embeddings",
+        norm="norm_f",
+    ),
+    "jamba": GgufArchitecture(
+        {"jamba": jamba},
+        tensor_names.JAMBA,
+        {"ssm_dt.bias": "mamba.dt_proj.bias"},
+        norm="final_layernorm",
+        mixer="mamba",
+    ),
     "lfm2": GgufArchitecture({"lfm2": lfm2}, tensor_names.LFM2, embedding_norm="embedding_norm"),
     "lfm2_moe": GgufArchitecture(
         {"lfm2moe": lfm2_moe},
@@ -245,6 +262,7 @@ for _name, _text, _images in (
     ),
 ):
     ARCHITECTURES[_name] = replace(ARCHITECTURES[_text], configs={}, **_images)  # type: ignore[arg-type]
+ARCHITECTURES["mamba"] = replace(ARCHITECTURES["falcon_mamba"], configs={})
 ARCHITECTURES["qwen3_vl_moe"] = replace(ARCHITECTURES["qwen3_vl_moe"], whole_names=tensor_names.QWEN3_VL_MOE_WHOLE)
 
 _CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
@@ -332,7 +350,7 @@ def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
 
 def may_be_absent(model_type: str, name: str) -> bool:
     """Return whether a file may lack a tensor, by the name of a checkpoint: a projection's bias, which is zero then."""
-    is_of_projection = name.endswith(".bias") and not name.endswith("conv1d.bias")
+    is_of_projection = name.endswith(".bias") and not name.endswith(("conv1d.bias", "dt_proj.bias"))
     is_of_encoder = re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.", name) is not None
     return is_of_projection and not is_of_encoder and not ARCHITECTURES[model_type].needs_biases
 

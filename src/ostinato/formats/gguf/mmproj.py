@@ -168,7 +168,7 @@ def _mismatch(found: Header, projector: Projector, text: JsonObject) -> str | No
         return f"is no encoder of images (architecture {values.get('general.architecture')!r})"
     kind = values.get("clip.projector_type", values.get("clip.vision.projector_type"))
     if kind != projector.kind:
-        return f"is of another model: its projector_type is {kind!r}, and that of {projector.model_type} is {projector.kind!r}"
+        return f"is of another model: its projector_type is {kind!r}, and should be {projector.kind!r}"
     size, of_text = (
         values.get("clip.vision.projection_dim"),
         text.get(f"{text['general.architecture']}.embedding_length"),

@@ -199,6 +199,16 @@ QWEN35_MOE = {name: value for name, value in QWEN35.items() if not name.startswi
 QWEN3_NEXT = QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
 FALCON = ATTENTION | mamba2_names("mamba") | FEED_FORWARD
 MAMBA2 = {"attn_norm": "norm"} | mamba2_names("mixer")
+_MAMBA1 = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_x": "x_proj", "ssm_dt": "dt_proj", "ssm_out": "out_proj"}
+MAMBA = {"attn_norm": "norm"} | {name: f"mixer.{value}" for name, value in _MAMBA1.items()}
+JAMBA = {
+    **{name: value for name, value in ATTENTION.items() if not name.endswith(("q_norm", "k_norm"))},
+    **{name: f"mamba.{value}" for name, value in _MAMBA1.items()},
+    **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+    **FEED_FORWARD,
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
+}
 IN_HEAD = {
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",
@@ -266,9 +276,14 @@ def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """
     if name.endswith(CONVOLUTIONS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
-    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")) and not is_by_state(name, shape):
         return (math.prod(shape),)
     return (1, *shape) if name.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
+
+
+def is_by_state(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is Mamba-1's A, which has a number for each channel and each of its states."""
+    return name.endswith(".ssm_a") and len(shape) == 2 and 1 not in shape
 
 
 def is_changed(name: str) -> bool:
