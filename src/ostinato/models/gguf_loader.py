@@ -27,7 +27,6 @@ from ostinato.formats.gguf.architectures import (
 )
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
-    CONVOLUTIONS,
     EACH,
     FRAMES,
     GATE,
@@ -37,7 +36,6 @@ from ostinato.formats.gguf.tensor_names import (
     UP,
     VALUES,
     checkpoint_shape,
-    is_by_state,
     is_changed,
 )
 from ostinato.layers.allocation import BlockView, QuantizedView, WeightTarget, checkpoint_views, target_on_host
@@ -63,17 +61,10 @@ def dequantize(kind: BlockType, blocks: np.ndarray) -> np.ndarray:
     )
 
 
-def to_checkpoint_layout(name: str, values: np.ndarray) -> np.ndarray:
-    """Return a tensor in the checkpoint's form, from float32 in the file's shape.
-
-    It is for tensors with `is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
-    norm are put in one dimension, and the convolution gets its middle dimension.
-    """
-    if name.endswith(CONVOLUTIONS):
-        return values[:, None]
+def to_checkpoint_layout(name: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a tensor with `is_changed` in the checkpoint's `shape`; A becomes the logarithm of its negative."""
     # float64, of which the logarithm in float32 is the nearest.
-    values = np.log(-values.astype(np.float64)) if name.endswith(".ssm_a") else values
-    return values if is_by_state(name, values.shape) else values.ravel()
+    return (np.log(-values.astype(np.float64)) if name.endswith(".ssm_a") else values).reshape(shape)
 
 
 def to_half_split(rows: np.ndarray, heads: int, rotated: int | None = None) -> np.ndarray:
@@ -120,7 +111,7 @@ def tensors_of_places(
             continue
         if name is None or name not in places or name in loaded:
             unexpected.append(tensor.name)
-        elif _shape_in_checkpoint(tensor, expected := _shape(places[name], parts.get(name))) != expected:
+        elif checkpoint_shape(tensor.name, tensor.shape, expected := _shape(places[name], parts.get(name))) != expected:
             misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
             loaded[name] = tensor
@@ -134,13 +125,6 @@ def tensors_of_places(
         assert not isinstance(bias, QuantizedView | BlockView | list), "biases are not quantised"
         bias[...] = 0
     return loaded, places, parts
-
-
-def _shape_in_checkpoint(tensor: GgufTensor, expected: tuple[int, ...]) -> tuple[int, ...]:
-    shape = tensor.shape
-    if tensor.name == "v.patch_embd.weight" and len(shape) == 4 and len(expected) == 2:
-        return shape[0], prod(shape[1:])
-    return checkpoint_shape(tensor.name, shape)
 
 
 def _places(
@@ -273,7 +257,8 @@ def load_gguf(
             write(place, values if len(place.shape) > 2 else values.transpose(0, 2, 3, 1).reshape(place.shape))
         elif is_changed(tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "what belongs to heads is not quantised"
-            values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))
+            shape = tuple(place.shape) if share is None else share.shape
+            values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows), shape)
             write(place, values if share is None else share.read(values))
         elif stores_norm_plus_one(model.spec.architecture, tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "norms are not quantised"

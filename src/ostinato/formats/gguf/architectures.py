@@ -30,6 +30,7 @@ from ostinato.formats.gguf.model_configs import (
     granite_hybrid,
     granite_swa,
     jamba,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     mamba,
@@ -230,6 +231,12 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
         {"ssm_dt.bias": "mamba.dt_proj.bias"},
         norm="final_layernorm",
         mixer="mamba",
+    ),
+    "kimi_linear": GgufArchitecture(
+        {"kimi-linear": kimi_linear},
+        tensor_names.KIMI_LINEAR,
+        mixer="self_attn",
+        expert_bias="block_sparse_moe.gate.e_score_correction_bias",
     ),
     "lfm2": GgufArchitecture({"lfm2": lfm2}, tensor_names.LFM2, embedding_norm="embedding_norm"),
     "lfm2_moe": GgufArchitecture(

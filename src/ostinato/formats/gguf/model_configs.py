@@ -559,6 +559,38 @@ def youtu(metadata: Metadata) -> JsonObject:
     }
 
 
+def kimi_linear(metadata: Metadata) -> JsonObject:
+    """Return the config of Kimi Linear, whose latent attention has no positions."""
+    expect_gates(metadata, SIGMOID)
+    heads, rotated = metadata.integer("attention.head_count"), metadata.integer("rope.dimension_count")
+    tensors, size = metadata.header.tensors, expert_size(metadata)
+    sparse = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(metadata.num_layers)]
+    return {
+        "model_type": "kimi_linear",
+        "layer_types": metadata.kinds(linear_attention="ssm_a", full_attention="attn_kv_a_mqa.weight"),
+        "mlp_layer_types": ["sparse" if is_sparse else "dense" for is_sparse in sparse],
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": metadata.optional("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": metadata.integer("attention.key_length_mla") - rotated,
+        "v_head_dim": metadata.integer("attention.value_length_mla"),
+        "linear_head_dim": metadata.integer("kda.head_dim"),
+        "linear_num_heads": metadata.rows("ssm_beta.weight"),
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_token": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": size,
+        "num_shared_experts": metadata.rows("ffn_up_shexp.weight") // max(size, 1),
+        "moe_renormalize": metadata.optional("expert_weights_norm") is not False,
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "num_expert_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
+    }
+
+
 def mixtral_experts(metadata: Metadata) -> JsonObject:
     """Return the settings of Mixtral's experts. ModelError if the weights of the chosen ones do not add up to 1."""
     experts = _experts(metadata)

@@ -201,6 +201,20 @@ FALCON = ATTENTION | mamba2_names("mamba") | FEED_FORWARD
 MAMBA2 = {"attn_norm": "norm"} | mamba2_names("mixer")
 _MAMBA1 = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_x": "x_proj", "ssm_dt": "dt_proj", "ssm_out": "out_proj"}
 MAMBA = {"attn_norm": "norm"} | {name: f"mixer.{value}" for name, value in _MAMBA1.items()}
+KIMI_LINEAR = {name: value for name, value in LLAMA.items() if not name.endswith(("q_norm", "k_norm"))} | {
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": f"self_attn.kv_b_proj{KEYS}",
+    "attn_v_b": f"self_attn.kv_b_proj{VALUES}",
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{EACH}.w{i}" for part, i in NUMBERED},
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part, _ in NUMBERED},
+}
 JAMBA = {
     **{name: value for name, value in ATTENTION.items() if not name.endswith(("q_norm", "k_norm"))},
     **{name: f"mamba.{value}" for name, value in _MAMBA1.items()},
@@ -219,7 +233,11 @@ IN_HEAD = {
 BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 """Names in a mixer without `.weight` or `.bias`."""
 
-CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+CONVOLUTIONS = (
+    ".shortconv.conv.weight",
+    ".ssm_conv1d.weight",
+    *(f".ssm_conv1d_{part}.weight" for part in "qkv"),
+)
 
 _OF_SIGLIP = {
     "v.patch_embd": "embeddings.patch_embedding",
@@ -269,23 +287,26 @@ ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
 NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
-def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that a tensor has in a checkpoint.
+_OF_HEADS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
 
-    Only some tensors of mixers, and the one row of a gate, have another shape there.
+
+def checkpoint_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that a tensor has in a checkpoint, where the model has the `expected` one.
+
+    Only some tensors of mixers, the one row of a gate, and patches as a matrix have another shape there.
     """
-    if name.endswith(CONVOLUTIONS) and len(shape) == 2:
-        return (shape[0], 1, shape[1])
-    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")) and not is_by_state(name, shape):
-        return (math.prod(shape),)
+    if name.endswith(CONVOLUTIONS) and len(shape) > 1:
+        return (math.prod(shape[:-1]), 1, shape[-1])
+    if name.endswith(_OF_HEADS):
+        # Writers add and drop sizes of 1; a norm may have one row for each group.
+        sizes = [size for size in expected if size > 1]
+        is_same = [size for size in shape if size > 1] == sizes or len(sizes) < 2
+        return expected if is_same and math.prod(shape) == math.prod(expected) else shape
+    if name == "v.patch_embd.weight" and len(shape) == 4 and len(expected) == 2:
+        return (shape[0], math.prod(shape[1:]))
     return (1, *shape) if name.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
-
-
-def is_by_state(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is Mamba-1's A, which has a number for each channel and each of its states."""
-    return name.endswith(".ssm_a") and len(shape) == 2 and 1 not in shape
 
 
 def is_changed(name: str) -> bool:
     """Return whether `to_checkpoint_layout` must convert this tensor to the checkpoint's form."""
-    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
+    return name.endswith((*_OF_HEADS, *CONVOLUTIONS))
