@@ -23,7 +23,7 @@ from ostinato.formats import quantization_config
 from ostinato.formats.checkpoint_json import gguf_header, is_gguf, read_checkpoint_json
 from ostinato.formats.gguf.architectures import checkpoint_name, may_be_absent
 from ostinato.formats.gguf.reader import SUPPORTED
-from ostinato.formats.gguf.tensor_names import GATE, NO_WEIGHTS, UP
+from ostinato.formats.gguf.tensor_names import NO_WEIGHTS
 from ostinato.formats.gguf.tokenizer import PREFIX
 from ostinato.formats.mapped_files import SafetensorsFile, weight_files
 from ostinato.json_io import JsonObject
@@ -100,7 +100,7 @@ def mismatches(spec: ModelSpec, tensors: Iterable[Stored], of_gguf: bool) -> lis
         name = None if known is None else model.checkpoint_name(known)
         if known is not None and name is None:  # it is known, but not loaded
             continue
-        place, part = re.sub(f"({GATE}|{UP})$", "", name or ""), _VALUES
+        place, part = re.sub(r":\w+$", "", name or ""), _VALUES
         if stored is not None:
             place, part = quantization_config.split(stored, place, _VALUES)
         if place in expected:

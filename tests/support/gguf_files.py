@@ -189,7 +189,15 @@ def write_gguf(
         own = [each for part, each in (kinds or {}).items() if part in called]
         number = gguf.GGMLQuantizationType[own[0] if own else kind]
         is_quantised = tensor.dim() > 1 and not name.endswith(
-            ("conv1d.weight", "conv.weight", "gate.weight", "router.weight", "router.proj.weight", "kv_b_proj.weight")
+            (
+                "conv1d.weight",
+                "conv.weight",
+                "gate.weight",
+                "router.weight",
+                "router.proj.weight",
+                "kv_b_proj.weight",
+                "A_log",
+            )
         )
         # What is multiplied into Falcon-H1's weights is so before they are quantised.
         if is_quantised and config.model_type != "falcon_h1":

@@ -44,6 +44,27 @@ NEMOTRON = {
     "head_dim": 32,
     "layer_norm_epsilon": 1e-3,
 }
+SELECTIVE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "time_step_rank": 32,
+    "layer_norm_epsilon": 1e-3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+JAMBA = COMMON | {
+    "num_hidden_layers": 5,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 32,
+}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -328,8 +349,40 @@ HYBRIDS: dict[str, tuple[str, Any]] = {
             pad_token_id=0,
         ),
     ),
+    "mamba": (
+        "mamba",
+        lambda: transformers.MambaConfig(**SELECTIVE, use_conv_bias=False, tie_word_embeddings=True),
+    ),
+    "mamba of Falcon": (
+        "mamba",
+        lambda: transformers.FalconMambaConfig(
+            **SELECTIVE, intermediate_size=128, use_bias=True, tie_word_embeddings=False
+        ),
+    ),
+    "kimi-linear of experts": (
+        "kimi-linear",
+        lambda: transformers.KimiLinearConfig(
+            **COMMON
+            | {"num_key_value_heads": 4, "num_hidden_layers": 4, "pad_token_id": None}
+            | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"]}
+            | {"mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "kv_lora_rank": 32, "v_head_dim": 16}
+            | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "linear_head_dim": 32, "linear_num_heads": 4}
+            | {"num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+            | {"moe_intermediate_size": 32, "n_shared_experts": 2, "routed_scaling_factor": 2.5},
+        ),
+    ),
+    "jamba of experts": (
+        "jamba",
+        lambda: transformers.JambaConfig(**JAMBA, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False),
+    ),
+    "jamba": (
+        "jamba",
+        lambda: transformers.JambaConfig(**JAMBA, num_experts=1, mamba_proj_bias=True, tie_word_embeddings=True),
+    ),
 }
 """Name -> the architecture that the file says, and a config."""
+MAMBA1 = ("mamba", "falcon_mamba", "jamba")
+"""Model types whose time steps have a projection, and whose A has a column for each state."""
 DENSE = (
     *("cohere2", "ernie4_5", "exaone4", "granite", "granitemoe", "ministral3", "mixtral", "olmo3", "phi3", "qwen3_moe"),
     *("seed_oss", "granite_swa", "granitemoe_swa", "smollm3", "arcee"),
@@ -365,6 +418,10 @@ NAMES = {
     **{f"{mixer}.A_log": "ssm_a" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.D": "ssm_d" for mixer in ("mamba", "mixer")},
     **{f"{mixer}.dt_bias": "ssm_dt.bias" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.x_proj": "ssm_x" for mixer in ("mamba", "mixer")},
+    **{f"{mixer}.dt_proj": "ssm_dt" for mixer in ("mamba", "mixer")},
+    **{f"mamba.{part}_layernorm": f"ssm_{part}_norm" for part in ("dt", "b", "c")},
+    "feed_forward.router": "ffn_gate_inp",
     "self_attn.out_proj": "attn_output",
     **{f"self_attn.{part}_{norm}": f"attn_{part}_norm" for part in "qk" for norm in ("norm", "layernorm")},
     **{f"conv.{part}": f"shortconv.{part}" for part in ("in_proj", "conv", "out_proj")},
@@ -401,6 +458,18 @@ _FUSED = {
     "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
     "shared_mlp.input_linear.weight": "ffn_up_shexp",
 }
+OF_KIMI = {
+    "self_attn.forget_gate.dt_bias": "ssm_dt.bias",
+    **{f"self_attn.forget_gate.f_{part}_proj": f"ssm_f_{part}" for part in "ab"},
+    **{f"self_attn.g_{part}_proj": f"ssm_g_{part}" for part in "ab"},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 QWEN35 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 
 
@@ -416,6 +485,9 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
         yield f"{OUTSIDE[stem.rpartition('.')[2]]}.{part}", values * _baked(config, stem)
         return
     layer, _, inner = inner.partition(".")
+    if config.model_type == "kimi_linear":
+        yield from _of_kimi(config, f"blk.{layer}", inner, values)
+        return
     if config.model_type == "phi3" and inner.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
         yield f"blk.{layer}.{'attn_qkv' if 'qkv' in inner else 'ffn_up'}.weight", values
         return
@@ -449,7 +521,30 @@ def tensors_in_file(config: Any, name: str, values: np.ndarray) -> Iterator[tupl
     yield f"blk.{layer}.{known}", _values(config, known.partition(".")[0], values * _baked(config, stem))
 
 
+def _of_kimi(config: Any, layer: str, inner: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a file that one of Kimi Linear's becomes; convolutions and decays have four dimensions there."""
+    stem, _, part = inner.rpartition(".")
+    if inner == "self_attn.conv1d.weight":
+        for name, rows in zip("qkv", np.split(values, 3), strict=True):
+            yield f"{layer}.ssm_conv1d_{name}.weight", rows[None]
+    elif inner == "self_attn.kv_b_proj.weight":
+        by_head = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, of_values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+        yield f"{layer}.attn_k_b.weight", np.ascontiguousarray(keys.swapaxes(1, 2))
+        yield f"{layer}.attn_v_b.weight", of_values
+    elif inner == "mlp.experts.gate_up_proj":
+        for name, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+            yield f"{layer}.ffn_{name}_exps.weight", np.ascontiguousarray(half)
+    elif inner.endswith("A_log"):
+        # llama-quantize drops the outer sizes of 1.
+        yield f"{layer}.ssm_a", -np.exp(values.reshape(-1, 1) if layer == "blk.0" else values)
+    else:
+        yield f"{layer}.{OF_KIMI.get(inner) or f'{OF_KIMI.get(stem) or NAMES[stem]}.{part}'}", values
+
+
 def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
+    if config.model_type in MAMBA1 and known in ("ssm_a", "ssm_d"):
+        return -np.exp(values) if known == "ssm_a" else values
     if known == "ssm_a":
         return -np.exp(values) if config.model_type in QWEN35 else -np.exp(values)[:, None]
     if known == "ssm_d":
@@ -462,6 +557,7 @@ def _values(config: Any, known: str, values: np.ndarray) -> np.ndarray:
         "falcon_h1",
         "lfm2",
         "lfm2_moe",
+        "jamba",
         *AS_THEY_ARE,
         *QWEN35,
     ):
@@ -519,6 +615,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     """As the converter does."""
     kind = config.model_type
+    is_alone = kind in ("mamba", "falcon_mamba", "mamba2")  # without attention and MLPs
     of_head = head_layers(config)
     writer.add_block_count(config.num_hidden_layers + of_head)
     if of_head:
@@ -530,9 +627,9 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     elif config.model_type != "cohere2":
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon)
     if kind != "qwen3_5_moe_text":
-        writer.add_feed_forward_length(0 if kind == "mamba2" else config.intermediate_size)
-    writer.add_head_count(0 if kind == "mamba2" else config.num_attention_heads)
-    if kind not in ("mamba2", "nemotron_h"):
+        writer.add_feed_forward_length(0 if is_alone else config.intermediate_size)
+    writer.add_head_count(0 if is_alone else config.num_attention_heads)
+    if kind not in ("nemotron_h", "jamba") and not is_alone:
         writer.add_rope_freq_base(20000.0)
     if kind in DENSE:
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -587,18 +684,38 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(128)
         writer.add_ssm_state_size(16)
-        writer.add_ssm_time_step_rank(config.linear_num_value_heads if kind in QWEN35 else 8)
+        rank = 32 if kind in MAMBA1 else 8
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads if kind in QWEN35 else rank)
+    if kind not in (*DENSE, *MAMBA1, "lfm2", "lfm2_moe"):
         writer.add_ssm_group_count(config.linear_num_key_heads if kind in QWEN35 else 2)
+    if kind in ("mamba", "falcon_mamba"):
+        writer.add_ssm_dt_b_c_rms(kind == "falcon_mamba")
+    if kind == "jamba":
+        writer.add_head_count_kv([2 if i % 3 == 1 else 0 for i in range(5)])
     if kind in ("granitemoehybrid", "bamba"):
         writer.add_rope_scaling_finetuned(kind == "bamba")
         attention = ["mamba", "attention", "mamba"]
         writer.add_head_count_kv([2 if each == "attention" else 0 for each in attention])
     if name.endswith("of experts"):
         counts = dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoe_swa", "mixtral"), "num_local_experts")
-        counts["nemotron_h"] = "n_routed_experts"
+        counts |= {"nemotron_h": "n_routed_experts", "kimi_linear": "num_local_experts"}
         experts = getattr(config, counts.get(kind, "num_experts"))
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "kimi_linear":
+        writer.add_head_count_kv([0, 1, 0, 1])
+        writer.add_kda_head_dim(config.linear_head_dim)
+        writer.add_kv_lora_rank(config.kv_lora_rank)
+        writer.add_rope_dimension_count(config.qk_rope_head_dim)
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if kind == "lfm2_moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

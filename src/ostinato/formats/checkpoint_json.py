@@ -9,12 +9,15 @@ from pathlib import Path
 from ostinato.errors import ModelError
 from ostinato.files import is_file, matches
 from ostinato.formats.gguf.architectures import config_of
+from ostinato.formats.gguf.mmproj import PATTERN, processor_of, video_processor_of, with_encoder, with_images
 from ostinato.formats.gguf.reader import Header, parts_beside, read_whole
 from ostinato.formats.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from ostinato.json_io import JsonObject, read_json
 
 _READERS = {
-    "config.json": config_of,
+    "config.json": lambda header: with_images(config_of(header), header),
+    "preprocessor_config.json": processor_of,
+    "video_preprocessor_config.json": video_processor_of,
     "tokenizer.json": tokenizer_of,
     "tokenizer_config.json": tokenizer_config_of,
     "generation_config.json": generation_config_of,
@@ -58,14 +61,15 @@ def folder_advice(directory: Path) -> str:
 
 
 def gguf_header(path: Path) -> Header:
-    """Return the header of a GGUF file, with the tensors of all parts if it is one of several.
+    """Return the header of a GGUF file, with the tensors of all its parts, and of the encoder's file beside it.
 
-    It is read once while the files stay unchanged. Raises ModelError as `read_whole`.
+    It is read once while the files stay unchanged. Raises ModelError as `read_whole` and `with_encoder`.
     """
-    states = [part.stat() for part in parts_beside(path)]
-    return _header(path, tuple((state.st_mtime_ns, state.st_size) for state in states))
+    encoders = tuple(other for other in matches(path.parent, PATTERN) if other != path)
+    states = [part.stat() for part in (*parts_beside(path), *encoders)]
+    return _header(path, encoders, tuple((state.st_mtime_ns, state.st_size) for state in states))
 
 
 @lru_cache(maxsize=2)
-def _header(path: Path, _as_they_are: tuple[tuple[int, int], ...]) -> Header:
-    return read_whole(path)
+def _header(path: Path, encoders: tuple[Path, ...], _as_they_are: tuple[tuple[int, int], ...]) -> Header:
+    return with_encoder(read_whole(path), encoders)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.errors import ModelError
-from ostinato.json_io import JsonMapping, read_json
+from ostinato.formats.checkpoint_json import read_checkpoint_json
+from ostinato.json_io import JsonMapping
 from ostinato.plan.layer_specs import VisionSpec
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -155,17 +156,17 @@ def load_media_settings(directory: Path, vision: VisionSpec) -> MediaSettings:
     whole, image_path, video_path = (
         directory / f"{name}_config.json" for name in ("processor", "preprocessor", "video_preprocessor")
     )
-    nested = read_json(whole)
+    nested = read_checkpoint_json(directory, whole.name)
 
     def reader(part: str, path: Path) -> _Reader:
         values = nested.get(part)
         if isinstance(values, dict):
             return _Reader(values, whole, vision)
-        return _Reader(read_json(path), path, vision)
+        return _Reader(read_checkpoint_json(directory, path.name), path, vision)
 
     images = reader("image_processor", image_path)
     # As in transformers, the file of images stands in for one of videos that is absent.
-    videos = reader("video_processor", video_path if read_json(video_path) else image_path)
+    videos = reader("video_processor", video_path if read_checkpoint_json(directory, video_path.name) else image_path)
     if nested.get("use_image_special_tokens", True) is not True:
         raise ModelError(
             f"{whole} has use_image_special_tokens = {nested['use_image_special_tokens']!r}; supported: true"

@@ -254,8 +254,16 @@ def _spec_of(directory: Path) -> ModelSpec:
         model = model_spec(config)
     except ModelError as error:  # there is no such file
         raise ModelError(error.message.replace("config.json", f"the metadata of {directory}"), error.remedies) from None
-    formats, runs = _stored_formats(directory, model), find_contiguous_tensors(gguf_header(directory), model)
-    return replace(model, stored_blocks=_stored_blocks(directory), stored_formats=formats, stored_runs=runs)
+    header = gguf_header(directory)
+    formats, runs = _stored_formats(directory, model), find_contiguous_tensors(header, model)
+    return replace(
+        model,
+        stored_blocks=_stored_blocks(directory),
+        stored_formats=formats,
+        stored_runs=runs,
+        left_out=header.no_images,
+        encoder_file=None if header.mmproj is None else header.mmproj.path.name,
+    )
 
 
 def read_config(directory: Path) -> JsonObject:
@@ -301,9 +309,9 @@ def with_smallest_item(vision: VisionSpec, directory: Path) -> VisionSpec:
     An image is enlarged to whole tokens and at least that number of pixels. ModelError if the processor's file is
     damaged.
     """
-    nested = read_json(directory / "processor_config.json").get("image_processor")
+    nested = read_checkpoint_json(directory, "processor_config.json").get("image_processor")
     path = directory / ("processor_config.json" if isinstance(nested, dict) else "preprocessor_config.json")
-    settings = nested if isinstance(nested, dict) else read_json(path)
+    settings = nested if isinstance(nested, dict) else read_checkpoint_json(directory, path.name)
     if vision.cuts_tiles:
         least = settings.get("min_image_tokens", vision.smallest_item)
         settings = {"min_pixels": least * vision.token_side**2 if type(least) is int else least}

@@ -27,11 +27,12 @@ from ostinato.formats.gguf.architectures import (
 )
 from ostinato.formats.gguf.reader import SUPPORTED, BlockType, GgufTensor, Header
 from ostinato.formats.gguf.tensor_names import (
-    CONVOLUTIONS,
     EACH,
+    FRAMES,
     GATE,
     KEYS,
     NO_WEIGHTS,
+    OF_ENCODER,
     UP,
     VALUES,
     checkpoint_shape,
@@ -60,16 +61,10 @@ def dequantize(kind: BlockType, blocks: np.ndarray) -> np.ndarray:
     )
 
 
-def to_checkpoint_layout(name: str, values: np.ndarray) -> np.ndarray:
-    """Return a tensor in the checkpoint's form, from float32 in the file's shape.
-
-    It is for tensors with `is_changed`: A becomes the logarithm of its negative, all numbers of heads and of the
-    norm are put in one dimension, and the convolution gets its middle dimension.
-    """
-    if name.endswith(CONVOLUTIONS):
-        return values[:, None]
+def to_checkpoint_layout(name: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a tensor with `is_changed` in the checkpoint's `shape`; A becomes the logarithm of its negative."""
     # float64, of which the logarithm in float32 is the nearest.
-    return np.log(-values.astype(np.float64)).ravel() if name.endswith(".ssm_a") else values.ravel()
+    return (np.log(-values.astype(np.float64)) if name.endswith(".ssm_a") else values).reshape(shape)
 
 
 def to_half_split(rows: np.ndarray, heads: int, rotated: int | None = None) -> np.ndarray:
@@ -116,14 +111,15 @@ def tensors_of_places(
             continue
         if name is None or name not in places or name in loaded:
             unexpected.append(tensor.name)
-        elif checkpoint_shape(tensor.name, tensor.shape) != (expected := _shape(places[name], parts.get(name))):
+        elif checkpoint_shape(tensor.name, tensor.shape, expected := _shape(places[name], parts.get(name))) != expected:
             misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}")
         else:
             loaded[name] = tensor
     absent = [name for name in places if name not in loaded]
     missing = sorted(name for name in absent if not may_be_absent(model.spec.architecture, name))
     if missing or unexpected or misshapen:
-        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(header.path))
+        paths = [header.path, *([] if header.mmproj is None else [header.mmproj.path])]
+        raise ModelError(CheckpointMismatch(missing, sorted(unexpected), misshapen).message(*paths))
     for name in absent:
         bias = places[name]
         assert not isinstance(bias, QuantizedView | BlockView | list), "biases are not quantised"
@@ -151,6 +147,9 @@ def _places(
             keys = view.shape[0] // (key + value) * key
             places[name + KEYS] = list(view[:keys].reshape(-1, rank, key))
             places[name + VALUES] = list(view[keys:].reshape(-1, value, rank))
+        elif {name + frame for frame in FRAMES} & names:
+            assert not isinstance(view, QuantizedView | BlockView), "an encoder's weights are not quantised"
+            places |= {name + frame: view[:, :, i] for i, frame in enumerate(FRAMES[: view.shape[2]])}
         elif {name + GATE, name + UP} & names:
             if len(view.shape) == 2 and name.endswith("_bias"):  # of all experts
                 assert not isinstance(view, QuantizedView | BlockView), "biases are not quantised"
@@ -251,9 +250,15 @@ def load_gguf(
                 rows, share = own.reshape(-1, rows.shape[-1]), None
             for of_expert, matrix in zip(np.split(rows, len(place)), place, strict=True):
                 _put(of_expert, tensor, matrix, None, quantizers, share)
+        elif tensor.name.startswith(OF_ENCODER) and len(tensor.shape) > 2:
+            assert not isinstance(place, QuantizedView | BlockView), "an encoder's weights are not quantised"
+            values = dequantize(tensor.type, rows).reshape(tensor.shape)
+            # As a matrix, patches have their channels last.
+            write(place, values if len(place.shape) > 2 else values.transpose(0, 2, 3, 1).reshape(place.shape))
         elif is_changed(tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "what belongs to heads is not quantised"
-            values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows))
+            shape = tuple(place.shape) if share is None else share.shape
+            values = to_checkpoint_layout(tensor.name, dequantize(tensor.type, rows), shape)
             write(place, values if share is None else share.read(values))
         elif stores_norm_plus_one(model.spec.architecture, tensor.name):
             assert not isinstance(place, QuantizedView | BlockView), "norms are not quantised"

@@ -63,9 +63,10 @@ class CheckpointMismatch:
         lists = (self.missing, self.unexpected, self.misshapen, self.mistyped, self.not_quantised, self.differing)
         return any(lists)
 
-    def message(self, checkpoint: Path) -> str:
+    def message(self, checkpoint: Path, *beside: Path) -> str:
         of = "metadata" if is_gguf(checkpoint) else "config.json"
-        parts = [f"The weights in {checkpoint} do not match its {of}."]
+        files = " and ".join(map(str, (checkpoint, *beside)))
+        parts = [f"The weights in {files} do not match {'their' if beside else 'its'} {of}."]
         lists = (
             ("missing", self.missing),
             ("left over", self.unexpected),

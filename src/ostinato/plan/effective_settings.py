@@ -208,6 +208,9 @@ def text_decisions(config: EngineConfig, model: ModelSpec) -> Iterator[Decision]
     if model.left_out is not None:
         parts = "its text part" if model.vision is None else "its text and images"
         yield Decision("model", config.model, parts, model.left_out)
+    if model.encoder_file is not None:
+        reason = "the largest encoder of images beside the text's file that belongs to this model"
+        yield Decision("encoder", None, model.encoder_file, reason)
     draft = None if model.drafter is None else model.drafter.model
     on_disk = model.disk_bytes + (0 if draft is None else draft.disk_bytes)
     if on_disk:

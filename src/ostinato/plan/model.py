@@ -167,6 +167,8 @@ class ModelSpec:
     """Hidden vectors of a token that are alive through a layer: the residual stream, and others beside it."""
     left_out: str | None = None
     """The part of the checkpoint that is not run, with the reason; None if all of it is."""
+    encoder_file: str | None = None
+    """Name of the file with the encoder of images, if a GGUF model's is beside the text's."""
     target: TargetSpec | None = None
     """The model that it makes drafts for, and without which it cannot run; None for a model of its own."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
@@ -29,8 +29,11 @@ from ostinato.formats.gguf.model_configs import (
     granite,
     granite_hybrid,
     granite_swa,
+    jamba,
+    kimi_linear,
     lfm2,
     lfm2_moe,
+    mamba,
     mamba2,
     ministral3,
     mixtral_experts,
@@ -44,7 +47,7 @@ from ostinato.formats.gguf.model_configs import (
     youtu,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
-from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, KEYS, UP, VALUES, is_changed
+from ostinato.formats.gguf.tensor_names import BARE, EACH, GATE, IN_HEAD, KEYS, OF_ENCODER, UP, VALUES, is_changed
 from ostinato.json_io import JsonObject
 from ostinato.ops.quant.block_formats import BLOCK_FORMATS
 
@@ -117,6 +120,11 @@ def _llama(metadata: Metadata) -> JsonObject:
     return config | mixtral_experts(metadata)
 
 
+def _qwen3_vl(metadata: Metadata) -> JsonObject:
+    """Return the config of Qwen3-VL's text part, which without images is Qwen3."""
+    return _llama(metadata) | {"model_type": "qwen3"}
+
+
 @dataclass(frozen=True)
 class GgufArchitecture:
     """Form of one architecture's models in GGUF files."""
@@ -129,6 +137,8 @@ class GgufArchitecture:
     """Checkpoint's names in a layer of tensors whose names have no suffix there, by the file's names with theirs."""
     outer: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint's names in the backbone of tensors outside the layers that only this architecture has."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint's names of the encoder's tensors, by those of its file."""
     backbone: str = "model"
     embedding: str = "embed_tokens"
     norm: str = "norm"
@@ -161,7 +171,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture({"llama": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "mixtral": GgufArchitecture({"llama": _llama}, tensor_names.MIXTRAL, adjacent_rope=True),
     "qwen2": GgufArchitecture({"qwen2": _llama}, tensor_names.LLAMA, needs_biases=True),
-    "qwen3": GgufArchitecture({"qwen3": _llama}, tensor_names.LLAMA),
+    "qwen3": GgufArchitecture({"qwen3": _llama, "qwen3vl": _qwen3_vl}, tensor_names.LLAMA),
     "smollm3": GgufArchitecture({"smollm3": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "arcee": GgufArchitecture({"arcee": _llama}, tensor_names.LLAMA, adjacent_rope=True),
     "ernie4_5": GgufArchitecture({"ernie4_5": ernie}, tensor_names.LLAMA, adjacent_rope=True),
@@ -171,7 +181,7 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "phi3": GgufArchitecture({"phi3": phi3}, tensor_names.PHI3),
     "exaone4": GgufArchitecture({"exaone4": exaone4}, tensor_names.OLMO),
     "olmo3": GgufArchitecture({"olmo2": olmo3}, tensor_names.OLMO),
-    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe}, tensor_names.QWEN3_MOE),
+    "qwen3_moe": GgufArchitecture({"qwen3moe": qwen3_moe, "qwen3vlmoe": qwen3_moe}, tensor_names.QWEN3_MOE),
     "gemma2": GgufArchitecture({"gemma2": gemma2}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma3_text": GgufArchitecture({"gemma3": gemma3}, tensor_names.GEMMA3, norms_less_one=True),
     "gemma4_text": GgufArchitecture(
@@ -207,6 +217,27 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
     "mamba2": GgufArchitecture(
         {"mamba2": mamba2}, tensor_names.MAMBA2, backbone="backbone", embedding="embeddings", norm="norm_f"
     ),
+    "falcon_mamba": GgufArchitecture(
+        {"mamba": mamba},
+        tensor_names.MAMBA,
+        {"ssm_dt.bias": "mixer.dt_proj.bias"},
+        backbone="backbone",
+        embedding="embeddings",
+        norm="norm_f",
+    ),
+    "jamba": GgufArchitecture(
+        {"jamba": jamba},
+        tensor_names.JAMBA,
+        {"ssm_dt.bias": "mamba.dt_proj.bias"},
+        norm="final_layernorm",
+        mixer="mamba",
+    ),
+    "kimi_linear": GgufArchitecture(
+        {"kimi-linear": kimi_linear},
+        tensor_names.KIMI_LINEAR,
+        mixer="self_attn",
+        expert_bias="block_sparse_moe.gate.e_score_correction_bias",
+    ),
     "lfm2": GgufArchitecture({"lfm2": lfm2}, tensor_names.LFM2, embedding_norm="embedding_norm"),
     "lfm2_moe": GgufArchitecture(
         {"lfm2moe": lfm2_moe},
@@ -224,13 +255,34 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
+for _name, _text, _images in (
+    ("gemma3", "gemma3_text", {"images": tensor_names.GEMMA3_IMAGES}),
+    ("lfm2_vl", "lfm2", {"images": tensor_names.LFM2_IMAGES, "backbone": "model.language_model"}),
+    *(
+        (name, text, {"images": tensor_names.QWEN_IMAGES, "backbone": "model.language_model"})
+        for name, text in (
+            ("qwen3_vl", "qwen3"),
+            ("qwen3_vl_moe", "qwen3_moe"),
+            ("qwen3_5", "qwen3_5_text"),
+            ("qwen3_5_moe", "qwen3_5_moe_text"),
+        )
+    ),
+):
+    ARCHITECTURES[_name] = replace(ARCHITECTURES[_text], configs={}, **_images)  # type: ignore[arg-type]
+ARCHITECTURES["mamba"] = replace(ARCHITECTURES["falcon_mamba"], configs={})
+ARCHITECTURES["qwen3_vl_moe"] = replace(ARCHITECTURES["qwen3_vl_moe"], whole_names=tensor_names.QWEN3_VL_MOE_WHOLE)
+
 _CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
 _WITH_HEADS = [name for row in ARCHITECTURES.values() if row.has_head for name in row.configs]
 
 
 def _dtype(header: Header) -> str:
     """Return the dtype of the weights as stored; bfloat16 if there are blocks or several types."""
-    matrices = (place for place in header.tensors.values() if len(place.shape) > 1 and not is_changed(place.name))
+    matrices = (
+        place
+        for place in header.tensors.values()
+        if len(place.shape) > 1 and not is_changed(place.name) and not place.name.startswith(OF_ENCODER)
+    )
     types = {place.type.name for place in matrices}
     return {"F32": "float32", "F16": "float16"}.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
 
@@ -243,6 +295,8 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     """
     row = ARCHITECTURES[model.architecture]
     backbone = row.backbone
+    if name.startswith(OF_ENCODER):
+        return _in_encoder(row, name, model)
     stem, _, part = name.rpartition(".")
     if stem == "token_embd":
         return f"{backbone}.{row.embedding}.{part}"
@@ -266,6 +320,22 @@ def checkpoint_name(model: ModelSpec, name: str) -> str | None:
     return _in_layer(row, f"mtp.layers.{number - model.num_layers}", inner)
 
 
+def _in_encoder(row: GgufArchitecture, name: str, model: ModelSpec) -> str | None:
+    found = re.fullmatch(r"(v\.(?:blk|deepstack))\.(\d+)\.(.+)", name)
+    general = name if found is None else f"{found[1]}.N.{found[3]}"
+    stem, _, part = general.rpartition(".")
+    known = row.images.get(general) or (f"{row.images[stem]}.{part}" if stem in row.images else None)
+    if known is None or found is None:
+        return known
+    number = int(found[2])
+    if found[1] == "v.deepstack":  # by the encoder's layer, whose mergers a checkpoint numbers
+        layers = () if model.vision is None else model.vision.deepstack_layers
+        if number not in layers:
+            return None
+        number = layers.index(number)
+    return known.replace(".N.", f".{number}.")
+
+
 def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
     """Return the checkpoint's name of tensor `inner` (the file's name for it) of `layer`."""
     if inner in row.whole_names:
@@ -287,8 +357,9 @@ def _in_layer(row: GgufArchitecture, layer: str, inner: str) -> str | None:
 
 def may_be_absent(model_type: str, name: str) -> bool:
     """Return whether a file may lack a tensor, by the name of a checkpoint: a projection's bias, which is zero then."""
-    is_of_projection = name.endswith(".bias") and not name.endswith("conv1d.bias")
-    return is_of_projection and not ARCHITECTURES[model_type].needs_biases
+    is_of_projection = name.endswith(".bias") and not name.endswith(("conv1d.bias", "dt_proj.bias"))
+    is_of_encoder = re.match(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.", name) is not None
+    return is_of_projection and not is_of_encoder and not ARCHITECTURES[model_type].needs_biases
 
 
 def stores_norm_plus_one(model_type: str, name: str) -> bool:

@@ -52,6 +52,15 @@ class Metadata:
 
         return float(str(np.float32(value)))
 
+    def numbers(self, name: str) -> list[float]:
+        """Return a list of numbers, each as `number` returns it."""
+        import numpy as np  # imported late: a third of a plan's imports, needed only for such files
+
+        values = np.asarray(self.required(name))
+        if values.dtype.kind not in "iuf" or values.ndim != 1:
+            raise self._malformed(name, values.tolist(), "a list of numbers")
+        return [float(str(value)) for value in values]
+
     def largest(self, name: str) -> int:
         """Return the largest of whole numbers, one for each layer."""
         import numpy as np  # imported late: a third of a plan's imports, needed only for such files

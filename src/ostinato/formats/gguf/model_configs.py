@@ -373,6 +373,66 @@ def _nemotron_experts(metadata: Metadata) -> JsonObject:
     }
 
 
+def _mamba1(metadata: Metadata) -> tuple[int, int, int, int]:
+    """Return Mamba-1's number of channels, states of each, taps of the convolution, and rank of time steps."""
+    names = ("inner_size", "state_size", "conv_kernel", "time_step_rank")
+    channels, states, taps, rank = (metadata.integer(f"ssm.{name}") for name in names)
+    return channels, states, taps, rank
+
+
+def mamba(metadata: Metadata) -> JsonObject:
+    """Return the config of Mamba, or of Falcon-Mamba, the epsilon of whose inner norms is not in files: its default."""
+    channels, states, taps, rank = _mamba1(metadata)
+    return {
+        "model_type": "falcon_mamba" if metadata.optional("ssm.dt_b_c_rms") else "mamba",
+        "max_position_embeddings": None,
+        "intermediate_size": channels,
+        "state_size": states,
+        "conv_kernel": taps,
+        "time_step_rank": rank,
+        "use_bias": metadata.has("ssm_in.bias", "ssm_out.bias"),
+        "use_conv_bias": metadata.has("ssm_conv1d.bias"),
+        "layer_norm_epsilon": metadata.norm_eps,
+    }
+
+
+def jamba(metadata: Metadata) -> JsonObject:
+    """Return the config of Jamba, which has one layer in so many with attention, and one in so many with experts."""
+    channels, states, taps, rank = _mamba1(metadata)
+    kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
+    experts = [f"blk.{i}.ffn_gate_inp.weight" in metadata.header.tensors for i in range(metadata.num_layers)]
+    hidden = max(metadata.integer("embedding_length"), 1)
+    if channels % hidden:
+        raise ModelError(f"{metadata.header.path} has ssm.inner_size = {channels}, which should be so often {hidden}")
+    return {
+        "model_type": "jamba",
+        **_heads(metadata),
+        **_every(metadata, "attn_layer", [kind == "attention" for kind in kinds]),
+        **_every(metadata, "expert_layer", experts),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_experts": metadata.integer("expert_count", 1) if any(experts) else 1,
+        "num_experts_per_tok": metadata.integer("expert_used_count", 1),
+        "mamba_expand": channels // hidden,
+        "mamba_d_state": states,
+        "mamba_d_conv": taps,
+        "mamba_dt_rank": rank,
+        "mamba_proj_bias": metadata.has("ssm_in.bias", "ssm_out.bias"),
+        "mamba_conv_bias": metadata.has("ssm_conv1d.bias"),
+    }
+
+
+def _every(metadata: Metadata, name: str, are_such: Sequence[bool]) -> JsonObject:
+    """Return the period and the offset of the layers that are such. ModelError if they have none."""
+    places = [i for i, is_such in enumerate(are_such) if is_such]
+    offset = places[0] if places else len(are_such)
+    period = places[1] - offset if len(places) > 1 else len(are_such) + 1
+    if [i % period == offset for i in range(len(are_such))] != list(are_such):
+        raise ModelError(
+            f"{metadata.header.path}: layers {places} are of one kind ({name}); supported: one in each period"
+        )
+    return {f"{name}_period": period, f"{name}_offset": offset}
+
+
 def mamba2(metadata: Metadata) -> JsonObject:
     """Return the config of Mamba-2. Its context length is arbitrary, since the model has no positions."""
     (heads, head_dim), mixer = mixer_heads(metadata), _mamba(metadata)
@@ -496,6 +556,38 @@ def youtu(metadata: Metadata) -> JsonObject:
         "v_head_dim": metadata.integer("attention.value_length_mla"),
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(metadata),
+    }
+
+
+def kimi_linear(metadata: Metadata) -> JsonObject:
+    """Return the config of Kimi Linear, whose latent attention has no positions."""
+    expect_gates(metadata, SIGMOID)
+    heads, rotated = metadata.integer("attention.head_count"), metadata.integer("rope.dimension_count")
+    tensors, size = metadata.header.tensors, expert_size(metadata)
+    sparse = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(metadata.num_layers)]
+    return {
+        "model_type": "kimi_linear",
+        "layer_types": metadata.kinds(linear_attention="ssm_a", full_attention="attn_kv_a_mqa.weight"),
+        "mlp_layer_types": ["sparse" if is_sparse else "dense" for is_sparse in sparse],
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": metadata.optional("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": metadata.integer("attention.key_length_mla") - rotated,
+        "v_head_dim": metadata.integer("attention.value_length_mla"),
+        "linear_head_dim": metadata.integer("kda.head_dim"),
+        "linear_num_heads": metadata.rows("ssm_beta.weight"),
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_token": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": size,
+        "num_shared_experts": metadata.rows("ffn_up_shexp.weight") // max(size, 1),
+        "moe_renormalize": metadata.optional("expert_weights_norm") is not False,
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "num_expert_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
     }
 
 

@@ -22,6 +22,7 @@ import os
 import re
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,16 @@ class LazyStrings(Sequence[str]):
         for end in self._ends:
             yield decoded(data[begin:end])
             begin = end + LENGTH_BYTES
+
+    def find(self, text: str) -> int | None:
+        """Return the number of the first string that is `text`, or None, without decoding any."""
+        content = text.encode()
+        content, at = struct.pack("<Q", len(content)) + content, -1
+        while (at := self._data.find(content, at + 1)) >= 0:
+            number = bisect_right(self._ends, at)
+            if at == (self._ends[number - 1] if number else 0):
+                return number
+        return None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
@@ -202,6 +213,10 @@ class Header:
     version: int
     metadata: JsonObject
     tensors: dict[str, GgufTensor]
+    mmproj: Header | None = None
+    """Header of the encoder's file, whose tensors are among `tensors` too; None if the model takes no images."""
+    no_images: str | None = None
+    """Reason why a model that could take images takes none."""
 
 
 def read_header(path: Path) -> Header:

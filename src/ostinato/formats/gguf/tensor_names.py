@@ -67,6 +67,11 @@ MIXTRAL = _WITHOUT_MLP | {
     },
 }
 QWEN3_MOE = _WITHOUT_MLP | _ROUTED
+QWEN3_VL_MOE_WHOLE = {
+    "ffn_gate_exps.weight": f"mlp.experts.gate_up_proj{GATE}",
+    "ffn_up_exps.weight": f"mlp.experts.gate_up_proj{UP}",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
 GEMMA3 = LLAMA | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -194,6 +199,30 @@ QWEN35_MOE = {name: value for name, value in QWEN35.items() if not name.startswi
 QWEN3_NEXT = QWEN35_MOE | {"ssm_ba": "linear_attn.in_proj_ba"}
 FALCON = ATTENTION | mamba2_names("mamba") | FEED_FORWARD
 MAMBA2 = {"attn_norm": "norm"} | mamba2_names("mixer")
+_MAMBA1 = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_x": "x_proj", "ssm_dt": "dt_proj", "ssm_out": "out_proj"}
+MAMBA = {"attn_norm": "norm"} | {name: f"mixer.{value}" for name, value in _MAMBA1.items()}
+KIMI_LINEAR = {name: value for name, value in LLAMA.items() if not name.endswith(("q_norm", "k_norm"))} | {
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": f"self_attn.kv_b_proj{KEYS}",
+    "attn_v_b": f"self_attn.kv_b_proj{VALUES}",
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{EACH}.w{i}" for part, i in NUMBERED},
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part, _ in NUMBERED},
+}
+JAMBA = {
+    **{name: value for name, value in ATTENTION.items() if not name.endswith(("q_norm", "k_norm"))},
+    **{name: f"mamba.{value}" for name, value in _MAMBA1.items()},
+    **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+    **FEED_FORWARD,
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{EACH}.{part}_proj" for part in ("gate", "up", "down")},
+}
 IN_HEAD = {
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",
@@ -204,7 +233,52 @@ IN_HEAD = {
 BARE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 """Names in a mixer without `.weight` or `.bias`."""
 
-CONVOLUTIONS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+CONVOLUTIONS = (
+    ".shortconv.conv.weight",
+    ".ssm_conv1d.weight",
+    *(f".ssm_conv1d_{part}.weight" for part in "qkv"),
+)
+
+_OF_SIGLIP = {
+    "v.patch_embd": "embeddings.patch_embedding",
+    "v.position_embd": "embeddings.position_embedding",
+    "v.post_ln": "post_layernorm",
+    **{f"v.blk.N.ln{i}": f"encoder.layers.N.layer_norm{i}" for i in (1, 2)},
+    **{f"v.blk.N.attn_{part}": f"encoder.layers.N.self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+    "v.blk.N.ffn_up": "encoder.layers.N.mlp.fc1",
+    "v.blk.N.ffn_down": "encoder.layers.N.mlp.fc2",
+}
+GEMMA3_IMAGES = {
+    **{name: f"vision_tower.{value}" for name, value in _OF_SIGLIP.items()},
+    "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+}
+LFM2_IMAGES = {
+    **{name: f"model.vision_tower.{value}" for name, value in _OF_SIGLIP.items()},
+    **{f"mm.{i}": f"model.multi_modal_projector.linear_{i}" for i in (1, 2)},
+    "mm.input_norm": "model.multi_modal_projector.layer_norm",
+}
+FRAMES = (":frame0", ":frame1")
+"""Suffixes of the name of a convolution over two frames, which a GGUF file has as one tensor each."""
+QWEN_IMAGES = {
+    "v.patch_embd.weight": f"model.visual.patch_embed.proj.weight{FRAMES[0]}",
+    "v.patch_embd.weight.1": f"model.visual.patch_embed.proj.weight{FRAMES[1]}",
+    "v.patch_embd.bias": "model.visual.patch_embed.proj.bias",
+    "v.position_embd": "model.visual.pos_embed",
+    "v.post_ln": "model.visual.merger.norm",
+    "mm.0": "model.visual.merger.linear_fc1",
+    "mm.2": "model.visual.merger.linear_fc2",
+    **{f"v.blk.N.ln{i}": f"model.visual.blocks.N.norm{i}" for i in (1, 2)},
+    "v.blk.N.attn_qkv": "model.visual.blocks.N.attn.qkv",
+    "v.blk.N.attn_out": "model.visual.blocks.N.attn.proj",
+    "v.blk.N.ffn_up": "model.visual.blocks.N.mlp.linear_fc1",
+    "v.blk.N.ffn_down": "model.visual.blocks.N.mlp.linear_fc2",
+    "v.deepstack.N.norm": "model.visual.deepstack_merger_list.N.norm",
+    **{f"v.deepstack.N.fc{i}": f"model.visual.deepstack_merger_list.N.linear_fc{i}" for i in (1, 2)},
+}
+"""Names of an encoder's tensors; N is the number of a layer."""
+OF_ENCODER = ("v.", "mm.")
+"""Beginnings of the names in an encoder's file."""
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
     f"rope_{part}.weight" for part in ("freqs", "factors_long", "factors_short")
@@ -213,18 +287,26 @@ ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
 NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
-def checkpoint_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that a tensor has in a checkpoint.
+_OF_HEADS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
 
-    Only some tensors of mixers, and the one row of a gate, have another shape there.
+
+def checkpoint_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that a tensor has in a checkpoint, where the model has the `expected` one.
+
+    Only some tensors of mixers, the one row of a gate, and patches as a matrix have another shape there.
     """
-    if name.endswith(CONVOLUTIONS) and len(shape) == 2:
-        return (shape[0], 1, shape[1])
-    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
-        return (math.prod(shape),)
+    if name.endswith(CONVOLUTIONS) and len(shape) > 1:
+        return (math.prod(shape[:-1]), 1, shape[-1])
+    if name.endswith(_OF_HEADS):
+        # Writers add and drop sizes of 1; a norm may have one row for each group.
+        sizes = [size for size in expected if size > 1]
+        is_same = [size for size in shape if size > 1] == sizes or len(sizes) < 2
+        return expected if is_same and math.prod(shape) == math.prod(expected) else shape
+    if name == "v.patch_embd.weight" and len(shape) == 4 and len(expected) == 2:
+        return (shape[0], math.prod(shape[1:]))
     return (1, *shape) if name.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
 
 
 def is_changed(name: str) -> bool:
     """Return whether `to_checkpoint_layout` must convert this tensor to the checkpoint's form."""
-    return name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight", *CONVOLUTIONS))
+    return name.endswith((*_OF_HEADS, *CONVOLUTIONS))
