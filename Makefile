@@ -31,7 +31,7 @@ test:
 	@$(BOTH) .venv/.installed-test native
 	$(PYTEST) --cases one
 
-# All cases; of CASES=2/3 one case of each test and the second third of the others, of CASES=others what `test` leaves out.
+# All cases; of CASES=2/4 one case of each test and the second quarter of the others, of CASES=others what `test` leaves out.
 CASES ?= all
 test-all: .venv/.installed-test native
 	$(PYTEST) --cases $(CASES)
