@@ -22,8 +22,7 @@ import torch
 
 from ostinato.child_process import child_environment, start_bound_process
 from ostinato.distributed import rank_messages, shared_memory
-from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankStart, RankStep
+from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankStart, RankStep, ReadMemory, WriteMemory
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.errors import RankError, Remedy
 from ostinato.plan.model import ModelSpec

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.child_process import die_with_parent, exit_with_peer
-from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankReady, RankStart, RankStep
+from ostinato.distributed.rank_messages import (
+    ChosenDrafts,
+    RankFailed,
+    RankReady,
+    RankStart,
+    RankStep,
+    ReadMemory,
+    WriteMemory,
+)
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.runner.cache_memory import LayerCacheMemory
 from ostinato.runner.model_runner import ModelRunner, SingleRank
