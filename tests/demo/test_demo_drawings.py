@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ostinato.demo.asking import SCENE_FAMILIES, WORDINGS, ask
-from ostinato.demo.canvas import SHADES, draw
-from ostinato.demo.clips import MOTIONS, Clip, draw_clip
+from ostinato.demo.canvas import MOTIONS, SHADES, Clip, draw, draw_clip
 from ostinato.demo.drawings import (
     FAMILIES,
     Conversation,

@@ -13,8 +13,7 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.cli.main import main
-from ostinato.demo.canvas import draw
-from ostinato.demo.clips import Clip
+from ostinato.demo.canvas import Clip, draw
 from ostinato.demo.drawings import Conversation, held_out, is_right
 from ostinato.demo.scenes import Scene, Shape
 

@@ -13,8 +13,15 @@ import torch
 
 from ostinato import LLM
 from ostinato.errors import ModelError, RequestError
-from ostinato.models.pooling import Pooling, PoolingKind, load_pooling
-from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions, HiddenStatePooler, finish_embedding
+from ostinato.sampling.pooler import (
+    POOLING_PARAMS,
+    EmbeddingOptions,
+    HiddenStatePooler,
+    Pooling,
+    PoolingKind,
+    finish_embedding,
+    load_pooling,
+)
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.engines import make_engine
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from importlib import import_module
 from typing import Any
 
 import pytest
 import transformers
 
 from ostinato.errors import ModelError
+from ostinato.models.registry import spec_reader
 from ostinato.plan.model import ModelSpec
 from tests.support.recipes import RECIPES
 from tests.support.vl_models import VL_RECIPES
@@ -36,12 +36,11 @@ WHY_ELSEWHERE = {
 
 def spec_of(config: dict[str, Any]) -> ModelSpec | str:
     """The spec without its weight table, or the message of a refusal."""
-    reader = import_module(f"ostinato.models.{config['model_type']}.spec")
+    read = spec_reader(config["model_type"])
     try:
-        spec: ModelSpec = reader.model_spec(copy.deepcopy(config) | {"dtype": "float32"})
+        return read(copy.deepcopy(config) | {"dtype": "float32"})
     except ModelError as error:
         return str(error)
-    return spec
 
 
 def is_as_in_transformers(kind: type[transformers.PreTrainedConfig], changed: dict[str, Any], key: str) -> bool | None:

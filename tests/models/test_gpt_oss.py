@@ -25,6 +25,7 @@ from ostinato.plan.device.gpu_catalogue import CATALOGUE
 from ostinato.plan.plan import Plan, make_plan
 from ostinato.plan.tensor_parallel import Rank
 from tests.support.checkpoints import random_prompt, randomize
+from tests.support.loading import load_with
 from tests.support.native_sets import runnable_sets
 from tests.support.plan_cases import GIB, cpu
 from tests.support.recipes import gpt_oss
@@ -107,17 +108,10 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, model.eval()
 
 
-def loaded(directory: Path, **settings: Any) -> Any:
-    spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
-    load_weights(model, directory)
-    return model
-
-
 @pytest.mark.parametrize("quantization", ["auto", "none"])
 def test_every_weight_is_what_transformers_makes_of_its_blocks(quantised: tuple[Path, Any], quantization: str) -> None:
     directory, oracle = quantised
-    places = dict(checkpoint_views(loaded(directory, kernels="reference", quantization=quantization)))
+    places = dict(checkpoint_views(load_with(directory, kernels="reference", quantization=quantization)))
     for name in STACKS:
         place = places[f"model.layers.1.mlp.experts.{name}"]
         assert isinstance(place, BlockView) == (quantization == "auto")
@@ -156,7 +150,7 @@ def test_a_stack_without_its_scales_is_named(quantised: tuple[Path, Any], tmp_pa
     save_file(tensors, tmp_path / SINGLE)
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     with pytest.raises(ModelError, match=r"missing \(1\): model.layers.0.mlp.experts.down_proj_scales"):
-        loaded(tmp_path)
+        load_with(tmp_path)
 
 
 def write_gguf(path: Path, oracle: Any) -> Path:

@@ -11,13 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
-from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.arrays import TorchArrays
-from ostinato.ops.dispatch import select_ops
 from tests.support.checkpoints import checkpoint
+from tests.support.loading import load_checkpoint
 
 HUB: dict[str, Any] = {
     "model_type": "hrm_text",
@@ -79,14 +75,6 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], mess
         model_spec(HUB | change)
 
 
-def load(directory: Path) -> CausalLM:
-    model = build_model(
-        WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), model_spec(read_config(directory))
-    )
-    load_weights(model, directory)
-    return model
-
-
 def test_projections_may_be_one_tensor_or_several(tmp_path: Path) -> None:
     """transformers writes one; in its memory, and so in checkpoints that are not written back, there are several."""
     stored = load_file(checkpoint("hrm_text") / "model.safetensors")
@@ -105,7 +93,7 @@ def test_projections_may_be_one_tensor_or_several(tmp_path: Path) -> None:
     assert len(apart) == len(stored) + 4 * (3 + 1)
     save_file(apart, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(read_config(checkpoint("hrm_text"))))
-    expected, loaded = (dict(load(each).named_parameters()) for each in (checkpoint("hrm_text"), tmp_path))
+    expected, loaded = (dict(load_checkpoint(each).named_parameters()) for each in (checkpoint("hrm_text"), tmp_path))
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
 
@@ -116,4 +104,4 @@ def test_a_stacks_layer_too_many_is_left_over(tmp_path: Path) -> None:
     save_file(stored | {name.replace("s.1.", "s.2."): stored[name].clone()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(read_config(checkpoint("hrm_text"))))
     with pytest.raises(ModelError, match=r"left over \(1\): model.L_module.layers.2.attn.o_proj.weight"):
-        load(tmp_path)
+        load_checkpoint(tmp_path)

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from ostinato import LLM, ModelError, SamplingParams
 from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, deinterleaved_index, load_weights, transpose_first
 from ostinato.models.weight_table import with_weight_table
@@ -28,6 +27,7 @@ from ostinato.plan.kernels import choose_kernels
 from ostinato.plan.mixers import GatedDeltaSpec
 from ostinato.plan.quantization import Quantization
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
+from tests.support.loading import load_checkpoint
 from tests.support.parity import make_engine
 
 ATTENTION_LAYERS = [4, 8, 12, 16, 20, 24, 27]
@@ -167,13 +167,6 @@ def test_convolutions_longer_than_the_kernels_are_the_references() -> None:
     assert {choice.implementation for op, choice in kernels.items() if op != "causal_conv1d"} == {"triton"}
 
 
-def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
-    spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
-    load_weights(model, directory)
-    return model
-
-
 def test_the_first_of_parts_that_take_turns_may_lie_transposed() -> None:
     """Two turns of two rows and one."""
     rows = torch.arange(18.0).view(6, 3)
@@ -186,7 +179,7 @@ def test_the_first_of_parts_that_take_turns_may_lie_transposed() -> None:
 
 def test_latents_give_the_keys_and_values_of_transformers() -> None:
     """A head's score of a latent is that of its key, and what it makes of a latent its value."""
-    theirs, loaded = oracle("kimi_linear").model.layers[1].self_attn, load(checkpoint("kimi_linear"))
+    theirs, loaded = oracle("kimi_linear").model.layers[1].self_attn, load_checkpoint(checkpoint("kimi_linear"))
     ours = loaded.backbone.layers[1].self_attn.kv_b_proj
     generator = torch.Generator().manual_seed(0)
     latents, q = torch.randn(5, 20, generator=generator), torch.randn(5, 4, 10, generator=generator)
@@ -199,7 +192,7 @@ def test_latents_give_the_keys_and_values_of_transformers() -> None:
 
 
 def test_keys_and_values_of_latents_are_not_quantised_and_all_other_linears_are() -> None:
-    model = load(checkpoint("kimi_linear"), Quantization())
+    model = load_checkpoint(checkpoint("kimi_linear"), Quantization())
     attention, delta_net = model.backbone.layers[1].self_attn, model.backbone.layers[0].mixer
     assert attention.kv_b_proj.weight.dtype == torch.float32
     small = (delta_net.in_proj, delta_net.in_proj_small, delta_net.f_b_proj, delta_net.g_b_proj, delta_net.out_proj)
@@ -216,7 +209,9 @@ def test_a_dense_mlp_may_be_called_as_published_or_as_transformers_saves_it(tmp_
     for name in dense:
         tensors[name.replace("block_sparse_moe", "mlp")] = tensors.pop(name)
     save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
-    saved, published = (dict(load(directory).named_parameters()) for directory in (checkpoint("kimi_linear"), copy))
+    saved, published = (
+        dict(load_checkpoint(directory).named_parameters()) for directory in (checkpoint("kimi_linear"), copy)
+    )
     assert all(torch.equal(saved[name], published[name]) for name in saved | published)
 
 

@@ -19,7 +19,6 @@ from ostinato.engine.core import EngineCore
 from ostinato.errors import CapacityError, ModelError
 from ostinato.inspection import mismatches
 from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import load_spec, model_spec, read_config
 from ostinato.models.config_json import ROPE_KINDS
 from ostinato.models.loader import build_model, load_weights
@@ -34,6 +33,7 @@ from ostinato.runner.inputs import make_step_inputs
 from ostinato.scheduler.batch import Batch, BatchRow
 from tests.models.test_models import BLOCK_SIZE, CPU, poisoned_memory
 from tests.support.checkpoints import checkpoint, random_prompt, randomize, recipe
+from tests.support.loading import load_with
 from tests.support.plan_cases import GIB, cpu
 
 
@@ -414,13 +414,6 @@ def test_other_values_of_a_recipe_equal_transformers(name: str, changes: dict[st
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def loaded(directory: Path, **settings: Any) -> CausalLM:
-    spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
-    load_weights(model, directory)
-    return model
-
-
 @pytest.mark.parametrize(
     ("name", "prefix", "names"),
     [
@@ -442,20 +435,20 @@ def test_experts_that_a_checkpoint_has_as_stacks_are_the_same(
             )
             tensors |= {f"{here}gate_up_proj": torch.cat((gate, up), 1), f"{here}down_proj": down}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    stacked = dict(loaded(tmp_path).named_parameters())
-    assert all(torch.equal(stacked[path], tensor) for path, tensor in loaded(checkpoint(name)).named_parameters())
+    stacked = dict(load_with(tmp_path).named_parameters())
+    assert all(torch.equal(stacked[path], tensor) for path, tensor in load_with(checkpoint(name)).named_parameters())
 
 
 def test_the_prediction_head_of_mellum_is_left_out(tmp_path: Path) -> None:
     shutil.copytree(checkpoint("mellum"), tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors") | {"mtp.layers.0.eh_proj.weight": torch.zeros(4, 8)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert not any("mtp" in path for path, _ in loaded(tmp_path).named_parameters())
+    assert not any("mtp" in path for path, _ in load_with(tmp_path).named_parameters())
 
 
 def test_rows_that_are_neighbours_in_a_checkpoint_keep_their_scales() -> None:
     plain, small = (
-        dict(loaded(checkpoint("ernie4_5"), quantization=how).named_parameters()) for how in ("none", "int8")
+        dict(load_with(checkpoint("ernie4_5"), quantization=how).named_parameters()) for how in ("none", "int8")
     )
     name = "model.layers.0.self_attn.qkv.weight"
     found = small[name].float() * small[f"{name}_scale"][:, None]

@@ -348,7 +348,7 @@ def test_what_loads_weights_imports_no_torch() -> None:
             "models.quantized_loader",
             "models.weight_shards",
         ),
-        *("models.weight_shards", "models.random_weights", "models.tensor_sources", "models.pooling", "inspection"),
+        *("models.weight_shards", "models.random_weights", "models.tensor_sources", "sampling.pooler", "inspection"),
         *("formats.unpack", "formats.mapped_files", "ops.quant.quantize", "ops.quant.dequantize", "ops.huge_pages"),
         *(f"models.{path.parent.name}.model" for path in Path(ostinato.__file__).parent.glob("models/*/model.py")),
     ]

@@ -12,14 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import ModelError
 from ostinato.formats.mapped_files import SINGLE
-from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
-from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.arrays import TorchArrays
-from ostinato.ops.dispatch import select_ops
+from ostinato.models.checkpoint import model_spec
 from ostinato.plan.mixers import GatedDeltaSpec
 from tests.support.checkpoints import checkpoint
+from tests.support.loading import load_checkpoint
 
 HUB: dict[str, Any] = {
     "model_type": "olmo_hybrid",
@@ -78,13 +74,6 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], mess
         model_spec(HUB | change)
 
 
-def load(directory: Path) -> CausalLM:
-    build = WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32")
-    model = build_model(build, model_spec(read_config(directory)))
-    load_weights(model, directory)
-    return model
-
-
 def test_a_checkpoint_may_have_one_convolution_and_the_names_of_transformers(tmp_path: Path) -> None:
     copy = tmp_path / "whole"
     shutil.copytree(checkpoint("olmo_hybrid"), copy)
@@ -96,6 +85,8 @@ def test_a_checkpoint_may_have_one_convolution_and_the_names_of_transformers(tmp
         tensors[f"{prefix}input_layernorm.weight"] = tensors.pop(f"{prefix}attention_layer_norm.weight")
         tensors[f"{prefix}post_attention_layernorm.weight"] = tensors.pop(f"{prefix}feedforward_layer_norm.weight")
     save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
-    apart, whole = (dict(load(directory).named_parameters()) for directory in (checkpoint("olmo_hybrid"), copy))
+    apart, whole = (
+        dict(load_checkpoint(directory).named_parameters()) for directory in (checkpoint("olmo_hybrid"), copy)
+    )
     assert apart.keys() == whole.keys()
     assert all(torch.equal(apart[key], whole[key]) for key in whole)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from ostinato import ModelError
 from ostinato.formats.mapped_files import SINGLE
 from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
 from ostinato.models.loader import build_model, deinterleaved_index, load_weights
 from ostinato.ops.arrays import TorchArrays
@@ -22,13 +21,7 @@ from ostinato.ops.dispatch import select_ops
 from ostinato.plan.quantization import Quantization
 from tests.models.test_qwen3_5 import HUB
 from tests.support.checkpoints import checkpoint, oracle
-
-
-def load(directory: Path, quantization: Quantization | None = None) -> CausalLM:
-    spec = replace(model_spec(read_config(directory)), quantization=quantization)
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
-    load_weights(model, directory)
-    return model
+from tests.support.loading import load_checkpoint
 
 
 def test_rows_that_take_turns_lie_together() -> None:
@@ -38,7 +31,7 @@ def test_rows_that_take_turns_lie_together() -> None:
 
 def test_projections_by_key_head_give_what_transformers_takes_apart() -> None:
     theirs = oracle("qwen3_next").model.layers[0].linear_attn
-    ours = load(checkpoint("qwen3_next")).backbone.layers[0].mixer
+    ours = load_checkpoint(checkpoint("qwen3_next")).backbone.layers[0].mixer
     x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         parts = theirs.fix_query_key_value_ordering(theirs.in_proj_qkvz(x), theirs.in_proj_ba(x))
@@ -48,8 +41,8 @@ def test_projections_by_key_head_give_what_transformers_takes_apart() -> None:
 
 
 def test_the_scales_of_quantised_rows_go_with_them() -> None:
-    plain = load(checkpoint("qwen3_next")).backbone.layers[0].mixer.in_proj
-    eight = load(checkpoint("qwen3_next"), Quantization()).backbone.layers[0].mixer.in_proj
+    plain = load_checkpoint(checkpoint("qwen3_next")).backbone.layers[0].mixer.in_proj
+    eight = load_checkpoint(checkpoint("qwen3_next"), Quantization()).backbone.layers[0].mixer.in_proj
     assert eight.weight.dtype == torch.int8
     torch.testing.assert_close(eight.weight * eight.weight_scale[:, None], plain.weight, atol=0.01, rtol=0)
 
@@ -70,7 +63,9 @@ def test_experts_may_lie_one_by_one_or_as_stacks(name: str, tmp_path: Path) -> N
         tensors[f"{prefix}down_proj"] = torch.stack([e["down"] for e in each])
     assert any(key.endswith("gate_up_proj") for key in tensors)
     save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
-    one_by_one, stacked = (dict(load(directory).named_parameters()) for directory in (checkpoint(name), copy))
+    one_by_one, stacked = (
+        dict(load_checkpoint(directory).named_parameters()) for directory in (checkpoint(name), copy)
+    )
     assert one_by_one.keys() == stacked.keys()
     assert all(torch.equal(one_by_one[key], stacked[key]) for key in stacked)
 

@@ -28,6 +28,7 @@ from tests.models.test_checkpoint_specs import LLAMA
 from tests.models.test_quantization import PLAIN, tokens, values
 from tests.support.allocations import peak_with_numpy
 from tests.support.checkpoints import checkpoint
+from tests.support.loading import load_model, load_with
 from tests.support.native_sets import runnable_sets
 from tests.support.plan_cases import GIB, cpu
 from tests.support.quantized_checkpoints import compressed
@@ -38,10 +39,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 def loaded(directory: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> CausalLM:
-    spec = load_spec(EngineConfig(model=str(directory), **settings))
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), dtype_name(dtype)), spec)
-    load_weights(model, directory)
-    return model
+    return load_with(directory, dtype_name(dtype), **settings)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -268,8 +266,7 @@ def test_weights_are_kept_exactly(form: str, in_blocks: bool, tmp_path: Path) ->
     if not in_blocks:
         assert spec.stored_quantization is not None
         spec = replace(spec, quantization=spec.stored_quantization.quantization(read=()))
-    model = build_model(WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32"), spec)
-    load_weights(model, tmp_path)
+    model = load_model(spec, tmp_path)
     found, places = values(model), dict(checkpoint_views(model))
     count = 0
     for key, expected in meaning.items():

@@ -16,17 +16,13 @@ from transformers import PretrainedConfig
 from ostinato import ModelError
 from ostinato.formats.mapped_files import SINGLE
 from ostinato.inspection import mismatches, stored_tensors
-from ostinato.layers.allocation import WeightAllocator
-from ostinato.models.base import CausalLM
 from ostinato.models.checkpoint import model_spec, read_config
-from ostinato.models.loader import build_model, load_weights
-from ostinato.ops.arrays import TorchArrays
-from ostinato.ops.dispatch import select_ops
 from ostinato.ops.kernel_cost import StepShape
 from ostinato.plan.kernel_costs import kernel_work, prefill_flops
 from ostinato.plan.quantization import Quantization
 from tests.models.test_models import PROMPT, logits_in_steps
 from tests.support.checkpoints import RECIPES, checkpoint, oracle, oracle_logits, random_prompt
+from tests.support.loading import load_checkpoint
 from tests.support.recipes import COMMON
 
 USES = (6, 12, 18, 24, 30, 36, 42, 47, 51)
@@ -152,13 +148,6 @@ def test_one_block_without_positions_equals_transformers(cuts: list[int], monkey
     assert error < 1e-5
 
 
-def load(directory: Path) -> CausalLM:
-    build = WeightAllocator(select_ops({}), TorchArrays("cpu"), "float32")
-    model = build_model(build, model_spec(read_config(directory)))
-    load_weights(model, directory)
-    return model
-
-
 def tensors_as(stored: str) -> dict[str, torch.Tensor]:
     """Those of the recipe, the blocks' under each layer that uses one, or under the last of these."""
     tensors = dict(oracle("zamba2").state_dict())
@@ -176,7 +165,9 @@ def test_a_block_may_be_stored_under_any_of_its_layers(stored: str, tmp_path: Pa
     copy = tmp_path / "copy"
     shutil.copytree(checkpoint("zamba2"), copy)
     save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
-    expected, given = (dict(load(directory).named_parameters()) for directory in (checkpoint("zamba2"), copy))
+    expected, given = (
+        dict(load_checkpoint(directory).named_parameters()) for directory in (checkpoint("zamba2"), copy)
+    )
     assert expected.keys() == given.keys()
     assert all(torch.equal(expected[name], given[name]) for name in expected)
     found = stored_tensors(copy)
@@ -197,7 +188,7 @@ def test_what_belongs_to_no_use_is_left_over(name: str, tmp_path: Path) -> None:
     shutil.copytree(checkpoint("zamba2"), copy)
     save_file(load_file(copy / SINGLE) | {name: torch.ones(20, 64)}, copy / SINGLE, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"left over \(1\): {name}"):
-        load(copy)
+        load_checkpoint(copy)
 
 
 def test_copies_of_a_block_that_differ_are_refused(tmp_path: Path) -> None:
@@ -208,4 +199,4 @@ def test_copies_of_a_block_that_differ_are_refused(tmp_path: Path) -> None:
     tensors[name] += 1
     save_file(tensors, copy / SINGLE, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"other values than another copy of the same weight \(1\): {name}"):
-        load(copy)
+        load_checkpoint(copy)

@@ -10,8 +10,7 @@ import torch
 from ostinato import EngineConfig, RequestError, SamplingParams
 from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError
-from ostinato.models.pooling import PoolingKind
-from ostinato.sampling.pooler import POOLING_PARAMS
+from ostinato.sampling.pooler import POOLING_PARAMS, PoolingKind
 from tests.support.checkpoints import checkpoint, oracle, random_prompt
 from tests.support.parity import (
     BLOCK,

@@ -24,8 +24,7 @@ from safetensors.torch import load_file, save_file
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
 from ostinato.distributed.leader import LeaderRank
-from ostinato.distributed.rank_memory import WriteMemory
-from ostinato.distributed.rank_messages import RankReady, RankStart
+from ostinato.distributed.rank_messages import RankReady, RankStart, WriteMemory
 from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError, ModelError, RankError
 from ostinato.models.checkpoint import load_spec, model_spec

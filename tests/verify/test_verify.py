@@ -32,9 +32,8 @@ from ostinato.scheduler.scheduler import Scheduler
 from ostinato.spec_decode.ngram import NgramProposer
 from ostinato.verify.engine_configs import base_config, plain_config
 from ostinato.verify.reference_run import PlainPath, complete
-from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt
-from ostinato.verify.verify import Trial, has_passed, verify
+from ostinato.verify.verify import Trial, check_states, has_passed, verify
 from tests.support.checkpoints import checkpoint, oracle_logits, random_prompt
 from tests.support.engines import greedy, make_engine, sampled
 from tests.support.text_checkpoint import text_checkpoint

@@ -32,7 +32,7 @@ TINY = {
 """A tiny model with a vocabulary of a usual size: the time of its steps is the engine's own."""
 
 
-def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
+def measure_rates(plan: Plan) -> Rates:
     """Measure the rates with the plan's threads, kernels and dtype. ConfigError if there are no native kernels."""
     import torch
 
@@ -46,13 +46,13 @@ def measure_rates(plan: Plan, num_bytes: int = NUM_BYTES) -> Rates:
         raise ConfigError(message, [Remedy("device", "cpu")])
     torch.set_num_threads(threads)
     clock = _OtherWork()
-    bandwidth = measure_bandwidth("cpu", max(num_bytes, 2**22), isa)
-    probe = KernelProbe(load_extension(isa), getattr(torch, plan.settings.dtype), num_bytes)
+    bandwidth = measure_bandwidth("cpu", max(NUM_BYTES, 2**22), isa)
+    probe = KernelProbe(load_extension(isa), getattr(torch, plan.settings.dtype), NUM_BYTES)
     with torch.inference_mode():
         empty = probe.empty_call()
-        probe = KernelProbe(probe.extension, probe.dtype, num_bytes, call_seconds=empty)
+        probe = KernelProbe(probe.extension, probe.dtype, NUM_BYTES, call_seconds=empty)
         rates = tuple(probe.rates())
-    of_step, of_row = _engine_seconds(threads, num_bytes)
+    of_step, of_row = _engine_seconds(threads, NUM_BYTES)
     return Rates(
         processor=processor_of(),
         kernels=kernels_of(isa),

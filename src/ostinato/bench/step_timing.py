@@ -16,11 +16,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ostinato.bench.report import ProgressCallback
 from ostinato.bench.statistics import Calls, GraphStepTimes, KernelShares
 from ostinato.errors import CapacityError
+from ostinato.graphs.buffers import BufferedInputs
 from ostinato.graphs.tape import Tape, TapeBackend
 from ostinato.graphs.tensor_refs import StepForward
 from ostinato.kv_cache.sliding_window import SlidingWindowSpec
 from ostinato.ops.dispatch import CallHook, Kernel, Recorder
-from ostinato.ops.step_inputs import Array, StepInputs
+from ostinato.ops.step_inputs import Array
 from ostinato.plan.memory.split import sliding_window_spec
 from ostinato.runner.graph_setup import make_graphs
 from ostinato.runner.inputs import make_step_inputs, write_step_inputs
@@ -250,7 +251,7 @@ class _ClockedTapes:
     def num_bytes(self) -> int:
         return self.tapes.num_bytes
 
-    def capture(self, forward: StepForward, inputs: StepInputs, splits: Collection[str]) -> _ClockedTape:
+    def capture(self, forward: StepForward, inputs: BufferedInputs, splits: Collection[str]) -> _ClockedTape:
         return _ClockedTape(self.tapes.capture(forward, inputs, splits), self.clock)
 
 
@@ -259,7 +260,7 @@ class _ClockedTape:
     tape: Tape
     clock: TapeClock
 
-    def replay(self, inputs: StepInputs) -> Array:
+    def replay(self, inputs: BufferedInputs) -> Array:
         begin = time.perf_counter()
         hidden = self.tape.replay(inputs)
         self.clock.seconds = time.perf_counter() - begin

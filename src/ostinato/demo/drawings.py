@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from .asking import Question, ask, ask_describe, plain, word
-from .canvas import draw
-from .clips import MOTIONS, Clip, draw_clip
+from .canvas import MOTIONS, Clip, draw, draw_clip
 from .scenes import Scene, arrange, content, draw_layout, draw_names
 
 HELD_OUT_MODULUS = 8

@@ -22,18 +22,17 @@ import torch
 
 from ostinato.child_process import child_environment, start_bound_process
 from ostinato.distributed import rank_messages, shared_memory
-from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankStart, RankStep
+from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankStart, RankStep, ReadMemory, WriteMemory
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.errors import RankError, Remedy
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.tensor_parallel import Rank
 from ostinato.runner.inputs import Drafts
-from ostinato.sampling.sampler import SampleKernel, select_tokens
+from ostinato.runner.model_runner import TensorParallel
+from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken
 from ostinato.scheduler.batch import Batch
-from ostinato.spec_decode.model_drafters import TokenSelector
 
 if TYPE_CHECKING:
     from ostinato.distributed.process_group import RankProcessGroup
@@ -44,7 +43,7 @@ _PATIENCE = 5.0
 """Seconds that a rank has to end after its connection has ended; then it is killed."""
 
 
-class LeaderRank:
+class LeaderRank(TensorParallel):
     """The first rank's side of a `TensorParallel`. It owns the model's other ranks, each a process of this machine.
 
     They end with their connection, and so with this process.
@@ -52,8 +51,8 @@ class LeaderRank:
 
     def __init__(self, plan: Plan, spec: ModelSpec, directory: Path | None, draft_directory: Path | None) -> None:
         """Start the other ranks, which load their weights meanwhile. RankError if one ends before it is connected."""
+        super().__init__()
         self._world_size = plan.settings.tensor_parallel_size
-        self.draft_selector: TokenSelector = select_tokens
         self.group: RankProcessGroup | SharedMemoryGroup
         self._error: RankError | None = None
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -1,6 +1,6 @@
-"""Messages between the first rank and another one, and the limits of the first rank's waits for it.
+"""Messages between the first rank and another one, the limits of its waits, and the memory of all ranks as bytes.
 
-Messages about the memory of blocks and slots are in `memory`.
+The memory is that of blocks, window blocks and slots: the ranks' parts, in their order.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from ostinato.errors import OstinatoError, RankError
+from ostinato.kv_cache.request_cache import CacheMemory, MemoryKind
 from ostinato.plan.model import ModelSpec
 from ostinato.plan.plan import Plan
 from ostinato.plan.tensor_parallel import Rank
@@ -93,3 +96,71 @@ class ChosenDrafts:
     """Drafts sampled from the logits that all ranks have just computed, by index of the logits."""
 
     tokens: dict[int, int]
+
+
+@dataclass(frozen=True)
+class ReadMemory:
+    """A request for a rank's part of a block, a window block or a slot.
+
+    With `num_tokens`, only that number of tokens of a block or window block is wanted.
+    """
+
+    kind: MemoryKind
+    id: int
+    num_tokens: int | None = None
+
+    def of(self, memory: CacheMemory) -> memoryview:
+        return memory.read(self.kind, self.id, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class WriteMemory:
+    """New bytes of a rank's part of a block, a window block or a slot."""
+
+    kind: MemoryKind
+    id: int
+    contents: bytes
+
+    def to(self, memory: CacheMemory) -> None:
+        memory.write(self.kind, self.id, memoryview(self.contents))
+
+
+class FollowerMemory(Protocol):
+    """The first rank's connection with the others (`LeaderRank`), between two steps."""
+
+    def read(self, asked: ReadMemory) -> Sequence[bytes]:
+        """Return the parts of the other ranks. RankError if one is gone or does not answer."""
+
+    def write(self, parts: Sequence[WriteMemory]) -> None:
+        """Send each of the other ranks its part. RankError if one is gone."""
+
+
+class RankedCacheMemory:
+    """A `CacheMemory` on the first rank.
+
+    A block, a window block and a slot have the same number and the same size on all ranks.
+    """
+
+    def __init__(self, own: CacheMemory, others: FollowerMemory, ranks: int) -> None:
+        self._own, self._others = own, others
+        self.sizes: Mapping[MemoryKind, int] = {kind: ranks * size for kind, size in own.sizes.items()}
+
+    def read(
+        self, kind: MemoryKind, id: int, num_tokens: int | None = None, into: memoryview | None = None
+    ) -> memoryview:
+        asked = ReadMemory(kind, id, num_tokens)
+        others = self._others.read(asked)
+        parts: list[bytes | memoryview] = [asked.of(self._own), *others]
+        if into is None:
+            return memoryview(b"".join(parts))
+        begin = 0
+        for part in parts:
+            into[begin : begin + len(part)] = part
+            begin += len(part)
+        return into
+
+    def write(self, kind: MemoryKind, id: int, contents: memoryview) -> None:
+        size = self._own.sizes[kind]
+        parts = [WriteMemory(kind, id, bytes(contents[at : at + size])) for at in range(0, len(contents), size)]
+        self._others.write(parts[1:])
+        parts[0].to(self._own)

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.child_process import die_with_parent, exit_with_peer
-from ostinato.distributed.rank_memory import ReadMemory, WriteMemory
-from ostinato.distributed.rank_messages import ChosenDrafts, RankFailed, RankReady, RankStart, RankStep
+from ostinato.distributed.rank_messages import (
+    ChosenDrafts,
+    RankFailed,
+    RankReady,
+    RankStart,
+    RankStep,
+    ReadMemory,
+    WriteMemory,
+)
 from ostinato.distributed.shared_memory import SharedMemoryGroup
 from ostinato.runner.cache_memory import LayerCacheMemory
-from ostinato.runner.model_runner import ModelRunner, SingleRank
+from ostinato.runner.model_runner import ModelRunner, TensorParallel
 from ostinato.sampling.sampler import SampleKernel
 from ostinato.sampling.state import PendingToken
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.distributed.process_group import RankProcessGroup
 
 
-class FollowerRank(SingleRank):
+class FollowerRank(TensorParallel):
     """A follower rank's side of a `TensorParallel`: it continues with the tokens that the first rank has sampled."""
 
     def __init__(self, group: RankProcessGroup | SharedMemoryGroup, connection: Connection) -> None:

@@ -38,11 +38,10 @@ from ostinato.errors import ForkError, RequestError
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.media.media_input import render_chat
-from ostinato.models.pooling import PoolingKind
 from ostinato.other_engines import missing_attribute
 from ostinato.plan.plan import Plan
 from ostinato.sampling.params import SamplingParams
-from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions, PoolingKind
 
 if TYPE_CHECKING:
     from ostinato.setting_types import LLMSettings

@@ -39,7 +39,6 @@ from ostinato.kv_cache.offload.save_restore import save_to_files
 from ostinato.media.media_input import RenderedChat, load_media_input, render_chat
 from ostinato.media.media_prompt import MediaPrompt
 from ostinato.models.checkpoint import checkpoint_of, load_spec
-from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineCounts, EngineHistograms, ProgressFn, StartupTimer, no_progress
 from ostinato.ops.seeds import seed_of_request
 from ostinato.plan.device.detect import detect
@@ -49,6 +48,7 @@ from ostinato.plan.ukernels import explain_rows
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import PoolingKind
 from ostinato.scheduler.batch import Batch, StepResult
 from ostinato.scheduler.request import RequestUpdate
 from ostinato.spec_decode.controller import SpeculationMonitor

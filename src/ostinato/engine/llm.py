@@ -37,13 +37,12 @@ from ostinato.errors import ForkError
 from ostinato.json_io import JsonObject
 from ostinato.kv_cache.marks import DEFAULT_TTL
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
-from ostinato.models.pooling import PoolingKind
 from ostinato.observe.logs import set_log_levels
 from ostinato.other_engines import missing_attribute
 from ostinato.plan.plan import Plan
 from ostinato.plan.render.html import folded
 from ostinato.sampling.params import SamplingParams
-from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions, PoolingKind
 
 if TYPE_CHECKING:
     from ostinato.setting_types import LLMSettings

@@ -15,12 +15,11 @@ from ostinato.engine.text.tokenizer import Tokenizer
 from ostinato.errors import RequestError
 from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
-from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineHistograms
 from ostinato.plan.traffic import RequestLengths
 from ostinato.sampling.grammar import Grammar
 from ostinato.sampling.params import SamplingParams
-from ostinato.sampling.pooler import HiddenStatePooler
+from ostinato.sampling.pooler import HiddenStatePooler, PoolingKind
 from ostinato.sampling.state import SamplingState
 from ostinato.scheduler.request import FinishReason, Request, RequestUpdate, StopConditions
 from ostinato.scheduler.scheduler import Scheduler

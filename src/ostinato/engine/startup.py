@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.distributed.rank_memory import RankedCacheMemory
+from ostinato.distributed.rank_messages import RankedCacheMemory
 from ostinato.engine.text.tokenizer import Tokenizer, load_tokenizer
 from ostinato.errors import ConfigError, ForkError, Remedy
 from ostinato.kv_cache.checkpoints import PrefixCachePolicy

@@ -70,16 +70,12 @@ def _with_launches(
         return choice
     distinct: list[Launch] = []
     of_one_row = 0
-    for sizes in _distinct(_sizes_of(op, model)):
+    for sizes in {tuple(sizes.items()): sizes for sizes in _sizes_of(op, model)}.values():
         for tokens, rows in steps:
             launches = call_with_known(row.launches, {**of_all, "tokens": tokens, "rows": rows, **sizes})
             distinct += [launch for launch in launches if launch not in distinct]
             of_one_row = of_one_row or len(launches)
     return replace(choice, launches=tuple(distinct), launches_per_call=operation.decode_launches or max(of_one_row, 1))
-
-
-def _distinct(layers: Iterable[dict[str, object]]) -> Iterator[dict[str, object]]:
-    yield from {tuple(sizes.items()): sizes for sizes in layers}.values()
 
 
 def _sizes_of(op: str, model: ModelSpec) -> Iterator[JsonObject]:

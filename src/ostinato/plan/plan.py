@@ -25,8 +25,7 @@ from ostinato.plan.kernel_costs import StateCachePlan, prefill_flops
 from ostinato.plan.kernels import KernelChoice, graph_backend_of
 from ostinato.plan.launches import capture_time, planned_step_sizes, with_launches
 from ostinato.plan.layer_specs import VisionSpec
-from ostinato.plan.memory.prefix_decisions import prefix_decisions
-from ostinato.plan.memory.prefix_plan import HitLaw, PinLimits, hit_law, pin_limits
+from ostinato.plan.memory.prefix_plan import HitLaw, PinLimits, hit_law, pin_limits, prefix_decisions
 from ostinato.plan.memory.split import MemoryPlan, kv_block_bytes, state_slot_bytes, window_decisions
 from ostinato.plan.mixers import StateDtype
 from ostinato.plan.model import ModelSpec

@@ -198,7 +198,7 @@ class LayerCacheMemory:
         if rows is None:
             parts = [part for each in memory for part in each.tensors.values()]
             rows = HostRows if all(map(is_on_host, parts)) else DeviceRows
-        slots: MemoryRows = rows(_slot_tensors(memory))
+        slots: MemoryRows = rows([part for each in memory for part in each.states.values()])
         checkpoints = slots
         if any(each.packed_states for each in memory):
             assert rows is HostRows, "the plan packs states on CPUs alone"
@@ -275,10 +275,6 @@ def _block_tensors(memory: Sequence[LayerCache], *, in_window_blocks: bool) -> l
     """Return the tensors of blocks or window blocks, once each, although several layers may read one."""
     distinct = {id(each): each for each in memory if each.in_window_blocks == in_window_blocks}
     return [part for each in distinct.values() for part in each.block_tensors.values()]
-
-
-def _slot_tensors(memory: Sequence[LayerCache]) -> list[Array]:
-    return [part for each in memory for part in each.states.values()]
 
 
 def _state_parts(memory: Sequence[LayerCache]) -> list[StatePart]:

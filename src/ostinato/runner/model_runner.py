@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from ostinato.runner.drafting import make_drafter
 from ostinato.runner.graph_setup import GraphMemoryCheck, make_encoder_graphs, make_graphs
 from ostinato.runner.image_encoder import ImageEncoder
 from ostinato.runner.inputs import Drafts, write_step_inputs
-from ostinato.runner.step_logits import LogitRanks, Logits, RankGroup, logit_positions, pool_rows
+from ostinato.runner.step_logits import Logits, RankGroup, logit_positions, pool_rows
 from ostinato.sampling.sampler import (
     SampledTokens,
     SampleKernel,
@@ -64,46 +64,36 @@ if TYPE_CHECKING:
     from ostinato.ops.step_inputs import Array, StepInputs
 
 
-class TensorParallel(LogitRanks, Protocol):
-    """Tensor-parallel group. All ranks do the same, except that only the first schedules and samples.
-
-    Members are `SingleRank`, `LeaderRank` (`distributed/leader.py`) and `FollowerRank` (`distributed/rank_worker.py`).
-    """
-
-    draft_selector: TokenSelector
-    """Function that samples drafts on the first rank. Experiments may replace it."""
-
-    def step(self, batch: Batch, drafts: Drafts, /) -> AbstractContextManager[None]:
-        """Return the context in which this rank computes its part of a step, and the other ranks theirs.
-
-        `drafts` are those that need no weights.
-        """
-
-    def select_drafts(
-        self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel, /
-    ) -> dict[int, int]:
-        """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
-
-
 _NO_OTHER_RANKS = nullcontext()
 
 
-class SingleRank:
-    """Single rank: a process that drives no other ranks, either alone or as a follower."""
+class TensorParallel:
+    """Tensor-parallel group, here of a single rank. All ranks do the same, but only the first schedules and samples.
+
+    Of several ranks the first is a `LeaderRank` (`distributed/leader.py`), each other a `FollowerRank`
+    (`distributed/rank_worker.py`).
+    """
 
     def __init__(self, group: RankGroup | None = None) -> None:
         self.group = group
         self.draft_selector: TokenSelector = select_tokens
+        """Function that samples drafts on the first rank. Experiments may replace it."""
 
     def step(self, _batch: Batch, _drafts: Drafts) -> AbstractContextManager[None]:
+        """Return the context in which this rank computes its part of a step, and the other ranks theirs.
+
+        The drafts are those that need no weights.
+        """
         return _NO_OTHER_RANKS
 
     def logits(self) -> AbstractContextManager[None]:
+        """Return the context in which this rank computes its part of a chunk of logits, and the other ranks theirs."""
         return _NO_OTHER_RANKS
 
     def select_drafts(
         self, logits: Array, pending_tokens: Sequence[PendingToken], kernel: SampleKernel
     ) -> dict[int, int]:
+        """Return the drafts that `draft_selector` samples on the first rank; all ranks continue with them."""
         return self.draft_selector(logits, pending_tokens, kernel)
 
 
@@ -154,7 +144,7 @@ class ModelRunner:
         settings = plan.settings
         self.plan = plan
         self._check_size = GraphMemoryCheck(plan.device, plan.memory.available)
-        self.tensor_parallel = tensor_parallel or SingleRank()
+        self.tensor_parallel = tensor_parallel or TensorParallel()
         choices = {name: choice.implementation for name, choice in plan.kernels.items()}
         self._is_native = all(choice == "native" for choice in choices.values())
         self._has_native = "native" in choices.values()

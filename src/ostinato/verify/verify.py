@@ -1,33 +1,43 @@
-"""The whole verification: prompts, the plain path, and every way of the matrix compared with it."""
+"""The whole verification: prompts, the plain path, and every way of the matrix compared with it.
+
+States of 16 bits are checked too: each stored value is the nearest to what a float32 state would be. Paths that round
+alike are equal, so their tokens do not show how they round.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from ostinato.config import EngineConfig
 from ostinato.config_fields import is_count
+from ostinato.engine.core import EngineCore
 from ostinato.errors import ConfigError
 from ostinato.json_io import JsonObject
 from ostinato.models.checkpoint import load_spec
+from ostinato.ops.arrays import dtype_name, host_values, numpy_dtype
+from ostinato.ops.sizes import SCAN_CHUNK
+from ostinato.ops.step_inputs import LayerCache
 from ostinato.plan.effective_settings import choose_chunks
 from ostinato.plan.limits import min_batched_tokens
 from ostinato.plan.model import ModelSpec
+from ostinato.runner.inputs import make_step_inputs
 from ostinato.sampling.params import SamplingParams
+from ostinato.scheduler.batch import Batch, BatchRow
 from ostinato.setting_names import plain_numbers
 from ostinato.verify.cells import CACHES, KINDS, Cell, TokenMismatch, run_ways
 from ostinato.verify.compare import Verdict, verdict_of
 from ostinato.verify.engine_configs import base_config, check_length, check_memory, plain_config, way_config, with_cache
 from ostinato.verify.matrix import MatrixSize, can_draft, make_matrix, named, small_chunks, speculations
 from ostinato.verify.reference_run import PlainPath, ReferenceCase
-from ostinato.verify.state_rounding import check_states
 from ostinato.verify.test_prompts import Prompt, PromptTexts, longest_text, make_prompts, make_texts
 
 if TYPE_CHECKING:
     from os import PathLike
+
 
 SAMPLED: JsonObject = {"temperature": 0.8, "repetition_penalty": 1.1}
 """Sampling parameters of the sampled requests.
@@ -207,3 +217,74 @@ def _prompt_facts(prompts: Sequence[Prompt], cases: Sequence[ReferenceCase]) -> 
         lengths = {case.kind: len(case.prompt) for case in cases if case.number == number}
         facts.append({"about": prompt.about, "after": prompt.after, "tokens": lengths})
     return facts
+
+
+STATE_DTYPES = ("bfloat16", "float16")
+CHECKED_DRAFTS = 2
+MAX_OTHERS = 0.05
+"""Largest part of other values, where float32 differs in its last bits. Without rounding half of them are others."""
+
+
+def check_states(engine: EngineCore, text: Sequence[int]) -> JsonObject:
+    """Return the verdict, and for each dtype of 16 bits the numbers of values, and of those that are not the nearest.
+
+    `engine` is that of the plain path. Models without recurrent states in 16 bits have no dtypes.
+    """
+    mixers = [mixer for mixer in engine.spec.state_layers if mixer.state.recurrent_elements]
+    names = STATE_DTYPES if mixers and not any(mixer.needs_float32 for mixer in mixers) else ()
+    # No state is rounded within such a prompt.
+    length = min((SCAN_CHUNK, *(mixer.chunk_size or 1 for mixer in mixers)))
+    dtypes = {name: _differences(engine, text, length, name) for name in names}
+    is_right = all(figures["others"] <= MAX_OTHERS * figures["values"] for figures in dtypes.values())
+    return {"verdict": Verdict.EQUAL if is_right else Verdict.DIFFERENT, "dtypes": dtypes}
+
+
+def _differences(engine: EngineCore, text: Sequence[int], length: int, dtype: str) -> dict[str, int]:
+    """Count values after a prompt, and after the first token of a verify step.
+
+    Each step runs from the same memory with states of `dtype` and of float32.
+    """
+    token, *drafts = text[length : length + 1 + CHECKED_DRAFTS]
+    blocks = tuple(range(1, 2 + len(text[: length + CHECKED_DRAFTS]) // engine.runner.block_size))
+    prompt = BatchRow("", tuple(text[:length]), 0, blocks, 0, (1,), window_block_table=blocks)
+    verified = BatchRow(
+        "", (token,), length, blocks, 1, (2, 3, 4), num_drafts=CHECKED_DRAFTS, window_block_table=blocks
+    )
+    recurrent = [
+        (number, array.name)
+        for number, layer in enumerate(engine.spec.cached_layers)
+        for array in (layer.mixer.state.arrays if layer.mixer is not None else ())
+        if array.dtype == "state"
+    ]
+    narrow, wide = (_memory(engine, recurrent, each, len(blocks)) for each in (dtype, "float32"))
+    counts = {"values": 0, "others": 0}
+    for batch, ahead in ((Batch((prompt,), 0), ()), (Batch((verified,), 1, CHECKED_DRAFTS), tuple(drafts))):
+        for own, other in zip(narrow, wide, strict=True):
+            for name, kept in own.tensors.items():
+                engine.runner.arrays.write(other.tensors[name], host_values(kept))
+        runner, slot = engine.runner, batch.rows[0].write_slots[0]
+        with runner.arrays.inference_mode():
+            step = make_step_inputs(batch, runner.block_size, runner.arrays, [ahead], vision=runner.vision)
+            for memory in (narrow, wide):
+                runner.model(step, memory)
+        for number, name in recurrent:
+            stored, exact = (host_values(memory[number].states[name][slot]) for memory in (narrow, wide))
+            counts["values"] += stored.size
+            counts["others"] += int((stored != exact.astype(numpy_dtype(dtype))).sum())
+    return counts
+
+
+def _memory(engine: EngineCore, recurrent: Sequence[tuple[int, str]], dtype: str, num_blocks: int) -> list[LayerCache]:
+    """Return zeros for the memory of one request, with recurrent states in `dtype`."""
+    memory, arrays = [], engine.runner.arrays
+    for number, layer in enumerate(engine.runner.layer_memory):
+        blocks: JsonObject = {
+            name: arrays.zeros((1 + num_blocks, *kept.shape[1:]), dtype_name(kept.dtype))
+            for name, kept in layer.block_tensors.items()
+        }
+        states = {
+            name: arrays.zeros((5, *kept.shape[1:]), dtype if (number, name) in recurrent else dtype_name(kept.dtype))
+            for name, kept in layer.states.items()
+        }
+        memory.append(replace(layer, **blocks, states=states, noise=None, packed_states=()))
+    return memory

@@ -23,8 +23,8 @@ from ostinato.media.media_item import MediaItem, Patches, RopePositions
 from ostinato.media.media_prompt import MediaPlacement, MediaPrompt
 from ostinato.media.preprocess import digest_of
 from ostinato.media.processor_config import PixelSettings
-from ostinato.models.pooling import PoolingKind
 from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import PoolingKind
 from ostinato.scheduler.batch import TokenLogprobs
 from ostinato.setting_names import plain_words
 

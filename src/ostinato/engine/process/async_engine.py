@@ -42,11 +42,11 @@ from ostinato.kv_cache.marks import Mark
 from ostinato.kv_cache.offload.save_restore import SAVE_PATIENCE
 from ostinato.media.media_input import MediaInput, load_media_input
 from ostinato.media.media_prompt import MediaPrompt
-from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import ProgressFn, no_progress
 from ostinato.observe.logs import set_log_levels
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import PoolingKind
 
 
 class EngineTransport(Protocol):

@@ -20,12 +20,12 @@ from ostinato.json_io import JsonObject
 from ostinato.kv_cache.cache_events import CacheEvent
 from ostinato.kv_cache.marks import Mark
 from ostinato.media.media_prompt import MediaPrompt
-from ostinato.models.pooling import PoolingKind
 from ostinato.observe.counts import EngineHistograms, ProgressFn
 from ostinato.plan.layer_specs import VisionSpec
 from ostinato.plan.plan import Plan
 from ostinato.sampling.guide import Guide
 from ostinato.sampling.params import SamplingParams
+from ostinato.sampling.pooler import PoolingKind
 
 if TYPE_CHECKING:
     from ostinato.engine.core import EngineCore

@@ -16,8 +16,7 @@ from pydantic import Field
 from ostinato.engine.process.async_engine import AsyncEngine
 from ostinato.engine.process.request_streams import RequestStream
 from ostinato.errors import DeadlineExceeded, ModelError, Overloaded
-from ostinato.models.pooling import PoolingKind
-from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions
+from ostinato.sampling.pooler import POOLING_PARAMS, EmbeddingOptions, PoolingKind
 from ostinato.serve.api.generation_fields import Prompts, check_model, check_salt, prompts_in, token_ids
 from ostinato.serve.api.generation_run import GenerationRun, ServedModel, joined, quoted, whole_response
 from ostinato.serve.body_workers.context import RequestContext
