@@ -18,25 +18,12 @@
 namespace ostinato {
 
 constexpr int SPAN = I16_TOKEN_PADDING, SPAN_SUBBLOCKS = SPAN / SUBBLOCK;  // inputs of a panel: a superblock
-constexpr int LONG_SUM = LANES == 8 ? I16_SCALE_SPAN : I16_SCALE_SPAN_AVX512;  // inputs of int8 rows added in integers
 
 // A span of a token, with zeros behind its end.
 struct I16TokenSpan {
     i16 numbers[SPAN];
     float scales[SPAN_SUBBLOCKS], sums[SPAN_SUBBLOCKS];
 };
-
-// Return `to` plus the products of pairs, each added to one. The order of these instructions is kept: otherwise compilers
-// interleave several pairs, and run out of registers.
-[[gnu::always_inline]] inline Int add_pairs(Int to, Int rows, Int token) {
-#if defined(OSTINATO_HAS_AVX512)
-    to = (Int)_mm512_dpwssd_epi32((__m512i)to, (__m512i)rows, (__m512i)token);
-#else
-    to = (Int)_mm256_add_epi32((__m256i)to, _mm256_madd_epi16((__m256i)rows, (__m256i)token));
-#endif
-    asm volatile("" : "+v"(to));
-    return to;
-}
 
 // Compute sums[t][output] += the products of TOKENS tokens, a span of each, with a panel of `size` inputs. SUM inputs
 // are added in integers. SCALED: weights have a scale for each SUM; MINIMA: and a minimum for each subblock.
@@ -97,10 +84,10 @@ inline void multiply_tokens_i16(int tokens, Args&... args) {
 }
 
 // Compute pairs[number * PANEL_VECTORS] = inputs `begin` to `end` of LANES rows of int8 weights, with zeros up to a multiple of
-// LONG_SUM.
+// I16_I8_SUM.
 inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::int64_t end, Int* pairs) {
 #if defined(OSTINATO_HAS_AVX512)
-    for (std::int64_t i = begin; i < end || (i - begin) % LONG_SUM != 0; i += 64, pairs += 32 * PANEL_VECTORS) {
+    for (std::int64_t i = begin; i < end || (i - begin) % I16_I8_SUM != 0; i += 64, pairs += 32 * PANEL_VECTORS) {
         Float fours[LANES];
         read_fours(rows, i, end, fours);
         for (int u = 0; u < LANES; ++u) put_pairs(fours[u], PANEL_VECTORS, pairs + 2 * u * PANEL_VECTORS);
@@ -119,7 +106,7 @@ inline void pack_i16(const std::int8_t* const* rows, std::int64_t begin, std::in
     };
     std::int64_t i = begin;
     for (; i + STEP <= end; i += STEP) pack(rows, i);
-    for (; i < end || (i - begin) % LONG_SUM != 0; i += STEP) {
+    for (; i < end || (i - begin) % I16_I8_SUM != 0; i += STEP) {
         std::int8_t rest[LANES][STEP] = {};
         const std::int8_t* of_rest[LANES];
         for (int r = 0; r < LANES; ++r) {
@@ -156,7 +143,7 @@ class I16Panel {
             }
         }
         size_ = static_cast<int>(end - begin);
-        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + LONG_SUM - 1) / LONG_SUM * LONG_SUM;
+        if constexpr (!std::is_same_v<W, BlockByte>) size_ = (size_ + I16_I8_SUM - 1) / I16_I8_SUM * I16_I8_SUM;
     }
 
     void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
@@ -166,7 +153,7 @@ class I16Panel {
         const Float *scales = scales_, *minima = minima_;
         const int size = size_;
         if constexpr (!std::is_same_v<W, BlockByte>) {
-            multiply_tokens_i16<LONG_SUM, false, false>(count, x, integers, size, scales, minima, sums, fetch);
+            multiply_tokens_i16<I16_I8_SUM, false, false>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->has_minima) {
             multiply_tokens_i16<SUBBLOCK, true, true>(count, x, integers, size, scales, minima, sums, fetch);
         } else if (w_.format->i16_sum == LEAST_SUM) {
@@ -174,7 +161,7 @@ class I16Panel {
         } else if (LANES == 16 || w_.format->i16_sum == SUBBLOCK) {
             multiply_tokens_i16<SUBBLOCK, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         } else if constexpr (LANES == 8) {
-            multiply_tokens_i16<LONG_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
+            multiply_tokens_i16<I16_I8_SUM, true, false>(count, x, integers, size, scales, minima, sums, fetch);
         }
     }
 
@@ -217,7 +204,7 @@ void gemm_large_m_i16(const ThreadGroup& threads, std::int64_t tokens, const T* 
         for (std::int64_t t = mine.begin; t < mine.end; ++t) {
             const T* from = x + (first + t) * x_stride;
             const bool finite = i16_scale_span(w) == SUBBLOCK ? quantize_spans_i16<SUBBLOCK>(from, w.k, count, made + t)
-                                                      : quantize_spans_i16<LONG_SUM>(from, w.k, count, made + t);
+                                                      : quantize_spans_i16<I16_I8_SUM>(from, w.k, count, made + t);
             if (!finite) made[t].scales[0] = std::numeric_limits<float>::quiet_NaN();
         }
         threads.barrier();

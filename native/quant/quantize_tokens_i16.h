@@ -1,8 +1,7 @@
 // Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
 // of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
-// The products are gemm/ukernels/dot_i16_i8_avx2.h, dot_i16_i8_avx512.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h,
-// dot_i16_planes.h for ARM, and, for more tokens, gemm/large_m_i16.h.
+// The products are gemm/ukernels/dot_i16_i8.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, dot_i16_planes.h for ARM, and, for more tokens, gemm/large_m_i16.h.
 //
 // Each 32, 64 or 128 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
 // binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them

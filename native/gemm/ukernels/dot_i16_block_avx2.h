@@ -3,7 +3,6 @@
 #pragma once
 
 #include "gemm/block_ops.h"
-#include "gemm/ukernels/dot_i16_i8_avx2.h"
 #include "quant/unpack_i16_avx2.h"
 
 #if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
@@ -11,6 +10,14 @@
 namespace ostinato {
 
 static_assert(SUPERBLOCK == I16_TOKEN_PADDING);
+
+// Keep `value` in a register. Otherwise compilers delay additions until all addends are there, and run out of
+// registers.
+inline void keep_in_register(__m256i& value) { asm("" : "+x"(value)); }
+
+// Rows multiplied with TOKENS tokens at once: their sums stay in registers.
+template <int TOKENS>
+constexpr int I16_MR = TOKENS == 1 ? MR : 2;
 
 inline Float placed(Float values, int a, int b, int c, int d) {
     return (Float)_mm256_permutevar8x32_ps((__m256)values, _mm256_setr_epi32(a, a, b, b, c, c, d, d));
