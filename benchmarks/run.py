@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.depths import depth_table, measure_depths
+from benchmarks.peers.depths import cell_name, depth_table, measure_depths
 from benchmarks.peers.engines import ENGINES, Round, floor
 from benchmarks.peers.places import Places
 from benchmarks.peers.plot import draw
@@ -117,13 +117,16 @@ def numbers(text: str) -> tuple[int, ...]:
 def _depths(
     options: argparse.Namespace, places: Places, models: Sequence[str], sizes: Sequence[int], folder: Path
 ) -> None:
-    """Measures decode steps after long prompts, beside llama.cpp, and writes them to `depths.json`."""
+    """Measures decode steps after long prompts, beside llama.cpp, and adds them to `depths.json`."""
+    path = folder / "depths.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not options.anew else []
     _prepare(places, {model: ["llama.cpp"] for model in models})
-    before = busy_share()
+    facts = {"date": time.strftime("%Y-%m-%d"), "threads": options.threads, "busy": busy_share()}
     cells = measure_depths(places, models, numbers(options.depths), sizes, options.threads, options.timeout)
+    measured = {cell_name(cell) for cell in cells}
+    cells = [*(cell for cell in kept if cell_name(cell) not in measured), *({**cell, **facts} for cell in cells)]
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"date": time.strftime("%Y-%m-%d"), "threads": options.threads, "busy": before, "cells": cells}
-    (folder / "depths.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
     print(depth_table(cells))
 
 

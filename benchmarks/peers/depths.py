@@ -107,6 +107,10 @@ def measure_depths(
     return found
 
 
+def cell_name(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(cell[part] for part in ("model", "keys", "depth", "rows"))
+
+
 def depth_table(cells: Sequence[Mapping[str, Any]]) -> str:
     """Cells as Markdown; a figure under its aim is bold."""
     lines = ["| model | keys | depth | rows | tokens/s | of the floor | llama.cpp | ratio |", "|---|---|" + "---:|" * 6]

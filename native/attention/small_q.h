@@ -67,24 +67,6 @@ struct Square<true, bf16, bf16> {
         return i % 2 == 0 ? first_of_pairs(pairs[i / 2]) : second_of_pairs(pairs[i / 2]);
     }
 };
-
-#if defined(OSTINATO_HAS_AVX512)
-// The same for 8-bit integers, in fours.
-template <typename T>
-struct Square<true, T, std::int8_t> {
-    __m512i fours[LANES / 4];
-
-    [[gnu::always_inline]] Square(Head<T>, const std::int8_t* cache, const std::int64_t* offsets, std::int64_t word) {
-        read_units([&](int i) __attribute__((always_inline)) { return cache + offsets[i] + word; }, fours);
-    }
-
-    template <typename I>
-    [[gnu::always_inline]] Float operator[](I i) const {
-        const __m512i in_front = _mm512_slli_epi32(fours[i / 4], 24 - i % 4 * 8);
-        return (Float)_mm512_cvtepi32_ps(_mm512_srai_epi32(in_front, 24));
-    }
-};
-#endif
 #endif
 
 // Compute scores [ROWS, TILE] of PANELS_AT_ONCE panels of keys over the words [begin, end), and add them to those of

@@ -85,46 +85,25 @@ template <int COUNT>
     });
 }
 
-// Transpose four rows of words within each 128 bits: words u of rows 0 to 3, for each u.
-[[gnu::always_inline]] inline void transpose_within(const __m512i (&rows)[4], __m512i (&words)[4]) {
-    const __m512i ab_low = _mm512_unpacklo_epi32(rows[0], rows[1]), ab_high = _mm512_unpackhi_epi32(rows[0], rows[1]);
-    const __m512i cd_low = _mm512_unpacklo_epi32(rows[2], rows[3]), cd_high = _mm512_unpackhi_epi32(rows[2], rows[3]);
-    words[0] = _mm512_unpacklo_epi64(ab_low, cd_low);
-    words[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-    words[2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-    words[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
-}
-
-// Transpose 16 rows of 4 times 32 bits from `at(row)` on: vector u holds word u of each row. Packed elements take a part
-// of the moves of elements that are converted first, and inserts from memory are no moves.
-template <typename At>
-[[gnu::always_inline]] inline void read_units(At&& at, __m512i (&units)[4]) {
-    __m512i rows[4];
-    unrolled<4>([&](auto i) __attribute__((always_inline)) {
-        const auto part = [&](int r) __attribute__((always_inline)) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at(r)));
-        };
-        __m512i row = _mm512_castsi128_si512(part(i));
-        row = _mm512_inserti32x4(row, part(i + 4), 1);
-        row = _mm512_inserti32x4(row, part(i + 8), 2);
-        rows[i] = _mm512_inserti32x4(row, part(i + 12), 3);
-    });
-    transpose_within(rows, units);
-}
-
-// The same with 8 words of each row.
+// Transpose 16 rows of 8 times 32 bits from `at(row)` on: vector u holds word u of each row. Packed elements take a part
+// of the moves of elements that are converted first.
 template <typename At>
 [[gnu::always_inline]] inline void read_units(At&& at, __m512i (&units)[8]) {
-    __m512i words[2][4];  // of rows 0 to 7, and of rows 8 to 15: word u of four rows, word u + 4, and both of the others
+    __m512i words[2][4];  // in 128 bits each: word u of four rows, word u + 4 of these, then both of the next four
     unrolled<2>([&](auto half) __attribute__((always_inline)) {
-        __m512i rows[4];
-        unrolled<4>([&](auto i) __attribute__((always_inline)) {
-            const auto part = [&](int r) __attribute__((always_inline)) {
-                return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at(r)));
+        const auto both = [&](int r) __attribute__((always_inline)) {
+            const auto part = [&](int row) __attribute__((always_inline)) {
+                return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at(8 * half + row)));
             };
-            rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * half + i)), part(8 * half + i + 4), 1);
-        });
-        transpose_within(rows, words[half]);
+            return _mm512_inserti64x4(_mm512_castsi256_si512(part(r)), part(r + 4), 1);
+        };
+        const __m512i a = both(0), b = both(1), c = both(2), d = both(3);
+        const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
+        const __m512i cd_low = _mm512_unpacklo_epi32(c, d), cd_high = _mm512_unpackhi_epi32(c, d);
+        words[half][0] = _mm512_unpacklo_epi64(ab_low, cd_low);
+        words[half][1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+        words[half][2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+        words[half][3] = _mm512_unpackhi_epi64(ab_high, cd_high);
     });
     unrolled<4>([&](auto u) __attribute__((always_inline)) {
         units[u] = _mm512_shuffle_i32x4(words[0][u], words[1][u], 0x88);
