@@ -81,6 +81,13 @@ def test_help_of_every_command_is_a_page(
         assert "Example: ostinato" in out
 
 
+def test_a_terminal_that_tells_no_width_shows_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "nosuch" in run(capsys, "plan", "./nosuch")[2]
+
+
 def test_every_setting_has_a_place_in_help() -> None:
     fields = (EngineConfig.model_fields, ServeSettings.model_fields)
     assert {name for each in fields for name in each} <= groups().keys()
