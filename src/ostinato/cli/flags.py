@@ -135,7 +135,7 @@ def print_config(settings: BaseModel) -> Iterator[str]:
 
 
 def _as_typed(node: yaml.Node | None, value: object) -> object:
-    """Return a setting as it stands in the file: YAML reads `on` as true, 0123 as 83, 1.10 as 1.1 and 1:30 as 90.
+    """Return a setting in the words of the file: YAML reads `on` as true, 0123 as 83, 1.10 as 1.1 and 1:30 as 90.
 
     TypeError for a list of lists, mappings or nothing. None for a setting that a merge (`<<`) brings: it stays as read.
     """
