@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import reprlib
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -49,10 +50,13 @@ def plain_numbers(value: Any) -> Any:
         return float(value)
     if hasattr(value, "tolist") and not isinstance(value, type):  # numpy's booleans too
         return value.tolist()
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(plain_numbers, value))
-    if type(value) is dict:
-        return {plain_numbers(key): plain_numbers(entry) for key, entry in value.items()}
+    try:
+        if type(value) in (list, tuple, set, frozenset):
+            return type(value)(map(plain_numbers, value))
+        if type(value) is dict:
+            return {plain_numbers(key): plain_numbers(entry) for key, entry in value.items()}
+    except RecursionError:  # of what holds itself, which the field refuses
+        pass
     return value
 
 
@@ -81,6 +85,8 @@ def nearest_value(name: str, given: object, kind: str, expected: Iterable[str] =
 
     `kind` is pydantic's type of the problem. `expected` are the values of a setting that has names for them.
     """
+    if isinstance(given, list | tuple | dict):
+        return None
     word = str(given).strip().lower()
     if kind == "literal_error":
         known = {value.lower(): value for value in expected}
@@ -139,6 +145,12 @@ def in_plain_words(text: str) -> str:
     return text
 
 
+_SHOWN = reprlib.Repr()
+"""Form of a wrong value in an error, whatever its length and depth."""
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 1000
+_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfrozenset = 20
+
+
 def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
     """Return pydantic's problem with one setting as text, and the nearest legal value as a remedy, if there is one."""
     # A wrong key of an object is the problem's input: pydantic marks its location by `[key]`.
@@ -149,7 +161,7 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
     guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
-    shown = type(given).__name__ if isinstance(given, BaseModel) else repr(given)
+    shown = type(given).__name__ if isinstance(given, BaseModel) else _SHOWN.repr(given)
     text = f"{name}{equals}{shown}: {said}" if name else said
     if guess is not None and not nearest:
         why = other_value(name, str(given).lower())[1]

@@ -81,6 +81,13 @@ def test_help_of_every_command_is_a_page(
         assert "Example: ostinato" in out
 
 
+def test_a_terminal_that_tells_no_width_shows_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "nosuch" in run(capsys, "plan", "./nosuch")[2]
+
+
 def test_every_setting_has_a_place_in_help() -> None:
     fields = (EngineConfig.model_fields, ServeSettings.model_fields)
     assert {name for each in fields for name in each} <= groups().keys()
@@ -541,7 +548,7 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     file.write_text(
         "model: demo-vl\nmax-num-seqs: 4\ncapture_sizes: [1, 2, 4]\nenable_prefix_caching: false\n"
         "speculative: {method: ngram, num_speculative_tokens: 2}\nport: 8123\napi_key: [secret-one, secret-two]\n"
-        "revision:\n"
+        "revision:\nserved_model_name: [007, no, 1.10]\noverlap: on\n"
     )
     _, out, err = run(capsys, "serve", "--config", str(file), "--max-num-seqs", "3", "--print-config")
     printed = yaml.safe_load(out)
@@ -549,6 +556,8 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     assert (printed["model"], printed["max_num_seqs"], printed["port"]) == ("demo-vl", 3, 8123)
     assert (printed["capture_sizes"], printed["enable_prefix_caching"]) == ([1, 2, 4], False)
     assert printed["speculative"] == "ngram:2"
+    # As they stand in the file: YAML reads them as 7, false, 1.1 and true.
+    assert (printed["served_model_name"], printed["overlap"]) == (["007", "no", "1.10"], "on")
     assert "secret" not in out
     # What was printed is such a file, which says the same.
     again = tmp_path / "again.yaml"
@@ -568,9 +577,11 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
         ("max_num_seqs: 4\nmax-num-seqs: 5", "max_num_seqs is given twice"),
         ("max_num_seqs: 4\nmax_num_seqs: 5", "max_num_seqs is given twice"),
         ("speculative:\n  method: ngram\n  method: mtp", "method is given twice"),
-        ("speculative: &a\n  method: *a", "speculative holds what JSON cannot"),
-        ("speculative:\n  method: 2026-01-01", "speculative holds what JSON cannot"),
-        ("host: &a [*a]", "host"),
+        ("speculative: &a\n  method: *a", "speculative holds what is no setting"),
+        ("speculative:\n  method: 2026-01-01", "speculative holds what is no setting"),
+        ("host: &a [*a]", "host holds what is no setting"),
+        ("served_model_name: [a, null]", "served_model_name holds what is no setting"),
+        ("port: 2:10", "--port': should be a whole number"),
         ("- 4", "should have a line `name: value` for each setting"),
         ("port: 8000\na: b: c", "is not YAML: mapping values are not allowed here, in line 2\n"),
         ("a: \x00", "is not YAML: unacceptable character"),

@@ -246,9 +246,10 @@ def test_a_server_answers_while_it_starts_and_leaves_later_connections_to_the_ne
         page, *bodies = [body for _, body in reversed(statuses)]
         starting, told = {"status": "starting"}, "the server is starting"
         error = {"message": told, "type": "service_unavailable_error", "param": None, "code": "starting"}
+        overloaded = {"type": "overloaded_error", "message": told}
         assert [status for status, _ in statuses] == [503, 200, 503, 503, 503, 503]
         assert [json.loads(body) for body in reversed(bodies)] == [
-            starting, starting, {"error": error}, {"type": "error", "error": error}, {"error": told},
+            starting, starting, {"error": error}, {"type": "error", "error": overloaded}, {"error": told},
         ]  # fmt: skip
         assert told in page
         assert 'http-equiv="refresh"' in page

@@ -429,6 +429,8 @@ def test_content_and_calls_of_a_form_that_no_template_reads_are_refused(message:
 
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+ITSELF: dict[str, Any] = {}
+ITSELF["a"] = ITSELF
 CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
 
 
@@ -454,6 +456,7 @@ CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
             r"tool_calls\[0\].function, has the key 'args'.*; keys are name, arguments",
         ),
         ({"role": "tool", "content": {"a": 1}}, "takes text alone, and message 0 has other content"),
+        ({"role": "tool", "content": ITSELF}, "is nested too deeply, or holds itself"),
         (
             {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]},
             r"message 0, in tool_calls\[0\], has arguments that are no JSON object",

@@ -66,6 +66,18 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0)
 # Parameters
 
 
+@pytest.mark.parametrize("name", ["stop", "logit_bias", "guide", "seed"])
+def test_a_value_that_is_deep_or_holds_itself_is_refused_in_few_words(name):
+    deep, itself = [], {"a": 1}
+    itself["x"] = itself
+    for _ in range(5000):
+        deep = [deep]
+    for value in (deep, itself, {"json_schema": itself}, {"json_schema": {"items": deep}}, ["x" * 10**6, 1]):
+        with pytest.raises(RequestError, match=name) as caught:
+            SamplingParams(**{name: value})
+        assert len(str(caught.value)) < 5000
+
+
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [

@@ -50,7 +50,8 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
 
     try:
         text = path.read_text(encoding="utf-8")
-        read, twice = yaml.safe_load(text), _given_twice(yaml.compose(text, yaml.SafeLoader))
+        read, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        twice = _given_twice(node)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -67,6 +68,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     given: JsonObject = {}
     others: list[str] = []
     problems: list[str] = []
+    written = {name.value: value for name, value in (node.value if read else ())}
     for key, value in (read or {}).items():
         name = str(key).removeprefix("--").replace("-", "_")
         if name not in options and name in groups():
@@ -82,9 +84,10 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
             problems.append(f"{path}: {name} is given twice")
         elif value is not None:
             try:
-                given[name] = _as_argument(value, is_list=getattr(options[name], "multiple", False))
+                as_typed = _as_typed(written.get(str(key)), value)
+                given[name] = _as_argument(as_typed, is_list=getattr(options[name], "multiple", False))
             except (TypeError, ValueError, RecursionError):  # a date, bytes, a mapping in itself
-                problems.append(f"{path}: {name} holds what JSON cannot; give texts, numbers and lists")
+                problems.append(f"{path}: {name} holds what is no setting; give texts, numbers or a list of these")
     if problems:
         raise ConfigError("\n".join(problems))
     if others:
@@ -129,6 +132,20 @@ def print_config(settings: BaseModel) -> Iterator[str]:
             continue
         line = yaml.safe_dump({name: plain[name]}, default_flow_style=False, width=10**6).rstrip()
         yield f"# {line}" if value == field.default else line
+
+
+def _as_typed(node: yaml.Node | None, value: object) -> object:
+    """Return a setting in the words of the file: YAML reads `on` as true, 0123 as 83, 1.10 as 1.1 and 1:30 as 90.
+
+    TypeError for a list of lists, mappings or nothing. None for a setting that a merge (`<<`) brings: it stays as read.
+    """
+    if node is None:
+        return value
+    if isinstance(value, list):
+        if any(item is None or isinstance(item, list | dict) for item in value):
+            raise TypeError
+        return [part.value for part in node.value]
+    return value if isinstance(value, dict | bytes) else node.value
 
 
 def _as_argument(value: object, *, is_list: bool) -> object:

@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     They go to stderr, or with `--json` to stdout as `{"error": {"type", "message", "remedies"}}`.
     """
     open_streams()
+    if os.environ.get("COLUMNS") == "0":  # of a terminal that tells no size: rich would print nothing
+        del os.environ["COLUMNS"]
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in arguments
     # All memory goes back at the exit; to search it for cycles first takes half a second with torch.

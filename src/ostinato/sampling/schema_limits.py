@@ -120,18 +120,18 @@ def enforceable_multiples(value: float, place: Place) -> list[float]:
 
 
 def _numbers_for(factor: int, exponent: int, units: int) -> list[float]:
-    """Return numbers for the library with the common multiple factor * 10**exponent; units are a multiple of the factor.
+    """Return numbers for the library whose common multiple is factor * 10**exponent; empty if there are none.
 
-    Empty if there are none.
+    `units` is the multiple of the factor that all numbers together make.
     """
     if (alone := _float_of(factor, exponent)) is not None:
         return [alone]
     shared = math.gcd(factor, 10**MAX_MULTIPLE_DIGITS)  # what it has of ten's prime factors
     beside = _float_of(shared, exponent)
     for shift in range(1, MAX_MULTIPLE_DIGITS):
-        if beside is not None and units * shared * 10**shift <= _MAX_PRODUCT:
-            if (below := _float_of(factor, exponent - shift)) is not None:
-                return [below, beside]
+        below = _float_of(factor, exponent - shift) if units * shared * 10**shift <= _MAX_PRODUCT else None
+        if below is not None and beside is not None:
+            return [below, beside]
     return []
 
 

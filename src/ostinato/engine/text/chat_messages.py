@@ -182,8 +182,11 @@ def plain(value: object) -> Any:
         return value
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+    try:
+        if isinstance(value, Mapping):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+    except RecursionError:
+        raise RequestError("a value for the chat template is nested too deeply, or holds itself") from None
     raise RequestError(f"chat templates are given strings, numbers, lists and objects, not a {type(value).__name__}")

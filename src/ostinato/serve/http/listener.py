@@ -94,9 +94,11 @@ def _early_answer(request: bytes) -> bytes:
         body = f'<!doctype html><title>Ostinato</title><meta http-equiv="refresh" content="1"><p>{_STARTING}'
     elif path.startswith(b"/api/"):
         body = json.dumps({"error": _STARTING})
+    elif path.startswith(b"/v1/messages"):
+        body = json.dumps({"type": "error", "error": {"type": "overloaded_error", "message": _STARTING}})
     elif not path.startswith(b"/health"):
         error = {"message": _STARTING, "type": "service_unavailable_error", "param": None, "code": "starting"}
-        body = json.dumps({"type": "error", "error": error} if path.startswith(b"/v1/messages") else {"error": error})
+        body = json.dumps({"error": error})
     status = "200 OK" if path == b"/health/live" else "503 Service Unavailable"
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
     return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n{body}".encode()
