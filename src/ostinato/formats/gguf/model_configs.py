@@ -397,7 +397,7 @@ def mamba(metadata: Metadata) -> JsonObject:
 
 
 def jamba(metadata: Metadata) -> JsonObject:
-    """Return the config of Jamba, which has one layer in so many with attention, and one in so many with experts."""
+    """Return the config of Jamba, whose layers with attention, and those with experts, have a period each."""
     channels, states, taps, rank = _mamba1(metadata)
     kinds = metadata.kinds(mamba="ssm_in.weight", attention="attn_q.weight")
     experts = [f"blk.{i}.ffn_gate_inp.weight" in metadata.header.tensors for i in range(metadata.num_layers)]
