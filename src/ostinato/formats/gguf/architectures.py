@@ -14,6 +14,20 @@ from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf import tensor_names
+from ostinato.formats.gguf.hybrid_configs import (
+    falcon_h1,
+    granite_hybrid,
+    jamba,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
+    mamba,
+    mamba2,
+    nemotron_h,
+    qwen3_next,
+    qwen35,
+    qwen35_moe,
+)
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
@@ -21,29 +35,17 @@ from ostinato.formats.gguf.model_configs import (
     cohere2,
     ernie,
     exaone4,
-    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
     gpt_oss,
     granite,
-    granite_hybrid,
     granite_swa,
-    jamba,
-    kimi_linear,
-    lfm2,
-    lfm2_moe,
-    mamba,
-    mamba2,
     ministral3,
     mixtral_experts,
-    nemotron_h,
     olmo3,
     phi3,
     qwen3_moe,
-    qwen3_next,
-    qwen35,
-    qwen35_moe,
     youtu,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
