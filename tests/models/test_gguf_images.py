@@ -140,9 +140,16 @@ def test_a_damaged_encoder_is_an_error_with_its_name_unless_another_fits(gemma: 
     whole = tmp_path / "mmproj-a.gguf"
     (tmp_path / "mmproj-b.gguf").write_bytes(whole.read_bytes()[:-200])
     assert decisions(text)["encoder"].startswith("mmproj-a.gguf")
+    with pytest.raises(ModelError, match=r"architecture 'clip'.*give the file of the text beside it"):
+        load_spec(EngineConfig(model=str(whole)))
     whole.unlink()
     with pytest.raises(ModelError, match=r"mmproj-b\.gguf of \d+ bytes is damaged or truncated"):
         load_spec(EngineConfig(model=str(text)))
+
+
+def test_an_encoder_with_tensors_of_a_text_is_refused(gemma: Path, tmp_path: Path) -> None:
+    text = beside(gemma, tmp_path, rename=lambda stored: stored.replace("v.blk.1.ln1", "blk.1.attn_norm"))
+    assert "belong to no encoder of images: blk.1.attn_norm.weight" in decisions(text)["model"]
 
 
 @pytest.mark.parametrize("name", ["v.blk.1.attn_q.bias", "v.position_embd.weight"])

@@ -66,7 +66,10 @@ def config_of(header: Header) -> JsonObject:
     architecture = metadata.architecture
     if architecture not in _CONFIGS:
         known = ", ".join(_CONFIGS)
-        raise ModelError(f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}")
+        advice = ". It is an encoder of images: give the file of the text beside it" if architecture == "clip" else ""
+        raise ModelError(
+            f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}{advice}"
+        )
     if metadata.num_head_layers and architecture not in _WITH_HEADS:
         raise ModelError(
             f"{header.path} has a prediction head (nextn_predict_layers); GGUF files are read with one of "
