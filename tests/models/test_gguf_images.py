@@ -12,6 +12,7 @@ import torch
 
 from ostinato import LLM, SamplingParams
 from ostinato.config import EngineConfig
+from ostinato.engine.cache_files import checkpoint_digest
 from ostinato.errors import ModelError
 from ostinato.inspection import inspect_checkpoint
 from ostinato.layers.allocation import WeightAllocator
@@ -30,7 +31,14 @@ from tests.support.gguf_images import IMAGE, VISION_FILES, write_checkpoint, wri
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "max_num_seqs": 2, "cache_memory": "8MiB"}
 
 
-@pytest.fixture(scope="module", params=VISION_FILES)
+SLOW = ("qwen3vl", "qwen35")
+"""Kinds that differ from others only in having no experts."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in VISION_FILES],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder, name = tmp_path_factory.mktemp("images"), request.param
     write_checkpoint(folder, name)
@@ -132,9 +140,16 @@ def test_a_damaged_encoder_is_an_error_with_its_name_unless_another_fits(gemma: 
     whole = tmp_path / "mmproj-a.gguf"
     (tmp_path / "mmproj-b.gguf").write_bytes(whole.read_bytes()[:-200])
     assert decisions(text)["encoder"].startswith("mmproj-a.gguf")
+    with pytest.raises(ModelError, match=r"architecture 'clip'.*give the file of the text beside it"):
+        load_spec(EngineConfig(model=str(whole)))
     whole.unlink()
     with pytest.raises(ModelError, match=r"mmproj-b\.gguf of \d+ bytes is damaged or truncated"):
         load_spec(EngineConfig(model=str(text)))
+
+
+def test_an_encoder_with_tensors_of_a_text_is_refused(gemma: Path, tmp_path: Path) -> None:
+    text = beside(gemma, tmp_path, rename=lambda stored: stored.replace("v.blk.1.ln1", "blk.1.attn_norm"))
+    assert "belong to no encoder of images: blk.1.attn_norm.weight" in decisions(text)["model"]
 
 
 @pytest.mark.parametrize("name", ["v.blk.1.attn_q.bias", "v.position_embd.weight"])
@@ -170,9 +185,10 @@ def test_an_older_file_with_the_two_names_of_an_mlp_exchanged_has_the_same_weigh
 
 def test_an_encoder_in_blocks_is_expanded_and_the_largest_file_is_taken(gemma: Path, tmp_path: Path) -> None:
     text = beside(gemma, tmp_path, kind="Q8_0")
-    exact = weights(text)
+    exact, digest = weights(text), checkpoint_digest(text)
     write_encoder(tmp_path / "mmproj-b.gguf", "gemma3")
     assert decisions(text)["encoder"].startswith("mmproj-b.gguf")
+    assert checkpoint_digest(text) != digest
     whole = weights(text)
     assert exact.keys() == whole.keys()
     names = [name for name, values in whole.items() if not torch.equal(values, exact[name])]

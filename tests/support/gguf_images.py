@@ -25,8 +25,8 @@ from tests.support.gguf_hybrids import HYBRIDS, add_metadata, tensors_in_file
 IMAGE, START, END = 300, 301, 302
 MEAN, STD = [0.4, 0.5, 0.6], [0.25, 0.5, 0.5]
 SIGLIP = {
-    "hidden_size": 48,
-    "intermediate_size": 70,
+    "hidden_size": 96,
+    "intermediate_size": 160,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "patch_size": 4,
@@ -125,9 +125,10 @@ def _qwen3_vl_moe() -> Any:
     return transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **OF_QWEN, tie_word_embeddings=False)
 
 
-def _qwen3_5() -> Any:
-    text = HYBRIDS["qwen35"][1]().to_dict()
-    return transformers.Qwen3_5Config(
+def _qwen3_5(kind: str) -> Any:
+    text = HYBRIDS[kind][1]().to_dict()
+    whole = transformers.Qwen3_5Config if kind == "qwen35" else transformers.Qwen3_5MoeConfig
+    return whole(
         text_config=text, vision_config=QWEN_VISION, **OF_QWEN, tie_word_embeddings=text["tie_word_embeddings"]
     )
 
@@ -173,9 +174,19 @@ VISION_FILES = {
     "qwen3vlmoe": VisionFile(
         "qwen3vlmoe", "qwen3vl_merger", _qwen3_vl_moe, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_stack([1]), QWEN_PIXELS
     ),
-    "qwen35": VisionFile(
-        "qwen35", "qwen3vl_merger", _qwen3_5, QWEN_TEXTS, QWEN_IMAGE, _add_qwen, _qwen_tensors, QWEN_PIXELS
-    ),
+    **{
+        kind: VisionFile(
+            kind.partition(" ")[0],
+            "qwen3vl_merger",
+            partial(_qwen3_5, kind),
+            QWEN_TEXTS,
+            QWEN_IMAGE,
+            _add_qwen,
+            _qwen_tensors,
+            QWEN_PIXELS,
+        )
+        for kind in ("qwen35", "qwen35moe of experts")
+    },
     "gemma3": VisionFile(
         "gemma3",
         "gemma3",
@@ -233,7 +244,7 @@ def write_text(folder: Path, name: str) -> Path:
 
 def _add_text(writer: gguf.GGUFWriter, name: str, text: Any) -> Callable[[str, np.ndarray], Any]:
     """Add the metadata; return what names the tensors."""
-    if name in ("lfm2", "qwen35"):
+    if name in HYBRIDS:
         add_metadata(writer, name, text)
         return partial(tensors_in_file, text)
     if name == "qwen3vlmoe":

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato._version import __version__
+from ostinato.errors import ModelError
 from ostinato.files import expand, is_directory, is_file, matches
+from ostinato.formats.checkpoint_json import gguf_header, is_gguf
 from ostinato.formats.gguf.reader import all_parts
 from ostinato.json_io import JsonObject, parse_json
 from ostinato.kv_cache.offload.directory import ABOUT_FILE, FILE_KINDS, PARTIAL_SUFFIX, CacheDirectory
@@ -73,7 +75,7 @@ def checkpoint_digest(path: Path) -> str:
     """
     try:
         about: list[object] = [[file.name, *file_fingerprint(file)] for file in checkpoint_files(path)]
-    except OSError:
+    except (OSError, ModelError):
         about = [path.name]
     return hashlib.sha256(json.dumps(about).encode() if about else b"").hexdigest()
 
@@ -81,7 +83,8 @@ def checkpoint_digest(path: Path) -> str:
 def checkpoint_files(path: Path) -> list[Path]:
     """Return the files that decide what a checkpoint, a directory or a file, computes."""
     if not is_directory(path):
-        return all_parts(path)
+        encoder = gguf_header(path).mmproj if is_gguf(path) else None
+        return [*all_parts(path), *([] if encoder is None else [encoder.path])]
     found = sorted([*matches(path, "*.safetensors"), *matches(path, "*.json")])
     return [file for file in found if is_file(file) and os.access(file, os.R_OK)]
 

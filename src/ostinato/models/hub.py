@@ -175,11 +175,12 @@ def fetch_from_hub(model: str, revision: str | None, files: tuple[str, ...], dow
 
 
 def gguf_files(model: str, revision: str | None) -> list[str]:
-    """Return the GGUF files of a repository, for a message; none if the hub cannot be asked."""
+    """Return the GGUF files of text in a repository, for a message; none if the hub cannot be asked."""
     with suppress(Exception):
         from huggingface_hub import list_repo_files
 
-        return sorted(file for file in list_repo_files(model, revision=revision) if file.endswith(".gguf"))
+        files = list_repo_files(model, revision=revision)
+        return sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     return []
 
 

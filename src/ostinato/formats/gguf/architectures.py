@@ -14,6 +14,20 @@ from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelError
 from ostinato.formats.gguf import tensor_names
+from ostinato.formats.gguf.hybrid_configs import (
+    falcon_h1,
+    granite_hybrid,
+    jamba,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
+    mamba,
+    mamba2,
+    nemotron_h,
+    qwen3_next,
+    qwen35,
+    qwen35_moe,
+)
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.model_configs import (
     MLP_BIASES,
@@ -21,29 +35,17 @@ from ostinato.formats.gguf.model_configs import (
     cohere2,
     ernie,
     exaone4,
-    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
     gpt_oss,
     granite,
-    granite_hybrid,
     granite_swa,
-    jamba,
-    kimi_linear,
-    lfm2,
-    lfm2_moe,
-    mamba,
-    mamba2,
     ministral3,
     mixtral_experts,
-    nemotron_h,
     olmo3,
     phi3,
     qwen3_moe,
-    qwen3_next,
-    qwen35,
-    qwen35_moe,
     youtu,
 )
 from ostinato.formats.gguf.reader import GgufTensor, Header
@@ -64,7 +66,10 @@ def config_of(header: Header) -> JsonObject:
     architecture = metadata.architecture
     if architecture not in _CONFIGS:
         known = ", ".join(_CONFIGS)
-        raise ModelError(f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}")
+        advice = ". It is an encoder of images: give the file of the text beside it" if architecture == "clip" else ""
+        raise ModelError(
+            f"{header.path} has a model of architecture {architecture!r}; GGUF files are read of {known}{advice}"
+        )
     if metadata.num_head_layers and architecture not in _WITH_HEADS:
         raise ModelError(
             f"{header.path} has a prediction head (nextn_predict_layers); GGUF files are read with one of "
@@ -255,22 +260,18 @@ ARCHITECTURES: dict[str, GgufArchitecture] = {
 }
 """All architectures that are read from GGUF files, by the `model_type` of their models."""
 
-for _name, _text, _images in (
-    ("gemma3", "gemma3_text", {"images": tensor_names.GEMMA3_IMAGES}),
-    ("lfm2_vl", "lfm2", {"images": tensor_names.LFM2_IMAGES, "backbone": "model.language_model"}),
-    *(
-        (name, text, {"images": tensor_names.QWEN_IMAGES, "backbone": "model.language_model"})
-        for name, text in (
-            ("qwen3_vl", "qwen3"),
-            ("qwen3_vl_moe", "qwen3_moe"),
-            ("qwen3_5", "qwen3_5_text"),
-            ("qwen3_5_moe", "qwen3_5_moe_text"),
-        )
-    ),
-):
-    ARCHITECTURES[_name] = replace(ARCHITECTURES[_text], configs={}, **_images)  # type: ignore[arg-type]
-ARCHITECTURES["mamba"] = replace(ARCHITECTURES["falcon_mamba"], configs={})
-ARCHITECTURES["qwen3_vl_moe"] = replace(ARCHITECTURES["qwen3_vl_moe"], whole_names=tensor_names.QWEN3_VL_MOE_WHOLE)
+_WITH_LANGUAGE_MODEL: JsonObject = {"configs": {}, "backbone": "model.language_model"}
+_QWEN_IMAGES: JsonObject = _WITH_LANGUAGE_MODEL | {"images": tensor_names.QWEN_IMAGES}
+
+ARCHITECTURES |= {
+    "mamba": replace(ARCHITECTURES["falcon_mamba"], configs={}),
+    "gemma3": replace(ARCHITECTURES["gemma3_text"], configs={}, images=tensor_names.GEMMA3_IMAGES),
+    "lfm2_vl": replace(ARCHITECTURES["lfm2"], **_WITH_LANGUAGE_MODEL, images=tensor_names.LFM2_IMAGES),
+    "qwen3_vl": replace(ARCHITECTURES["qwen3"], **_QWEN_IMAGES),
+    "qwen3_vl_moe": replace(ARCHITECTURES["qwen3_moe"], **_QWEN_IMAGES, whole_names=tensor_names.QWEN3_VL_MOE_WHOLE),
+    "qwen3_5": replace(ARCHITECTURES["qwen3_5_text"], **_QWEN_IMAGES),
+    "qwen3_5_moe": replace(ARCHITECTURES["qwen3_5_moe_text"], **_QWEN_IMAGES),
+}
 
 _CONFIGS = {name: config for row in ARCHITECTURES.values() for name, config in row.configs.items()}
 _WITH_HEADS = [name for row in ARCHITECTURES.values() if row.has_head for name in row.configs]

@@ -13,6 +13,7 @@ from pathlib import Path
 from ostinato.errors import ModelError
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.reader import Header, LazyStrings, read_header
+from ostinato.formats.gguf.tensor_names import OF_ENCODER
 from ostinato.json_io import JsonObject
 
 PATTERN = "*mmproj*.gguf"
@@ -128,8 +129,8 @@ PROJECTORS = {
 def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
     """Return the header of a model's text with the encoder from one of the files beside it, the largest that fits.
 
-    Where none does, `images` has the reason; it is None if the text has no tokens of images. ModelError if none fits
-    and one is damaged.
+    Where none does, `no_images` has the reason, unless the text has no token of images. ModelError if none fits and one
+    is damaged.
     """
     projector = PROJECTORS.get(str(header.metadata.get("general.architecture")))
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -169,15 +170,14 @@ def _mismatch(found: Header, projector: Projector, text: JsonObject) -> str | No
     kind = values.get("clip.projector_type", values.get("clip.vision.projector_type"))
     if kind != projector.kind:
         return f"is of another model: its projector_type is {kind!r}, and should be {projector.kind!r}"
-    size, of_text = (
-        values.get("clip.vision.projection_dim"),
-        text.get(f"{text['general.architecture']}.embedding_length"),
-    )
+    size = values.get("clip.vision.projection_dim")
+    of_text = text.get(f"{text['general.architecture']}.embedding_length")
     if size != of_text:
         return f"is of another model: its projection_dim is {size!r}, and the text's embedding_length {of_text!r}"
     if values.get("clip.use_gelu") is not True:
         return "has clip.use_gelu = false; supported: true"
-    return None
+    others = [name for name in found.tensors if not name.startswith(OF_ENCODER)]
+    return f"has tensors that belong to no encoder of images: {', '.join(others[:3])}" if others else None
 
 
 def _as_named_today(header: Header) -> Header:
