@@ -170,10 +170,11 @@ def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row
     for kind in {min(row.rhs), max(row.rhs)}:
         k = 256 if row.max_k and row.max_k < 1024 else 1024
         for m in {row.min_m, row.max_m or 700}:
-            greediest = 0
+            greediest, types = 0, set()
             for lhs in row.lhs:
                 problem = Problem("linear", lhs, (kind,), k, row.fixed_order)
                 if select(problem, features(isa), lambda _, m=m: m).row == row:
+                    types.add(lhs)
                     dtype = getattr(torch, "bfloat16" if lhs == "int8" else lhs)
                     arguments, _ = weights(kind, 70, k, dtype, generator)
                     x = torch.randn(m, k, generator=generator).to(dtype)
@@ -185,7 +186,8 @@ def test_each_row_of_linear_takes_the_scratch_that_the_plan_counts(isa: str, row
                     greediest = max(greediest, of_call[1])
             planned = sum(native_linear(tokens=m, in_size=k, in_order=False, linear_rows=[row], group_size=GROUP))
             assert greediest <= planned, (kind, m)
-            assert not greediest or planned <= 4 * greediest + 2**16, (kind, m)
+            # Alone, float32 may be multiplied in place, while the row counts copies of the other types.
+            assert types <= {"float32"} or planned <= 4 * greediest + 2**16, (kind, m)
 
 
 def choices_with(tokens: int, experts: int, most: int) -> torch.Tensor:
