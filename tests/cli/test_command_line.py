@@ -567,7 +567,8 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     # Of one file for the server, a plan takes what is its own, and says what is not.
     status, _, err = run(capsys, "plan", "--config", str(again))
     assert status == 0
-    assert "plan passes over what is another command's: port" in err
+    [others] = re.findall("plan passes over what is another command's: (.*)", err)
+    assert set(others.split(", ")) == {"port", "served_model_name"}
 
 
 @pytest.mark.parametrize(
