@@ -548,7 +548,7 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     file.write_text(
         "model: demo-vl\nmax-num-seqs: 4\ncapture_sizes: [1, 2, 4]\nenable_prefix_caching: false\n"
         "speculative: {method: ngram, num_speculative_tokens: 2}\nport: 8123\napi_key: [secret-one, secret-two]\n"
-        "revision:\nserved_model_name: [007, no, 1.10]\noverlap: on\n"
+        "revision:\nserved_model_name: [007, no, 1.10]\noverlap: off\n"
     )
     _, out, err = run(capsys, "serve", "--config", str(file), "--max-num-seqs", "3", "--print-config")
     printed = yaml.safe_load(out)
@@ -556,8 +556,8 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     assert (printed["model"], printed["max_num_seqs"], printed["port"]) == ("demo-vl", 3, 8123)
     assert (printed["capture_sizes"], printed["enable_prefix_caching"]) == ([1, 2, 4], False)
     assert printed["speculative"] == "ngram:2"
-    # As they stand in the file: YAML reads them as 7, false, 1.1 and true.
-    assert (printed["served_model_name"], printed["overlap"]) == (["007", "no", "1.10"], "on")
+    # As they stand in the file: YAML reads them as 7, false, 1.1 and false.
+    assert (printed["served_model_name"], printed["overlap"]) == (["007", "no", "1.10"], "off")
     assert "secret" not in out
     # What was printed is such a file, which says the same.
     again = tmp_path / "again.yaml"
@@ -567,7 +567,8 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     # Of one file for the server, a plan takes what is its own, and says what is not.
     status, _, err = run(capsys, "plan", "--config", str(again))
     assert status == 0
-    assert "plan passes over what is another command's: port" in err
+    [others] = re.findall("plan passes over what is another command's: (.*)", err)
+    assert set(others.split(", ")) == {"port", "served_model_name"}
 
 
 @pytest.mark.parametrize(
