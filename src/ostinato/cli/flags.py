@@ -68,7 +68,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     given: JsonObject = {}
     others: list[str] = []
     problems: list[str] = []
-    written = {name.value: value for name, value in (node.value if read else ())}
+    written = {name.value: value for name, value in (node.value if node is not None and read else ())}
     for key, value in (read or {}).items():
         name = str(key).removeprefix("--").replace("-", "_")
         if name not in options and name in groups():
