@@ -145,10 +145,15 @@ def test_steps_without_a_full_graph_are_profiled_eagerly() -> None:
     assert all(step["phases"]["model"] > 0 for step in report["decode"])
 
 
-def test_a_profile_with_drafts_is_refused_before_a_weight_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "setting", [{"speculative": "ngram:2"}, {"tensor_parallel_size": 2}], ids=lambda each: next(iter(each))
+)
+def test_a_profile_with_drafts_or_ranks_is_refused_before_a_weight_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, setting: dict[str, Any]
+) -> None:
     monkeypatch.setattr("ostinato.engine.core.EngineCore", lambda _: pytest.fail("loaded"))
-    with pytest.raises(ConfigError, match="speculative"):
-        measure("llama", speculative="ngram:2")
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        measure("llama", **setting)
 
 
 def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:

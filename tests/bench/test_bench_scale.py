@@ -104,3 +104,16 @@ def test_the_report_has_each_cost_at_each_number(capsys: pytest.CaptureFixture[s
     pytest.importorskip("matplotlib")
     draw(report, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    "flags", [["--tensor-parallel-size", "2"], ["--speculative", "ngram:2"]], ids=["ranks", "drafts"]
+)
+def test_steps_with_ranks_or_drafts_are_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    monkeypatch.setattr("ostinato.bench.scale.step_seconds", lambda _: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "scale", "demo", *flags])
+    assert ended.value.code
+    assert "this benchmark times steps" in " ".join(capsys.readouterr().err.split())

@@ -93,6 +93,18 @@ def with_room(settings: JsonObject, **needed: int) -> EngineConfig:
     return config
 
 
+def check_lone_steps(settings: JsonObject, *, has_drafts: bool = False) -> None:
+    """Raise ConfigError for several ranks, and for drafts unless `has_drafts`: the steps have no engine around them."""
+    if settings.get("speculative") and not has_drafts:
+        raise ConfigError("this benchmark times steps without drafts; leave speculative out")
+    ranks = settings.get("tensor_parallel_size", 1)
+    if ranks > 1:
+        message = (
+            f"tensor_parallel_size {ranks}: this benchmark times steps of one process, for which others would wait"
+        )
+        raise ConfigError(message, [Remedy("tensor_parallel_size", 1)])
+
+
 def plan_of(config: EngineConfig) -> Plan:
     """Return the plan that an engine with these settings would make."""
     return make_plan(config, load_spec(config), detect(config.device))

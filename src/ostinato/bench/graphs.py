@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ostinato.bench.engine_driver import plan_of, rotated_order, run_batch, share_cache, with_room
+from ostinato.bench.engine_driver import check_lone_steps, plan_of, rotated_order, run_batch, share_cache, with_room
 from ostinato.bench.measure_rates import machine_of
 from ostinato.bench.report import (
     BenchReport,
@@ -86,15 +86,9 @@ def graphs(settings: dict[str, object], bench: GraphBench, say: ProgressCallback
 def _config_for(settings: JsonObject, bench: GraphBench) -> EngineConfig:
     """Return `settings` with room for the steps.
 
-    An open `max_num_seqs` stays open if its value is enough, as the sizes of graphs depend on it. Raises ConfigError
-    for several ranks.
+    An open `max_num_seqs` stays open if its value is enough, as the sizes of graphs depend on it.
     """
-    ranks = settings.get("tensor_parallel_size", 1)
-    if ranks > 1:
-        message = (
-            f"tensor_parallel_size {ranks}: this benchmark times steps of one process, for which others would wait"
-        )
-        raise ConfigError(message, [Remedy("tensor_parallel_size", 1)])
+    check_lone_steps(settings, has_drafts=True)
     needed = {"max_model_len": bench.prompt_len + 1}
     config = with_room(settings, **needed)
     if config.is_given("max_num_seqs") or plan_of(config).settings.max_num_seqs < max(bench.rows):

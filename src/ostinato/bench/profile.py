@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.bench.engine_driver import plan_of, with_room
+from ostinato.bench.engine_driver import check_lone_steps, plan_of, with_room
 from ostinato.bench.graphs import graph_of
 from ostinato.bench.measure_rates import machine_of
 from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, engine_facts, engine_lines
@@ -219,6 +219,7 @@ def _step_figures(
 
 def _config_for(settings: dict[str, object], bench: ProfileBench) -> EngineConfig:
     """Return `settings` with room for the steps. ConfigError if they give less, or ask for what is not profiled."""
+    check_lone_steps(settings)
     needed = {
         "max_num_seqs": max(bench.batch_sizes),
         "max_model_len": max(bench.context + _loop_steps(bench) + 4, bench.prefill + 1),
@@ -227,8 +228,6 @@ def _config_for(settings: dict[str, object], bench: ProfileBench) -> EngineConfi
     plan = plan_of(config)
     if plan.settings.max_num_batched_tokens < bench.prefill:
         config = with_room(settings, **needed, max_num_batched_tokens=bench.prefill)
-    if plan.speculative is not None:
-        raise ConfigError("the profile is of steps without drafts; leave speculative out")
     return config
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 
-from ostinato.bench.engine_driver import with_room
+from ostinato.bench.engine_driver import check_lone_steps, with_room
 from ostinato.bench.report import BenchReport, Column, ProgressCallback, Table, engine_facts, engine_lines
 from ostinato.bench.statistics import spread
 from ostinato.config import EngineConfig
@@ -127,6 +127,7 @@ def filled_with_requests(num_waiting: int) -> FakeEngine:
 
 def scale(settings: JsonObject, bench: ScaleBench, say: ProgressCallback) -> BenchReport:
     """Measure each cost at each number."""
+    check_lone_steps(settings)
     results: list[JsonObject] = []
     for by, numbers, fill in (
         ("cached blocks", bench.cached_blocks, filled_with_blocks),
