@@ -187,6 +187,18 @@ def test_numbers_beside_a_huge_one_lose_together_no_more_than_its_own_rounding_t
         assert bool(((out.double() - x.double() @ w.T).abs() <= allowed).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 3, last_m("gemv_i16_s8_avx2"), 33])
+def test_the_largest_numbers_times_the_largest_weights_fit_their_integers(
+    isa: str, tokens: int, dtype: torch.dtype
+) -> None:
+    """All products have one sign, and the largest numbers below a power of two become the largest integers."""
+    x = torch.full((tokens, 520), 2 - torch.finfo(dtype).eps, dtype=dtype)
+    weight = torch.full((37, 520), -128, dtype=torch.int8)
+    out = native_kernel(isa, "linear")(x, weight, weight_scale=torch.ones(37), out_dtype=torch.float32)
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("in_size", "bits"), [(300, 0), (2050, 0), (256, 8)])
 def test_in_a_fixed_order_the_bits_do_not_depend_on_the_number_of_tokens(
@@ -208,12 +220,15 @@ def test_in_a_fixed_order_the_bits_do_not_depend_on_the_number_of_tokens(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("in_size", "group"), [(300, None), (128, None), (2050, 0), (640, 160), (512, 32)])
-def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_8_floats(
+def test_few_tokens_and_panels_of_many_each_add_in_one_order(
     isa: str, dtype: torch.dtype, in_size: int, group: int | None
 ) -> None:
     """`group` inputs of 8-bit weights have a scale; 0: a row has."""
-    if isa != "x86_64_v3":
-        pytest.skip("large_m_avx2.h is for AVX2 alone")
+    in_integers, suffix = group == 0 and dtype != torch.float32, "avx2"
+    if in_integers and has_driver(isa, "LARGE_M_I16_VNNI"):
+        suffix = "vnni"
+    elif isa != "x86_64_v3":
+        pytest.skip("other panels may add in another order")
     torch.manual_seed(0)
     x = torch.randn(60, in_size).to(dtype)
     weight = torch.randn(70, in_size).to(dtype)
@@ -224,10 +239,10 @@ def test_few_tokens_and_panels_of_many_each_add_in_one_order_where_vectors_hold_
         scale = torch.rand(70, in_size // group) if group else torch.rand(70)
         call = partial(kernel, weight=int8, weight_scale=scale, group_size=group or None)
     # From 8 or 10 tokens on there are panels, by the length of a row; panels of integers, from one number on.
-    in_integers = group == 0 and dtype != torch.float32
-    least = first_m("gemv_i16_s8_avx2") if in_integers else 1
+    least = first_m(f"gemv_i16_s8_{suffix}") if in_integers else 1
     few, many = (torch.cat([call(some) for some in x.split(size)]) for size in (least, 10))
-    panels = [row.min_m for row in ROWS if row.name == ("gemm_i16_s8_avx2" if in_integers else "gemm_f32_any_avx2")]
+    name = f"gemm_i16_s8_{suffix}" if in_integers else "gemm_f32_any_avx2"
+    panels = [row.min_m for row in ROWS if row.name == name]
     last_few, first_many = min(panels) - 1, max(panels)
     for tokens in (*range(2, 15), 17, 24, 32, 40, 51, 60):
         orders = [few] if tokens <= last_few else [many] if tokens >= first_many else [few, many]
