@@ -92,14 +92,6 @@ void product_block(const float* left, std::int64_t left_stride, const float* rig
 constexpr int BLOCK_ROWS = 6;
 constexpr int BLOCK_COLUMNS = LANES == 8 ? 2 : 4;  // limited by the registers
 
-template <typename T, int COLUMNS, int ROWS = BLOCK_ROWS, typename... Args>
-void product_rows(std::int64_t rows, const Args&... args) {
-    if constexpr (ROWS > 1) {
-        if (rows < ROWS) return product_rows<T, COLUMNS, ROWS - 1>(rows, args...);
-    }
-    product_block<T, ROWS, COLUMNS>(args...);
-}
-
 // Compute `product_block` for `rows` up to BLOCK_ROWS and the columns of vectors from `begin` to `end`.
 template <typename T>
 void product(std::int64_t rows, std::int64_t begin, std::int64_t end, const float* left, std::int64_t left_stride,
@@ -109,8 +101,9 @@ void product(std::int64_t rows, std::int64_t begin, std::int64_t end, const floa
     const auto block = [&](auto columns) {
         constexpr int COLUMNS = decltype(columns)::value;
         for (; j + COLUMNS <= end; j += COLUMNS) {
-            product_rows<T, COLUMNS>(rows, left, left_stride, right + j * column, step, column, depth, out + j * LANES,
-                                     out_stride);
+            with_constant<BLOCK_ROWS>(rows, [&](auto some) {
+                product_block<T, some.value, COLUMNS>(left, left_stride, right + j * column, step, column, depth, out + j * LANES, out_stride);
+            });
         }
     };
     block(std::integral_constant<int, BLOCK_COLUMNS>{});

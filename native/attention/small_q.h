@@ -187,20 +187,11 @@ template <bool WHOLE, typename T, int ROWS, int BLOCKS, typename S>
     }
 }
 
-// Call `body` with the number of rows as a constant.
-template <int ROWS = SMALL_Q_ROWS, typename Body>
-void with_rows(std::int64_t rows, Body&& body) {
-    if constexpr (ROWS > 1) {
-        if (rows < ROWS) return with_rows<ROWS - 1>(rows, body);
-    }
-    body(std::integral_constant<int, ROWS>{});
-}
-
 // Compute the scores Q x K [rows, TILE] of up to SMALL_Q_ROWS rows.
 template <typename T, typename S>
 void qk_scores(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, const float* queries,
                   float* scores, HeadPrefetch& fetch) {
-    with_rows(rows, [&](auto constant) {
+    with_constant<SMALL_Q_ROWS>(rows, [&](auto constant) {
         constexpr int ROWS = constant.value;
         const std::int64_t whole = head.dim / (LANES * LaneOperand<T>::ELEMENTS) * LANES, words = head.padded_words();
         for (std::int64_t i = 0; i < places.end; i += PANELS_AT_ONCE<ROWS> * LANES) {
@@ -229,7 +220,7 @@ std::int64_t value_passes(std::int64_t rows, std::int64_t dim) {
 template <typename T, typename S>
 void weighted_values(std::int64_t rows, Head<T> head, const S* cache, const KeyOffsets& places, std::int64_t depth,
                   const float* weights, float* sums, HeadPrefetch& fetch) {
-    with_rows(rows, [&](auto constant) {
+    with_constant<SMALL_Q_ROWS>(rows, [&](auto constant) {
         constexpr int ROWS = constant.value, MOST = blocks_of_words<T>(ROWS);
         std::int64_t word = 0;
         const auto blocks = [&](auto count) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -451,6 +452,15 @@ inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x));
 // Element types of tensors. The first three are storage types of values that are computed in float32.
 enum DType : int { FLOAT32, BFLOAT16, FLOAT16, INT8, INT32, INT64, FLOAT64, UINT8 };
 constexpr std::int64_t DTYPE_BYTES[] = {4, 2, 2, 1, 4, 8, 8, 1};
+
+// Call `body` with `number`, from 1 to MOST, as a constant.
+template <int MOST, typename Body>
+inline void with_constant(std::int64_t number, Body&& body) {
+    if constexpr (MOST > 1) {
+        if (number < MOST) return with_constant<MOST - 1>(number, body);
+    }
+    body(std::integral_constant<int, MOST>{});
+}
 
 // Call `body` with a value of the storage type that `dtype` names.
 template <typename Body>

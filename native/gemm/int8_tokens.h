@@ -129,13 +129,6 @@ inline void multiply_panel_int8(const std::int8_t* x, std::int64_t stride, const
     }
 }
 
-template <int MOST = PANEL_TOKENS, typename... Args>
-inline void multiply_some_int8(int count, const Args&... args) {
-    if constexpr (MOST > 0) {
-        count == MOST ? multiply_panel_int8<MOST>(args...) : multiply_some_int8<MOST - 1>(count, args...);
-    }
-}
-
 // Compute all outputs with vectors, in groups of tokens.
 template <typename T, typename Y>
 void gemm_int8_vnni(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride,
@@ -161,8 +154,9 @@ void gemm_int8_vnni(const ThreadGroup& threads, std::int64_t tokens, const T* x,
                 for (int block = 0; block < blocks.count; ++block) {
                     prefetch_rows(w, last ? next_rows : rows, next, next_end, block, blocks.count);
                     const std::int64_t t = blocks.begin(block);
-                    multiply_some_int8(blocks.size(block), made.at(t) + begin, made.stride, panel, end - begin, begin == 0,
-                                       sums + t * PANEL_OUTPUTS);
+                    with_constant<PANEL_TOKENS>(blocks.size(block), [&](auto some) {
+                        multiply_panel_int8<some.value>(made.at(t) + begin, made.stride, panel, end - begin, begin == 0, sums + t * PANEL_OUTPUTS);
+                    });
                     for (std::int64_t i = t; last && i < blocks.begin(block + 1); ++i) {
                         put_int8_outputs<T>(sums + i * PANEL_OUTPUTS, PANEL_OUTPUTS, made, i, VNNI_OFFSET, o, rows.first,
                                             static_cast<int>(rows.count), y);

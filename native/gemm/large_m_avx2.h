@@ -132,17 +132,6 @@ inline void multiply_floats(const float* x, const Float* panel, std::int64_t siz
     }
 }
 
-template <int TOKENS, typename... Args>
-inline void multiply_tokens(int tokens, Args&... args) {
-    if constexpr (TOKENS > 0) {
-        if (tokens == TOKENS) {
-            multiply_floats<TOKENS>(args...);
-        } else {
-            multiply_tokens<TOKENS - 1>(tokens, args...);
-        }
-    }
-}
-
 // Copy tokens as [spans][tokens][AVX2_PANEL_K] floats, for all threads.
 template <typename T>
 const float* copy_tokens(const ThreadGroup& threads, std::int64_t tokens, const T* x, std::int64_t x_stride, std::int64_t in) {
@@ -192,9 +181,9 @@ class F32Panel {
     void multiply(std::int64_t first, int count, float* sums, LinePrefetch<W>& fetch) const {
         const float* x = x_ + begin_ / AVX2_PANEL_K * AVX2_PANEL_K * tokens_ + begin_ % AVX2_PANEL_K + first * AVX2_PANEL_K;
         const float* scales = w_.scales ? scales_ : nullptr;
-        const std::int64_t size = end_ - begin_;
-        const bool is_first = begin_ == 0;
-        multiply_tokens<PANEL_TOKENS>(count, x, panel_, size, scales, is_first, sums, fetch);
+        with_constant<PANEL_TOKENS>(count, [&](auto some) {
+            multiply_floats<some.value>(x, panel_, end_ - begin_, scales, begin_ == 0, sums, fetch);
+        });
     }
 
   private:

@@ -72,15 +72,9 @@ void multiply_panel_i16(const I16TokenSpan* x, const Int* panel, int size, const
     fetch = fetching;
 }
 
-template <int SUM, bool SCALED, bool MINIMA, int TOKENS = PANEL_TOKENS, typename... Args>
+template <int SUM, bool SCALED, bool MINIMA, typename... Args>
 inline void multiply_tokens_i16(int tokens, Args&... args) {
-    if constexpr (TOKENS > 0) {
-        if (tokens == TOKENS) {
-            multiply_panel_i16<TOKENS, SUM, SCALED, MINIMA>(args...);
-        } else {
-            multiply_tokens_i16<SUM, SCALED, MINIMA, TOKENS - 1>(tokens, args...);
-        }
-    }
+    with_constant<PANEL_TOKENS>(tokens, [&](auto some) { multiply_panel_i16<some.value, SUM, SCALED, MINIMA>(args...); });
 }
 
 // Compute pairs[number * PANEL_VECTORS] = inputs `begin` to `end` of LANES rows of int8 weights, with zeros up to a multiple of

@@ -16,7 +16,7 @@ template <typename F>
 void dot_i16_blocks_up_to(int tokens, const Tokens<i16>& x, const BlockByte* const* rows, const BlockByte* const* next,
                            int prefetch, std::int64_t count, float* sums, int stride) {
     const RowPrefetch to_come{next, prefetch};
-    with_i16_tokens<MAX_I16_TOKENS>(
+    with_constant<MAX_I16_TOKENS>(
         tokens, [&](auto some) { dot_i16_blocks<F, some.value>(x, rows, to_come, count, sums, stride); });
 }
 #endif

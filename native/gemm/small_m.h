@@ -58,15 +58,9 @@ inline void dot_with_prefetch(int prefetch, const Args&... args) {
     }
 }
 
-template <int TOKENS, bool PACKED, typename... Args>
+template <int MOST, bool PACKED, typename... Args>
 inline void dot_tokens(int tokens, const Args&... args) {
-    if constexpr (TOKENS > 0) {
-        if (tokens == TOKENS) {
-            dot_with_prefetch<TOKENS, PACKED>(args...);
-        } else {
-            dot_tokens<TOKENS - 1, PACKED>(tokens, args...);
-        }
-    }
+    with_constant<MOST>(tokens, [&](auto some) { dot_with_prefetch<some.value, PACKED>(args...); });
 }
 
 // A part of the outputs, in streams of `length` rows. With gates, half of the streams are gates.

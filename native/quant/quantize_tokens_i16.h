@@ -1,7 +1,8 @@
 // Quantisation of tokens in bfloat16 or float16 to block floating point with 16-bit integers, for products with weights
 // of 4 to 8 bits: one instruction multiplies pairs and adds them in twos, and no weight has to become a float first.
 //
-// The products are gemm/ukernels/dot_i16_i8.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, dot_i16_planes.h for ARM, and, for more tokens, gemm/large_m_i16.h.
+// The products are gemm/ukernels/dot_i16_i8.h, dot_i16_block_avx2.h, dot_i16_block_avx512.h, dot_i16_planes.h for ARM,
+// and, for more tokens, gemm/large_m_i16.h.
 //
 // Each 32, 64 or 128 elements of a token become 16-bit integers with one power of two: x = scale * q. Elements within 7
 // binades of their maximum (4 in float16) lose nothing. Elsewhere x loses at most 2^-15 of the maximum: 63 of them
@@ -11,8 +12,8 @@
 //
 // Integers cannot overflow. The largest is (2 - 2^-10) 2^14 = 32752, since numbers have at most 11 bits, and the scale
 // is that of their exponent. A weight is at most 255 as it is read, or 32 times 256 (Q6_K). The sum of a lane before it
-// becomes a float is less than 2^26; in panels, which add all 32, less than 2^29; and with Q6_K, which adds 4, less
-// than 2^30. The sum of 32 integers is below 2^20, which a float represents.
+// becomes a float is less than 2^26; with Q6_K, which adds 4, less than 2^30; and in panels, where a lane adds up to 128
+// products of int8, less than 2^29. The sum of 32 integers is below 2^20, which a float represents.
 #pragma once
 
 #include <algorithm>
@@ -112,71 +113,11 @@ bool quantize_token_i16(int, I16Order, const T* x, std::int64_t in, i16* token) 
     }
     return true;
 }
-#elif !defined(OSTINATO_HAS_AVX512)
-// Return eight numbers times `inverse` as integers.
-inline __m256i to_i16(Float x, float inverse) { return _mm256_cvtps_epi32((__m256)(x * inverse)); }
-
-// Quantize SPAN elements of a token, of which `count` exist. -> false if one of them is not finite
-template <int SPAN, I16Order ORDER, typename T>
-inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums) {
-    constexpr int VECTORS_OF = SPAN / LANES, SUBBLOCK_VECTORS = SUBBLOCK / LANES;
-    Float values[VECTORS_OF];
-    __m256i most = _mm256_setzero_si256();
-    for (int v = 0; v < VECTORS_OF; ++v) {
-        values[v] = load_padded(x, v * LANES, count);
-        most = _mm256_max_epi32(most, _mm256_and_si256((__m256i)values[v], _mm256_set1_epi32(0x7FFFFFFF)));
-    }
-    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
-    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1));
-    const PowerOfTwoScale scaling(_mm_cvtsi128_si32(four));
-    if (!scaling.finite) return false;
-    for (int subblock = 0; subblock < SPAN / SUBBLOCK; ++subblock) {
-        __m256i sum = _mm256_setzero_si256();
-        __m256i eights[SUBBLOCK_VECTORS];
-        for (int v = 0; v < SUBBLOCK_VECTORS; ++v) {
-            eights[v] = to_i16(values[subblock * SUBBLOCK_VECTORS + v], scaling.inverse);
-            sum = _mm256_add_epi32(sum, eights[v]);
-        }
-        if constexpr (ORDER == I16Order::INTERLEAVED_8) std::swap(eights[1], eights[2]);
-        for (int v = 0; v < SUBBLOCK_VECTORS; v += 2) {
-            __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
-            if constexpr (ORDER == I16Order::PAIRS_02_13) {
-                in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS_02_13), PAIRS_02_13);
-            }
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + subblock * SUBBLOCK + v * LANES), in_order);
-        }
-        scales[subblock] = scaling.scale;
-        sums[subblock] = ostinato::sum((Float)_mm256_cvtepi32_ps(sum)) * scaling.scale;
-    }
-    return true;
-}
-
-// Quantize a token of `in` elements, SPAN of which share a scale. -> false if one of them is not finite
-template <int SPAN, I16Order ORDER, typename T>
-bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
-    const I16TokenLayout layout(in);
-    for (std::int64_t at = 0; at < layout.size; at += SPAN) {
-        float *scales = layout.scales(token) + at / SUBBLOCK, *sums = layout.sums(token) + at / SUBBLOCK;
-        if (!quantize_span_i16<SPAN, ORDER>(x + at, in - at, token + at, scales, sums)) return false;
-    }
-    return true;
-}
-
-template <typename T>
-inline bool quantize_token_i16(int span, I16Order order, const T* x, std::int64_t in, i16* token) {
-    if (span == I16_SCALE_SPAN) return quantize_token_i16<I16_SCALE_SPAN, I16Order::LINEAR>(x, in, token);
-    return order == I16Order::INTERLEAVED_8 ? quantize_token_i16<SUBBLOCK, I16Order::INTERLEAVED_8>(x, in, token)
-                                       : quantize_token_i16<SUBBLOCK, I16Order::LINEAR>(x, in, token);
-}
-
-inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-
-inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 #else
-constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time
-static_assert(I16_SCALE_SPAN_AVX512 <= STEP_ELEMENTS);
+constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time with AVX-512
+static_assert(std::max(I16_SCALE_SPAN, I16_SCALE_SPAN_AVX512) <= STEP_ELEMENTS);
 
+#if defined(OSTINATO_HAS_AVX512)
 // Return the place of eight 16-bit integers of a token among those of four subblocks: the even or the odd ones of a
 // subblock's first or second half.
 constexpr int place_of(I16Order order, int subblock, bool odd, bool second) {
@@ -217,21 +158,55 @@ inline void put_subblock_i16(const Float* values, const PowerOfTwoScale& scaling
     });
 }
 
+inline int largest_of(Int values) { return _mm512_reduce_max_epi32((__m512i)values); }
+#else
+// Write a subblock of a token as integers, with its sum.
+template <I16Order ORDER>
+inline void put_subblock_i16(const Float* values, const PowerOfTwoScale& scaling, int subblock, i16* to, float* sum) {
+    __m256i eights[SUBBLOCK / LANES], total = _mm256_setzero_si256();
+    for (int v = 0; v < SUBBLOCK / LANES; ++v) {
+        eights[v] = _mm256_cvtps_epi32((__m256)(values[v] * scaling.inverse));
+        total = _mm256_add_epi32(total, eights[v]);
+    }
+    if constexpr (ORDER == I16Order::INTERLEAVED_8) std::swap(eights[1], eights[2]);
+    for (int v = 0; v < SUBBLOCK / LANES; v += 2) {
+        __m256i in_order = _mm256_permute4x64_epi64(_mm256_packs_epi32(eights[v], eights[v + 1]), 0xD8);
+        if constexpr (ORDER == I16Order::PAIRS_02_13) {
+            in_order = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, PAIRS_02_13), PAIRS_02_13);
+        }
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + subblock * SUBBLOCK + v * LANES), in_order);
+    }
+    *sum = ostinato::sum((Float)_mm256_cvtepi32_ps(total)) * scaling.scale;
+}
+
+inline int largest_of(Int values) {
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)values), _mm256_extracti128_si256((__m256i)values, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
+}
+
+inline __m256i load_i16(const i16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+
+inline __m128i load_16_bytes(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+#endif
+
 // Quantize SPAN elements of a token, of which `count` exist, into subblocks `first` and following of `to`. -> false if one
 // of them is not finite
 template <int SPAN, I16Order ORDER, typename T>
 inline bool quantize_span_i16(const T* x, std::int64_t count, i16* to, float* scales, float* sums, int first = 0) {
+    constexpr int SUBBLOCK_VECTORS = SUBBLOCK / LANES;
     Float values[SPAN / LANES];
-    __m512i most = _mm512_setzero_si512();
+    Int most{};
     for (int v = 0; v < SPAN / LANES; ++v) {
         values[v] = load_padded(x, v * LANES, count);
-        most = _mm512_max_epi32(most, _mm512_and_si512((__m512i)values[v], _mm512_set1_epi32(0x7FFFFFFF)));
+        const Int size = bits_as<Int>(values[v]) & 0x7FFFFFFF;
+        most = size > most ? size : most;
     }
-    const PowerOfTwoScale scaling(_mm512_reduce_max_epi32(most));
+    const PowerOfTwoScale scaling(largest_of(most));
     if (!scaling.finite) return false;
     for (int i = 0; i < SPAN / SUBBLOCK; ++i) {
         scales[i] = scaling.scale;
-        put_subblock_i16<ORDER>(values + 2 * i, scaling, first + i, to, sums + i);
+        put_subblock_i16<ORDER>(values + i * SUBBLOCK_VECTORS, scaling, first + i, to, sums + i);
     }
     return true;
 }
@@ -250,6 +225,7 @@ bool quantize_token_i16(const T* x, std::int64_t in, i16* token) {
     return true;
 }
 
+#if defined(OSTINATO_HAS_AVX512)
 template <typename T>
 inline bool quantize_token_i16(int, I16Order order, const T* x, std::int64_t in, i16* token) {
     switch (order) {
@@ -259,6 +235,14 @@ inline bool quantize_token_i16(int, I16Order order, const T* x, std::int64_t in,
         default: return quantize_token_i16<I16_SCALE_SPAN_AVX512, I16Order::LINEAR>(x, in, token);
     }
 }
+#else
+template <typename T>
+inline bool quantize_token_i16(int span, I16Order order, const T* x, std::int64_t in, i16* token) {
+    if (span == I16_SCALE_SPAN) return quantize_token_i16<I16_SCALE_SPAN, I16Order::LINEAR>(x, in, token);
+    return order == I16Order::INTERLEAVED_8 ? quantize_token_i16<SUBBLOCK, I16Order::INTERLEAVED_8>(x, in, token)
+                                       : quantize_token_i16<SUBBLOCK, I16Order::LINEAR>(x, in, token);
+}
+#endif
 #endif
 
 }  // namespace ostinato

@@ -275,18 +275,6 @@ constexpr int MAX_DOT_TOKENS = std::is_same_v<W, BlockByte> && LANES < 16 ? 2 : 
 // Most i16 tokens multiplied with rows in blocks at a time.
 constexpr int MAX_I16_TOKENS = LANES == 8 ? I16_BLOCK_NR_AVX2 : I16_NR;
 
-// Call `body` with the number of tokens, up to TOKENS, as a constant.
-template <int TOKENS = I16_NR, typename Body>
-inline void with_i16_tokens(int tokens, Body&& body) {
-    if constexpr (TOKENS > 0) {
-        if (tokens == TOKENS) {
-            body(std::integral_constant<int, TOKENS>{});
-        } else {
-            with_i16_tokens<TOKENS - 1>(tokens, body);
-        }
-    }
-}
-
 // Blocks of tokens from which on rows are first converted to the type that is multiplied, as measured: two with vectors
 // of 4, where blocks are small; three where a conversion takes several instructions; elsewhere never.
 template <typename X, typename W>

@@ -145,17 +145,12 @@ void dot_blocks(const Tokens<float>& tokens, const BlockByte* const* rows, const
     for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
 }
 
-template <typename F, typename X, int TOKENS = MAX_DOT_TOKENS<BlockByte>>
+template <typename F, typename X>
 void dot_blocks_up_to(int tokens, const Tokens<X>& x, const BlockByte* const* rows, const BlockByte* const* next, int prefetch,
                      std::int64_t count, float* sums, int stride) {
-    if constexpr (TOKENS > 0) {
-        const RowPrefetch to_come{next, prefetch};
-        if (tokens < TOKENS) {
-            dot_blocks_up_to<F, X, TOKENS - 1>(tokens, x, rows, next, prefetch, count, sums, stride);
-        } else {
-            dot_blocks<F, TOKENS>(x, rows, to_come, count, sums, stride);
-        }
-    }
+    const RowPrefetch to_come{next, prefetch};
+    with_constant<MAX_DOT_TOKENS<BlockByte>>(
+        tokens, [&](auto some) { dot_blocks<F, some.value>(x, rows, to_come, count, sums, stride); });
 }
 
 }  // namespace ostinato

@@ -88,7 +88,7 @@ void dot_i16_i8(const Tokens<i16>& tokens, const std::int8_t* const* rows, const
 
 inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t* const* rows, const std::int8_t* const* next,
                              int prefetch, std::int64_t in, float* sums, int stride) {
-    with_i16_tokens(tokens, [&](auto some) { dot_i16_i8<some.value>(x, rows, next, prefetch, in, sums, stride); });
+    with_constant<I16_NR>(tokens, [&](auto some) { dot_i16_i8<some.value>(x, rows, next, prefetch, in, sums, stride); });
 }
 
 }  // namespace ostinato

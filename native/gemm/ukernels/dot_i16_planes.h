@@ -133,7 +133,7 @@ inline void dot_i16_i8_up_to(int tokens, const Tokens<i16>& x, const std::int8_t
                              std::int64_t in, float* sums, int stride) {
     constexpr float ONES[1][MR] = {{1, 1, 1, 1}};
     const I16TokenLayout layout(in);
-    with_i16_tokens(tokens, [&](auto some) {
+    with_constant<I16_NR>(tokens, [&](auto some) {
         PlaneSums<some.value> products;
         for (std::int64_t begin = 0; begin < in; begin += SUBBLOCK) {
             Bytes32 integers[MR] = {};
