@@ -7,9 +7,7 @@
 namespace ostinato {
 
 // Modules that multiply many i16 tokens in panels (gemm/large_m_i16.h).
-#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512)
-#define OSTINATO_I16_PANELS
-#elif defined(OSTINATO_HAS_AVX512_VNNI) && !defined(OSTINATO_HAS_AVX512_BF16)
+#if defined(OSTINATO_HAS_AVX2) && !defined(OSTINATO_HAS_AVX512_BF16) && (!defined(OSTINATO_HAS_AVX512) || defined(OSTINATO_HAS_AVX512_VNNI))
 #define OSTINATO_I16_PANELS
 #endif
 

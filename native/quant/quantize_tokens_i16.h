@@ -61,10 +61,6 @@ struct PowerOfTwoScale {
     }
 };
 
-#if defined(OSTINATO_HAS_AVX2)
-constexpr int PAIRS_02_13 = _MM_SHUFFLE(3, 1, 2, 0);  // exchanges the middle ones of four
-#endif
-
 // Load elements from `at` on, with zeros behind all `count` of them.
 template <typename T>
 inline Float load_padded(const T* x, std::int64_t at, std::int64_t count) {
@@ -114,6 +110,7 @@ bool quantize_token_i16(int, I16Order, const T* x, std::int64_t in, i16* token) 
     return true;
 }
 #else
+constexpr int PAIRS_02_13 = _MM_SHUFFLE(3, 1, 2, 0);  // exchanges the middle ones of four
 constexpr int STEP_SUBBLOCKS = 4, STEP_ELEMENTS = STEP_SUBBLOCKS * SUBBLOCK;  // read at a time with AVX-512
 static_assert(std::max(I16_SCALE_SPAN, I16_SCALE_SPAN_AVX512) <= STEP_ELEMENTS);
 

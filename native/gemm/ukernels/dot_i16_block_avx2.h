@@ -59,9 +59,8 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
     constexpr bool HAS_MINIMUM = F::HAS_MINIMUM || F::HAS_ZERO, HAS_LEAST = UnpackI16Avx2<F>::LEAST != 0;
     const I16TokenLayout layout(count * F::ELEMENTS);
     Float total[MR][TOKENS], low[MR][TOKENS];
-    for (int r = 0; r < MR; ++r) {
-        for (int t = 0; t < TOKENS; ++t) total[r][t] = low[r][t] = Float{};
-    }
+    clear(total);
+    clear(low);
     std::uint8_t rest[MR][BLOCKS * F::BYTES];  // last blocks of rows that are no whole superblocks, then zeros
     I16Superblock<F, TOKENS> superblocks[2];
     const auto prepare = [&](std::int64_t b, I16Superblock<F, TOKENS>& superblock) __attribute__((always_inline)) {

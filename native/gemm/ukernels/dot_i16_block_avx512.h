@@ -155,12 +155,8 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
     constexpr int BLOCKS = SUPERBLOCK / F::ELEMENTS, STEPS = SUPERBLOCK / STEP_ELEMENTS;
     constexpr int SUMS = Read::ORDER == I16Order::BLOCKS ? 1 : 2;  // per step; each has subblocks of its own
     const I16TokenLayout layout(count * F::ELEMENTS);
-    __m512 total[TOKENS][MR];
-#pragma GCC unroll 4
-    for (int t = 0; t < TOKENS; ++t) {
-#pragma GCC unroll 4
-        for (int r = 0; r < MR; ++r) total[t][r] = _mm512_setzero_ps();
-    }
+    Float total[TOKENS][MR];
+    clear(total);
     const auto multiply = [&](const I16SuperblockScales<F>& scales, const std::uint8_t* block, std::int64_t subblock,
                               __m512(&of_row)[TOKENS]) __attribute__((always_inline)) {
         __m512 of_superblock[TOKENS];
@@ -197,10 +193,10 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
         unrolled<MR>([&](auto r) __attribute__((always_inline)) {
             __m512 of_row[TOKENS];
 #pragma GCC unroll 4
-            for (int t = 0; t < TOKENS; ++t) of_row[t] = total[t][r];
+            for (int t = 0; t < TOKENS; ++t) of_row[t] = (__m512)total[t][r];
             multiply(scales.template row<r>(), block[r], b * F::ELEMENTS / SUBBLOCK, of_row);
 #pragma GCC unroll 4
-            for (int t = 0; t < TOKENS; ++t) total[t][r] = of_row[t];
+            for (int t = 0; t < TOKENS; ++t) total[t][r] = (Float)of_row[t];
         });
     };
     std::int64_t b = 0;
@@ -222,11 +218,7 @@ void dot_i16_blocks(const Tokens<i16>& tokens, const BlockByte* const* rows, con
         multiply_rows(block, b);
     }
 #pragma GCC unroll 4
-    for (int t = 0; t < TOKENS; ++t) {
-        Float of_rows[MR];
-        for (int r = 0; r < MR; ++r) of_rows[r] = (Float)total[t][r];
-        sum4(of_rows, sums + t * stride);
-    }
+    for (int t = 0; t < TOKENS; ++t) sum4(total[t], sums + t * stride);
 }
 
 }  // namespace ostinato
