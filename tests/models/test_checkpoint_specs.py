@@ -235,13 +235,20 @@ def test_a_state_layer_without_states_is_refused(name: str) -> None:
         model_spec(recipe(name).to_dict() | {key: 0})
 
 
+def test_the_chunk_size_of_mamba2_has_no_default() -> None:
+    """Those of other mixers have the default None."""
+    sizes = dict.fromkeys(("num_heads", "head_dim", "state_size", "num_groups", "conv_kernel"), 1)
+    with pytest.raises(TypeError, match="chunk_size"):
+        Mamba2Spec(**sizes)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("num_position_embeddings", 0), ("num_position_embeddings", 2**40), ("depth", 2**20)]
 )
 def test_a_size_of_a_vision_encoder_is_checked_too(key: str, value: int) -> None:
     config = qwen3_vl().to_dict()
     config["vision_config"][key] = value
-    with pytest.raises(ModelError, match=r"should be 1 or more|which no model has"):
+    with pytest.raises(ModelError, match=r"should be a whole number of at least 1|which no model has"):
         model_spec(config)
 
 

@@ -121,7 +121,7 @@ def test_the_spelling_of_transformers_gives_the_same_spec() -> None:
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1; supported: 0"),
         ({"num_key_value_heads": 8}, "num_key_value_heads = 8; supported: as many as num_attention_heads, 32"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; supported: silu"),
-        ({"kv_lora_rank": 0}, "kv_lora_rank = 0, which should be 1 or more"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank = 0, which should be a whole number of at least 1"),
         ({"num_expert_group": 3}, "num_expert_group = 3, which should part 256 experts"),
         ({"num_experts_per_token": 257}, "num_experts_per_token = 257, which should be 1 to 256"),
         ({"linear_attn_config": None}, "neither layer_types nor kda_layers and full_attn_layers in linear_attn_config"),
@@ -276,7 +276,8 @@ def test_ling_has_attention_at_the_end_of_each_group_a_bounded_decay_and_a_head_
     [
         ({"short_conv_kernel_size": None}, "has no 'short_conv_kernel_size', which a bailing_hybrid model needs"),
         ({"kda_lower_bound": 0.5}, "kda_lower_bound = 0.5; it should be below 0, or kda_safe_gate false"),
-        ({"layer_group_size": 0}, "layer_group_size = 0, which should be 1 or more"),
+        ({"layer_group_size": 0}, "layer_group_size = 0, which should be a whole number of at least 1"),
+        ({"layer_group_size": -1}, "layer_group_size = -1, which should be a whole number of at least 1"),
         ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers = 2; supported: 0 and 1"),
         ({"mtp_layer_types": ["linear_attention"]}, "supported: \\['full_attention'\\]"),
         ({"q_lora_rank": 64}, "q_lora_rank = 64; supported: null"),

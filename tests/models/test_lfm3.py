@@ -104,7 +104,7 @@ def test_an_encoder_that_is_not_implemented_is_refused_by_name(changed: dict[str
         ),
         ({"layer_types": ["conv"]}, ["1 layer_types", "24"]),
         ({"layer_types": ["mamba"] * 24}, ["layer_types mamba", "conv, sliding_attention, full_attention"]),
-        ({"sliding_window": 0}, ["sliding_window = 0", "1 or more"]),
+        ({"sliding_window": 0}, ["sliding_window = 0", "a whole number of at least 1"]),
         ({"conv_L_cache": 1}, ["1 taps"]),
         ({"use_attention_gate": "yes"}, ["use_attention_gate = 'yes'", "true or false"]),
     ],

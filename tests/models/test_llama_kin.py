@@ -190,11 +190,11 @@ def test_random_norms_that_are_stored_less_1_multiply_by_1() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("mistral", {"sliding_window": 0}, ["sliding_window = 0", "1 or more"]),
+        ("mistral", {"sliding_window": 0}, ["sliding_window = 0", "a whole number of at least 1"]),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, ["sliding_window = 37", "all layers"]),
         ("mistral", {"sliding_window": "wide"}, ["sliding_window = 'wide'", "whole number"]),
         ("qwen2", {"use_sliding_window": False}, ["layer_types sliding_attention", "use_sliding_window = false"]),
-        ("qwen2", {"sliding_window": None}, ["no sliding_window", "1 or more"]),
+        ("qwen2", {"sliding_window": None}, ["no sliding_window", "a whole number of at least 1"]),
         ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types chunked_attention"]),
         ("qwen2", {"layer_types": ["full_attention"]}, ["1 layer_types", "num_hidden_layers = 2"]),
         ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true", "false"]),

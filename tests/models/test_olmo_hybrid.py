@@ -64,7 +64,7 @@ def test_attention_has_no_positions_where_theta_is_null(given: dict[str, Any], t
     ("change", "message"),
     [
         ({"linear_num_key_heads": 7}, "30 heads of a delta net, which 7 key heads cannot serve"),
-        ({"linear_num_key_heads": 0}, "linear_num_key_heads = 0, which should be 1 or more"),
+        ({"linear_num_key_heads": 0}, "linear_num_key_heads = 0, which should be a whole number of at least 1"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"layer_types": ["sliding_attention"] * 32}, r"layer_types sliding_attention; supported: "),
     ],

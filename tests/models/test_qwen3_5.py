@@ -65,7 +65,7 @@ def test_both_spellings_give_the_same_model() -> None:
     [
         ({"layer_types": ["sliding_attention"] * 24}, r"layer_types sliding_attention; supported: "),
         ({"layer_types": ["full_attention"]}, "1 layer_types for num_hidden_layers = 24"),
-        ({"full_attention_interval": 0}, "full_attention_interval = 0, which should be 1 or more"),
+        ({"full_attention_interval": 0}, "full_attention_interval = 0, which should be a whole number of at least 1"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"linear_num_key_heads": 5}, "16 heads of a delta net, which 5 key heads cannot serve"),
         ({"model_type": "qwen3_5"}, "no 'text_config'"),

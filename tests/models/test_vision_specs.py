@@ -102,7 +102,7 @@ def test_experts_are_in_every_third_layer_but_for_those_that_are_named() -> None
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (config(vision={"num_position_embeddings": 0}), "num_position_embeddings = 0, which should be 1 or more"),
+        (config(vision={"num_position_embeddings": 0}), "embeddings = 0, which should be a whole number of at least 1"),
         (config(vision={"out_hidden_size": 2048}), "out_hidden_size = 2048; the text part's hidden_size is 2560"),
         (config(vision={"num_heads": 15}), "15 heads in an encoder of hidden_size 1024"),
         (config(vision={"num_heads": 512}), "should be a multiple of 4"),

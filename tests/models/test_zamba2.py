@@ -101,7 +101,7 @@ def test_a_config_without_kinds_means_those_of_the_architecture() -> None:
         ({"use_long_context": True}, "use_long_context = True; supported: false"),
         ({"use_conv_bias": False}, "use_conv_bias = False; supported: true"),
         ({"use_shared_mlp_adapter": False}, "use_shared_mlp_adapter = False; supported: true"),
-        ({"num_mem_blocks": 0}, "num_mem_blocks = 0, which should be 1 or more"),
+        ({"num_mem_blocks": 0}, "num_mem_blocks = 0, which should be a whole number of at least 1"),
         ({"attention_head_dim": 80}, "attention_head_dim = 80; .* it is 160"),
         ({"attention_hidden_size": 2560}, "attention_hidden_size = 2560; .* it is 5120"),
         ({"mamba_headdim": 32}, "mamba_headdim = 32 and n_mamba_heads = 80; .* hidden_size = 5120"),

@@ -109,6 +109,10 @@ class HiddenStateKeeper(Module):
         )
 
 
+JOIN_NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
+"""Usual names of the parts of a prediction head's join in a checkpoint."""
+
+
 class PredictionHead(HiddenStateKeeper):
     """Predictor of the token after next, from a hidden state of the model (after its final norm) and the next token.
 

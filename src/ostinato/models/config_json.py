@@ -43,12 +43,10 @@ def integer(config: JsonMapping, name: str, default: int | None = None, most: in
     """
     value = _value(config, name, default)
     most = _limit(name) if most is None else most
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _malformed(name, value, "a whole number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _malformed(name, value, f"a whole number of at least {least}")
     if value > most:
         raise ModelError(f"config.json has a {name} above {most:,}, which no model has")
-    if value < least:
-        raise ModelError(f"config.json has {name} = {value}, which should be {least} or more")
     return value
 
 
@@ -511,7 +509,9 @@ def layer_windows(config: JsonMapping, slides: Sequence[bool], window: int | Non
         return (None,) * len(slides)
     given = config.get("sliding_window", window)
     if given is None:
-        raise ModelError(f"config.json names layers with {SLIDING}, and no sliding_window; it should be 1 or more")
+        raise ModelError(
+            f"config.json names layers with {SLIDING}, and no sliding_window; it should be a whole number of at least 1"
+        )
     size = integer({"sliding_window": given}, "sliding_window", least=1)
     longest = config.get("max_position_embeddings")
     if isinstance(longest, int) and size >= longest:

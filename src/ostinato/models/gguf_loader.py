@@ -164,7 +164,7 @@ def _places(
 
 
 def _is_stack(name: str, view: WeightTarget) -> bool:
-    return len(view.shape) == 3 and not name.endswith((".conv1d.weight", ".conv.weight"))
+    return len(view.shape) == 3 and not name.endswith(("conv1d.weight", ".conv.weight"))
 
 
 def _rows_of(view: WeightTarget, rows: slice) -> GgufTarget:

@@ -1,6 +1,6 @@
 """Types of the extension modules that hold the native kernels, one module for each instruction set.
 
-The build writes the modules (`native/module.cpp`), and `ops.dispatch.load_extension` imports the one that the plan
+The build writes the modules (`native/bind/module.cpp`), and `ops.dispatch.load_extension` imports the one that the plan
 chose, so a stub file of one name could not describe them.
 """
 

@@ -129,7 +129,7 @@ class Mamba2Spec(Mixer):
     state_size: int
     num_groups: int
     conv_kernel: int
-    chunk_size: int
+    chunk_size: int = field()  # Without this, its default would be that of all mixers.
     scan_writes_states: bool = True
     norm_spans_ranks: bool = False
     """True if the norm's single group is sharded among ranks, each with some of its channels."""

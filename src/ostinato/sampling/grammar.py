@@ -1,6 +1,6 @@
 """Grammars: guides compiled for a tokenizer, which decide the next tokens. The library is imported on use.
 
-The library names no place in a schema that it refuses; `refused_part` finds it.
+The library names no place in a schema that it refuses; `located_reason` finds it.
 """
 
 from __future__ import annotations

@@ -130,7 +130,10 @@ def jamba(metadata: Metadata) -> JsonObject:
     experts = [f"blk.{i}.ffn_gate_inp.weight" in metadata.header.tensors for i in range(metadata.num_layers)]
     hidden = max(metadata.integer("embedding_length"), 1)
     if channels % hidden:
-        raise ModelError(f"{metadata.header.path} has ssm.inner_size = {channels}, which should be so often {hidden}")
+        raise ModelError(
+            f"{metadata.header.path} has ssm.inner_size = {channels}, which should be a multiple of embedding_length = "
+            f"{hidden}"
+        )
     return {
         "model_type": "jamba",
         **_heads(metadata),

@@ -10,7 +10,7 @@ from ostinato.layers.latent_attention import LatentAttention
 from ostinato.layers.mlp import GatedMLP
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.models.bailing_hybrid.spec import BailingHybridHyperparameters
-from ostinato.models.base import Block, CausalLM, PredictionHead
+from ostinato.models.base import JOIN_NAMES, Block, CausalLM, PredictionHead
 from ostinato.models.kimi_linear.model import SparseMLP
 from ostinato.models.kimi_linear.spec import score_scale
 from ostinato.plan.layer_specs import LayerSpec
@@ -67,8 +67,7 @@ class BailingHybrid(CausalLM):
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         hyper: BailingHybridHyperparameters = self.spec.hyperparameters
         number = hyper.num_layers
-        names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
-        names = {name: f"{number}.{stored}" for name, stored in {**names, "norm": "final_layernorm"}.items()}
+        names = {name: f"{number}.{stored}" for name, stored in {**JOIN_NAMES, "norm": "final_layernorm"}.items()}
         names["blocks"] = ""
         return PredictionHead(self.build, self.spec, layers, self.make_block, names=names, first=number)
 

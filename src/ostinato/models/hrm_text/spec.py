@@ -48,12 +48,8 @@ def model_spec(config: JsonObject) -> ModelSpec:
     """
     activation(config, "hidden_act", "silu", ("silu",))
     is_split = config.get("num_layers_per_stack") is not None
-    stack_size = integer(config, "num_layers_per_stack" if is_split else "num_hidden_layers")
-    high_cycles, low_cycles = integer(config, "H_cycles", H_CYCLES), integer(config, "L_cycles", L_CYCLES)
-    if min(stack_size, high_cycles) < 1:
-        raise ModelError(
-            f"config.json has H_cycles = {high_cycles} and {stack_size} layers in a stack; both should be at least 1"
-        )
+    stack_size = integer(config, "num_layers_per_stack" if is_split else "num_hidden_layers", least=1)
+    high_cycles, low_cycles = integer(config, "H_cycles", H_CYCLES, least=1), integer(config, "L_cycles", L_CYCLES)
     num_uses = integer({"num_hidden_layers": stack_size * high_cycles * (low_cycles + 1)}, "num_hidden_layers")
     attention = _attention(config)
     return ModelSpec(

@@ -10,7 +10,7 @@ from ostinato.layers.linear import Linear
 from ostinato.layers.mlp import MLP, Experts, SigmoidRouter
 from ostinato.layers.module import ModelBuilder, Module
 from ostinato.layers.norm import RMSNorm
-from ostinato.models.base import CausalLM, PredictionHead, mamba2_mixer
+from ostinato.models.base import JOIN_NAMES, CausalLM, PredictionHead, mamba2_mixer
 from ostinato.models.nemotron_h.spec import NemotronHHyperparameters
 from ostinato.plan.layer_specs import LayerSpec
 from ostinato.plan.mixers import Mamba2Spec
@@ -94,8 +94,7 @@ class NemotronH(CausalLM):
 
     def make_head(self, layers: Sequence[LayerSpec]) -> PredictionHead:
         # In the checkpoint the first block has the join's weights, and the last one the final norm.
-        names = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj"}
-        names = {name: f"layers.0.{stored}" for name, stored in names.items()}
+        names = {name: f"layers.0.{stored}" for name, stored in JOIN_NAMES.items()}
         names |= {"blocks": "layers", "norm": f"layers.{len(layers) - 1}.final_layernorm"}
         return PredictionHead(self.build, self.spec, layers, self.make_block, names=names)
 
