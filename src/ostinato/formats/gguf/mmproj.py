@@ -147,7 +147,7 @@ def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
         except ModelError as error:
             damaged.append(error)
             continue
-        reason = _mismatch(found, projector, header.metadata)
+        reason = _mismatch(found, projector, Metadata(header))
         if reason is None:
             fitting.append(found)
         else:
@@ -162,20 +162,20 @@ def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
     return replace(header, no_images=f"images are refused: {reason}")
 
 
-def _mismatch(found: Header, projector: Projector, text: JsonObject) -> str | None:
+def _mismatch(found: Header, projector: Projector, text: Metadata) -> str | None:
     """Return why a file is no encoder of the model; None if it is one."""
-    values = found.metadata
+    values = {name: value for name, value in found.metadata.items() if isinstance(value, str | int)}  # no arrays
     if values.get("general.architecture") != "clip" or values.get("clip.has_vision_encoder") is not True:
         return f"is no encoder of images (architecture {values.get('general.architecture')!r})"
     kind = values.get("clip.projector_type", values.get("clip.vision.projector_type"))
     if kind != projector.kind:
         return f"is of another model: its projector_type is {kind!r}, and should be {projector.kind!r}"
     size = values.get("clip.vision.projection_dim")
-    of_text = text.get(f"{text['general.architecture']}.embedding_length")
+    of_text = text.integer("embedding_length")
     if size != of_text:
         return f"is of another model: its projection_dim is {size!r}, and the text's embedding_length {of_text!r}"
     if values.get("clip.use_gelu") is not True:
-        return "has clip.use_gelu = false; supported: true"
+        return f"has clip.use_gelu = {values.get('clip.use_gelu')!r}; supported: True"
     others = [name for name in found.tensors if not name.startswith(OF_ENCODER)]
     return f"has tensors that belong to no encoder of images: {', '.join(others[:3])}" if others else None
 
