@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostinato.errors import ModelError
+from ostinato.files import is_file
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.reader import Header, LazyStrings, read_header
 from ostinato.formats.gguf.tensor_names import OF_ENCODER
@@ -129,19 +130,22 @@ PROJECTORS = {
 def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
     """Return the header of a model's text with the encoder from one of the files beside it, the largest that fits.
 
-    Where none does, `no_images` has the reason, unless the text has no token of images. ModelError if none fits and one
-    is damaged.
+    Where none does, `no_images` has the reason, unless no file is there and the text knows no images. ModelError if
+    none fits and one is damaged.
     """
     projector = PROJECTORS.get(str(header.metadata.get("general.architecture")))
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if projector is None or not isinstance(tokens, LazyStrings):
-        return header
-    if tokens.find(next(iter(projector.tokens.values()))) is None:
-        return header
+    if projector is None:
+        return _unread(header, candidates, f"encoders of images are read beside texts of {', '.join(PROJECTORS)}")
+    tokens, image = header.metadata.get("tokenizer.ggml.tokens"), next(iter(projector.tokens.values()))
+    if not isinstance(tokens, LazyStrings) or tokens.find(image) is None:
+        return _unread(header, candidates, f"the text has no token {image}, which stands for an image")
     fitting: list[Header] = []
     damaged: list[ModelError] = []
     foreign: list[str] = []
     for path in candidates:
+        if not is_file(path):  # to open a pipe would wait for its writer
+            foreign.append(f"{path.name} is no file")
+            continue
         try:
             found = read_header(path)
         except ModelError as error:
@@ -160,6 +164,11 @@ def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
         raise damaged[0]
     reason = "; ".join(foreign) or f"no file {PATTERN} is beside it"
     return replace(header, no_images=f"images are refused: {reason}")
+
+
+def _unread(header: Header, candidates: Sequence[Path], reason: str) -> Header:
+    names = ", ".join(path.name for path in candidates)
+    return replace(header, no_images=f"{names} is not read: {reason}") if names else header
 
 
 def _mismatch(found: Header, projector: Projector, text: Metadata) -> str | None:
