@@ -206,8 +206,8 @@ def _guide_of_vllm(given: object) -> Guide:
     asked = {str(name): value for name, value in (fields or {}).items() if value is not None and value is not False}
     if not asked:
         raise RequestError(
-            f"structured_outputs should be a mapping such as {{'json': SCHEMA}}, or vLLM's object, not {short_repr(given)}; "
-            f"it may have {', '.join(VLLM_GUIDES)}",
+            "structured_outputs should be a mapping such as {'json': SCHEMA}, or vLLM's object, not "
+            f"{short_repr(given)}; it may have {', '.join(VLLM_GUIDES)}",
             setting="structured_outputs",
         )
     if unknown := sorted(asked.keys() - VLLM_GUIDES.keys()):
