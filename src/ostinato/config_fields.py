@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, model_serializer
 
 from ostinato.errors import ConfigError, Remedy
 from ostinato.json_io import DuplicateMemberError, parse_json
+from ostinato.setting_names import short_repr
 
 BUDGETS = "encoder_token_budgets"
 
@@ -29,14 +30,14 @@ def checked_sizes(setting: str, given: object, max_capture_size: object = None) 
     ConfigError if there are none, one is not a size, or the largest is not `max_capture_size`, where that is given too.
     """
     if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
-        message = f"{setting} = {given!r} is not a list of whole numbers"
+        message = f"{setting} = {short_repr(given)} is not a list of whole numbers"
         raise ConfigError(message, [Remedy(setting, _repaired([given], max_capture_size))])
     values = list(given)
     repair = Remedy(setting, _repaired(values, max_capture_size))
     if not values:
         otherwise = _EMPTY.get(setting, "the default sizes, or set graph_mode to none")
         raise ConfigError(f"{setting} is an empty list; leave it open for {otherwise}", [repair])
-    wrong = [repr(value) for value in values if not is_count(value)]
+    wrong = [short_repr(value) for value in values if not is_count(value)]
     if wrong:
         what = _SIZE.get(setting, "a capture size is a whole number of at least 1")
         raise ConfigError(f"{setting} has {', '.join(wrong)}: {what}", [repair])
@@ -142,14 +143,14 @@ def speculative_fields(given: object) -> dict[str, object]:
     ConfigError that lists all problems; its remedy is the nearest legal value, if there is one.
     """
     if given is False or (isinstance(given, str) and given.strip().lower() in NOTHING):
-        message = f"speculative = {given!r}: leave it out for no speculation, else {FORMS}"
+        message = f"speculative = {short_repr(given)}: leave it out for no speculation, else {FORMS}"
         raise ConfigError(message, [Remedy("speculative", None)])
     try:
         fields = _of_text(given) if isinstance(given, str) else given
     except DuplicateMemberError as error:
-        raise ConfigError(f"speculative = {given!r}: {error}; {FORMS}") from None
+        raise ConfigError(f"speculative = {short_repr(given)}: {error}; {FORMS}") from None
     if not isinstance(fields, Mapping):
-        raise ConfigError(f"speculative = {given!r}: {FORMS}")
+        raise ConfigError(f"speculative = {short_repr(given)}: {FORMS}")
     fields = {str(name): value for name, value in fields.items() if value is not None}
     repaired, problems = dict(fields), list[str]()
     unknown = [name for name in fields if name not in FIELDS]
@@ -163,7 +164,7 @@ def speculative_fields(given: object) -> dict[str, object]:
         _check_lookups(method, fields, repaired, problems)
     if problems:
         remedies = [Remedy("speculative", short_form(repaired))] if _is_complete(repaired) else []
-        raise ConfigError(f"speculative = {given!r}: {'; '.join(problems)}; {FORMS}", remedies)
+        raise ConfigError(f"speculative = {short_repr(given)}: {'; '.join(problems)}; {FORMS}", remedies)
     return repaired
 
 

@@ -145,10 +145,11 @@ def in_plain_words(text: str) -> str:
     return text
 
 
-_SHOWN = reprlib.Repr()
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 1000
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+short_repr = _SHORT.repr
 """Form of a wrong value in an error, whatever its length and depth."""
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 1000
-_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfrozenset = 20
 
 
 def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:
@@ -161,7 +162,7 @@ def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[s
     if about.get("le") == 1 and isinstance(given, int | float) and 2 < given <= 100:
         nearest = [given / 100]  # a percentage
     guess = nearest_value(name, given, found["type"], re.findall("'([^']+)'", str(about.get("expected", ""))))
-    shown = type(given).__name__ if isinstance(given, BaseModel) else _SHOWN.repr(given)
+    shown = type(given).__name__ if isinstance(given, BaseModel) else short_repr(given)
     text = f"{name}{equals}{shown}: {said}" if name else said
     if guess is not None and not nearest:
         why = other_value(name, str(given).lower())[1]

@@ -571,6 +571,10 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
     assert set(others.split(", ")) == {"port", "served_model_name"}
 
 
+BILLIONS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+"""A file of 400 bytes that stands for billions of values."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -582,6 +586,12 @@ def test_settings_come_from_a_file_and_flags_go_before_it(capsys: pytest.Capture
         ("speculative:\n  method: 2026-01-01", "speculative holds what is no setting"),
         ("host: &a [*a]", "host holds what is no setting"),
         ("served_model_name: [a, null]", "served_model_name holds what is no setting"),
+        ("host: !!set {a, b}", "host holds what is no setting"),
+        ("host: !!omap [a: 1]", "host holds what is no setting"),
+        (BILLIONS + "speculative: {method: *a9}", "holds what is no setting: more than 10,000 values"),
+        (BILLIONS + "? *a9\n: 1", "holds what is no setting: more than 10,000 values"),
+        ("? &a [*a]\n: 1", "is not YAML: found unhashable key"),
+        (BILLIONS + "<<: [*a9]", "holds what is no setting: more than 10,000 values"),
         ("port: 2:10", "--port': should be a whole number"),
         ("- 4", "should have a line `name: value` for each setting"),
         ("port: 8000\na: b: c", "is not YAML: mapping values are not allowed here, in line 2\n"),

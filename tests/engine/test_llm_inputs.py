@@ -193,6 +193,18 @@ def test_the_tokenizer_decodes_integers_of_any_kind_and_refuses_others(llm: LLM)
             decode(odd)
 
 
+@pytest.mark.parametrize("name", ["params", "cache_salt", "priority", "checkpoints", "checkpoint_ttl", "tools"])
+def test_a_value_nested_deeper_than_python_prints_is_refused_by_name(llm: LLM, name: str) -> None:
+    value: Any = []
+    for _ in range(5000):
+        value = [value]
+    call = llm.chat if name == "tools" else llm.generate
+    asked: dict[str, Any] = {"params": SamplingParams(), name: value}
+    prompt: Any = [{"role": "user", "content": "a"}] if name == "tools" else "a"
+    with pytest.raises(RequestError, match=name.removesuffix("s")):
+        call(prompt, **asked)
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", ["greedy"], 0.5])
 def test_parameters_that_are_no_sampling_params_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(RequestError, match="params should be SamplingParams"):

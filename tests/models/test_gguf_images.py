@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ostinato.plan.device.detect import detect
 from ostinato.plan.plan import make_plan
 
 pytest.importorskip("gguf", reason="the package that writes GGUF files comes with the test extra")
+from tests.support.gguf_files import write_gguf
 from tests.support.gguf_images import IMAGE, VISION_FILES, write_checkpoint, write_encoder, write_text
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 160, "max_num_seqs": 2, "cache_memory": "8MiB"}
@@ -124,7 +126,10 @@ def load(text: Path) -> CausalLM:
         ("general.architecture", "llama", "mmproj-a.gguf is no encoder of images (architecture 'llama')"),
         ("clip.projector_type", "qwen3vl_merger", "mmproj-a.gguf is of another model: its projector_type is"),
         ("clip.vision.projection_dim", 80, "projection_dim is 80, and the text's embedding_length 64"),
-        ("clip.use_gelu", False, "mmproj-a.gguf has clip.use_gelu = false"),
+        ("clip.use_gelu", False, "mmproj-a.gguf has clip.use_gelu = False"),
+        ("general.architecture", [1, 2], "mmproj-a.gguf is no encoder of images"),
+        ("clip.projector_type", [1, 2], "mmproj-a.gguf is of another model: its projector_type is"),
+        ("clip.vision.projection_dim", [64, 64], "mmproj-a.gguf is of another model: its projection_dim is"),
     ],
 )
 def test_an_encoder_of_another_model_is_refused_by_name(
@@ -145,6 +150,24 @@ def test_a_damaged_encoder_is_an_error_with_its_name_unless_another_fits(gemma: 
     whole.unlink()
     with pytest.raises(ModelError, match=r"mmproj-b\.gguf of \d+ bytes is damaged or truncated"):
         load_spec(EngineConfig(model=str(text)))
+
+
+def test_what_only_has_an_encoders_name_is_named(gemma: Path, tmp_path: Path) -> None:
+    text = Path(shutil.copy(gemma / "text.gguf", tmp_path / "text.gguf"))
+    os.mkfifo(tmp_path / "mmproj-a.gguf")
+    (tmp_path / "mmproj-b.gguf").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "mmproj-c.gguf").mkdir()
+    assert "mmproj-a.gguf is no file; mmproj-b.gguf is no file; mmproj-c.gguf is no file" in decisions(text)["model"]
+    (tmp_path / "mmproj-d.gguf").write_text("a note")
+    with pytest.raises(ModelError, match=r"mmproj-d\.gguf is no GGUF file"):
+        load_spec(EngineConfig(model=str(text)))
+
+
+def test_the_plan_names_an_encoder_beside_a_text_that_takes_none(tmp_path: Path) -> None:
+    llama = write_gguf(tmp_path / "text.gguf", "llama")
+    assert "model" not in decisions(llama)
+    (tmp_path / "mmproj-a.gguf").touch()
+    assert "mmproj-a.gguf is not read: encoders of images are read beside texts of gemma3" in decisions(llama)["model"]
 
 
 def test_an_encoder_with_tensors_of_a_text_is_refused(gemma: Path, tmp_path: Path) -> None:

@@ -66,13 +66,14 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0)
 # Parameters
 
 
-@pytest.mark.parametrize("name", ["stop", "logit_bias", "guide", "seed"])
+@pytest.mark.parametrize("name", ["stop", "logit_bias", "guide", "seed", "structured_outputs"])
 def test_a_value_that_is_deep_or_holds_itself_is_refused_in_few_words(name):
     deep, itself = [], {"a": 1}
     itself["x"] = itself
     for _ in range(5000):
         deep = [deep]
-    for value in (deep, itself, {"json_schema": itself}, {"json_schema": {"items": deep}}, ["x" * 10**6, 1]):
+    guides = ({key: value} for key in ("json_schema", "choice", "regex") for value in (itself, deep, {"items": deep}))
+    for value in (deep, itself, *guides, ["x" * 10**6, 1]):
         with pytest.raises(RequestError, match=name) as caught:
             SamplingParams(**{name: value})
         assert len(str(caught.value)) < 5000

@@ -10,6 +10,7 @@ import inspect
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _NO_SETTINGS = ("config_file", "help_all", "print_config")
 """Flags that are not settings."""
+_MAX_VALUES = 10_000
+"""Most values of a file of settings."""
 
 
 def read_config_file(ctx: typer.Context, path: Path) -> None:
@@ -50,14 +53,15 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
 
     try:
         text = path.read_text(encoding="utf-8")
-        read, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
-        twice = _given_twice(node)
+        node = yaml.compose(text, yaml.SafeLoader)
+        problem = _problem_of(node)
+        read = None if node is None or problem else yaml.SafeLoader("").construct_document(node)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings in {path} cannot be read: {os_error_text(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {_what_is_wrong(error)}") from None
-    if twice is not None:
-        raise ConfigError(f"{path}: {twice} is given twice")
+    if problem is not None:
+        raise ConfigError(f"{path}: {problem}")
     if not isinstance(read, dict | None):
         raise ConfigError(f"{path} should have a line `name: value` for each setting, and holds {read!r}")
     options = {
@@ -84,7 +88,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
             problems.append(f"{path}: {name} is given twice")
         elif value is not None:
             try:
-                as_typed = _as_typed(written.get(str(key)), value)
+                as_typed = _as_typed(written[str(key)], value)
                 given[name] = _as_argument(as_typed, is_list=getattr(options[name], "multiple", False))
             except (TypeError, ValueError, RecursionError):  # a date, bytes, a mapping in itself
                 problems.append(f"{path}: {name} holds what is no setting; give texts, numbers or a list of these")
@@ -95,24 +99,28 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
     ctx.default_map = {**(ctx.default_map or {}), **given}
 
 
-def _given_twice(node: yaml.Node | None) -> str | None:
-    """Return a key that a mapping of YAML, or one within it, has twice: its reader takes the last."""
+def _problem_of(document: yaml.Node | None) -> str | None:
+    """Return what is wrong with a document: it is too large, or has a key twice, of which YAML takes the last.
+
+    What aliases stand for counts wherever they stand: lines of a few bytes may stand for billions of values.
+    """
     import yaml
 
-    waiting, seen = [node], set[int]()  # an alias may lead to a node that it lies in
+    waiting, count = [("it", document)], 0
     while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+        (setting, node), count = waiting.pop(), count + 1
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        if count + len(waiting) + len(inner) > _MAX_VALUES:
+            return f"{setting} holds what is no setting: more than {_MAX_VALUES:,} values, or one in itself"
         if isinstance(node, yaml.MappingNode):
-            names = [str(key.value) for key, _ in node.value]
-            twice = [name for place, name in enumerate(names) if name in names[:place]]
-            if twice:
-                return twice[0]
-            waiting += [value for _, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
+            names = Counter(key.value for key, _ in inner if isinstance(key, yaml.ScalarNode))
+            twice = next((name for name, times in names.items() if times > 1), None)
+            if twice is not None:
+                return f"{twice} is given twice"
+            is_top = node is document
+            waiting += [(key.value if is_top and key.id == "scalar" else setting, value) for key, value in inner]
+        else:
+            waiting += [(setting, value) for value in inner]
     return None
 
 
@@ -134,18 +142,17 @@ def print_config(settings: BaseModel) -> Iterator[str]:
         yield f"# {line}" if value == field.default else line
 
 
-def _as_typed(node: yaml.Node | None, value: object) -> object:
+def _as_typed(node: yaml.Node, value: object) -> object:
     """Return a setting in the words of the file: YAML reads `on` as true, 0123 as 83, 1.10 as 1.1 and 1:30 as 90.
 
-    TypeError for a list of lists, mappings or nothing. None for a setting that a merge (`<<`) brings: it stays as read.
+    TypeError for a list of lists, mappings or nothing.
     """
-    if node is None:
+    if isinstance(value, dict):
         return value
-    if isinstance(value, list):
-        if any(item is None or isinstance(item, list | dict) for item in value):
-            raise TypeError
-        return [part.value for part in node.value]
-    return value if isinstance(value, dict | bytes) else node.value
+    parts = node.value if isinstance(value, list) else [node]
+    if any(not isinstance(part.value, str) or part.tag.endswith(":null") for part in parts):
+        raise TypeError
+    return [part.value for part in parts] if isinstance(value, list) else node.value
 
 
 def _as_argument(value: object, *, is_list: bool) -> object:

@@ -22,7 +22,7 @@ from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 from ostinato.scheduler.limits import check_prompt_length
-from ostinato.setting_names import plain_numbers
+from ostinato.setting_names import plain_numbers, short_repr
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -66,7 +66,8 @@ class PromptInput(NamedTuple):
         positions = [] if has_none else list_of_marks(checkpoints, "checkpoints")
         ttl = checkpoint_ttl if type(checkpoint_ttl) is float else plain_numbers(checkpoint_ttl)
         if type(ttl) not in (int, float):
-            raise RequestError(f"checkpoint_ttl {ttl!r} should be a number of seconds", setting="checkpoint_ttl")
+            message = f"checkpoint_ttl {short_repr(ttl)} should be a number of seconds"
+            raise RequestError(message, setting="checkpoint_ttl")
         given = _unwrap_mapping(prompt)
         token_ids = given if isinstance(given, str) else as_token_ids(given)
         return cls(token_ids, marks=[Mark(position, ttl) for position in positions])
@@ -175,7 +176,7 @@ def single_params(params: SamplingParams | None, sampling_params: SamplingParams
     """Return the parameters of a stream. RequestError for several of them, and for more than one output."""
     given = merge_params_alias(params, sampling_params)
     if given is not None and not isinstance(given, SamplingParams):
-        raise RequestError(f"params should be SamplingParams, not {given!r}")
+        raise RequestError(f"params should be SamplingParams, not {short_repr(given)}")
     if given is not None and given.n != 1:
         raise RequestError(f"stream gives one output, and n is {given.n}; use generate for several")
     return given
@@ -237,7 +238,8 @@ def params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams | N
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams | None) for each in params):
-        raise RequestError(f"params should be SamplingParams or a list of them, one for each prompt, not {params!r}")
+        form = "SamplingParams or a list of them, one for each prompt"
+        raise RequestError(f"params should be {form}, not {short_repr(params)}")
     if len(params) != count:
         raise RequestError(f"{count} prompts came with {len(params)} sampling parameters; give one, or one for each")
     return params
@@ -309,7 +311,7 @@ class InputProcessor:
 
 
 def check_salt(cache_salt: str | None) -> None:
-    message = f"cache_salt {cache_salt!r} should be text that is not empty, or left out"
+    message = f"cache_salt {short_repr(cache_salt)} should be text that is not empty, or left out"
     if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
         raise RequestError(message)
     try:
@@ -330,8 +332,8 @@ def check_marks(marks: Sequence[Mark], num_tokens: int, plan: Plan) -> None:
         position, ttl = mark.position, mark.ttl
         if type(position) is not int or not 0 < position <= num_tokens:
             raise RequestError(
-                f"checkpoint {position!r} is no position of the prompt; positions are from 1 to {num_tokens}, the "
-                "number of its tokens"
+                f"checkpoint {short_repr(position)} is no position of the prompt; positions are from 1 to "
+                f"{num_tokens}, the number of its tokens"
             )
         if type(ttl) not in (int, float) or not 0 < ttl <= plan.pins.max_ttl:
             raise RequestError(
@@ -343,7 +345,7 @@ def check_marks(marks: Sequence[Mark], num_tokens: int, plan: Plan) -> None:
 
 def check_priority(priority: int, scheduling_policy: str) -> None:
     if not isinstance(priority, int):
-        raise RequestError(f"priority {priority!r} should be a whole number; lower ones come first")
+        raise RequestError(f"priority {short_repr(priority)} should be a whole number; lower ones come first")
     if priority != 0 and scheduling_policy == "fcfs":
         message = f"priority {priority} has no effect under scheduling_policy fcfs; choose the policy priority"
         raise RequestError(message, [Remedy("scheduling_policy", "priority")], "priority")

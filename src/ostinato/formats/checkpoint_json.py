@@ -66,7 +66,7 @@ def gguf_header(path: Path) -> Header:
     It is read once while the files stay unchanged. Raises ModelError as `read_whole` and `with_encoder`.
     """
     encoders = tuple(other for other in matches(path.parent, PATTERN) if other != path)
-    states = [part.stat() for part in (*parts_beside(path), *encoders)]
+    states = [part.stat() for part in (*parts_beside(path), *filter(is_file, encoders))]
     return _header(path, encoders, tuple((state.st_mtime_ns, state.st_size) for state in states))
 
 

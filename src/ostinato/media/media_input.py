@@ -213,7 +213,7 @@ def render_chat(
     if media is None:
         if parts:
             reason = "this model takes text only, and no images; leave it out, or choose a model with vision"
-            raise MediaError(parts[0].where, reason)
+            raise MediaError(parts[0].where, f"{reason}. If it should take them, `ostinato plan` says why not")
         return RenderedChat(render(plain), None)
     for text in texts([plain, others]):
         media.placeholders.check_absent(text)

@@ -29,7 +29,7 @@ from ostinato.errors import RequestError
 from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json, unique_members
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS, MAX_MULTIPLE, MAX_MULTIPLE_DIGITS
-from ostinato.setting_names import describe_fields, plain_words
+from ostinato.setting_names import describe_fields, plain_words, short_repr
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -115,7 +115,7 @@ class Guide(BaseModel):
                 value = TypeAdapter(value).json_schema()
             return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
         except PydanticUserError as error:
-            raise ValueError(f"no schema can be made of {value!r}: {error.message}") from None
+            raise ValueError(f"no schema can be made of {short_repr(value)}: {error.message}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the schema is not JSON: {error}") from None
 
@@ -269,7 +269,7 @@ def _problems(error: ValidationError, known: list[str], given: list[str]) -> Ite
             hint = f" (here it is {meant})" if meant else ""
             yield "", f"unknown guide {setting}{hint}; known are {', '.join(known)}"
         elif detail["type"] in ("string_type", "tuple_type") and len(detail["loc"]) == 1:
-            yield f"guide.{setting}", f"it should be {_FORMS.get(setting, 'a text')}, not {detail['input']!r}"
+            yield f"guide.{setting}", f"it should be {_FORMS.get(setting, 'a text')}, not {short_repr(detail['input'])}"
         else:
             yield f"guide{'.' if setting else ''}{setting}", plain_words(detail)
 

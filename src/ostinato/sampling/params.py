@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ostinato.errors import Remedy, RequestError
 from ostinato.other_engines import SAMPLING_ADVICE
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields, plain_numbers, validation_problem
+from ostinato.setting_names import describe_fields, plain_numbers, short_repr, validation_problem
 
 if TYPE_CHECKING:
     from ostinato.setting_types import GuideSettings, SamplingSettings
@@ -206,8 +206,8 @@ def _guide_of_vllm(given: object) -> Guide:
     asked = {str(name): value for name, value in (fields or {}).items() if value is not None and value is not False}
     if not asked:
         raise RequestError(
-            f"structured_outputs should be a mapping such as {{'json': SCHEMA}}, or vLLM's object, not {given!r}; it "
-            f"may have {', '.join(VLLM_GUIDES)}",
+            "structured_outputs should be a mapping such as {'json': SCHEMA}, or vLLM's object, not "
+            f"{short_repr(given)}; it may have {', '.join(VLLM_GUIDES)}",
             setting="structured_outputs",
         )
     if unknown := sorted(asked.keys() - VLLM_GUIDES.keys()):

@@ -34,6 +34,7 @@ from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_er
 from ostinato.files import find_in_checkpoint, is_stream, matches, read_text
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.json_io import JsonMapping, JsonObject
+from ostinato.setting_names import short_repr
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
@@ -151,7 +152,7 @@ class ChatTemplate:
             if value is not None and not (
                 isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
             ):
-                raise RequestError(f"{name} should be a list of objects, not {value!r}", setting=name)
+                raise RequestError(f"{name} should be a list of objects, not {short_repr(value)}", setting=name)
         tools = arguments.get("tools")
         asked = [name for name in arguments if name not in _ARGUMENTS]
         asked += [name for name in ("tools", "documents") if arguments.get(name)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostinato.errors import ModelError
+from ostinato.files import is_file
 from ostinato.formats.gguf.metadata import Metadata
 from ostinato.formats.gguf.reader import Header, LazyStrings, read_header
 from ostinato.formats.gguf.tensor_names import OF_ENCODER
@@ -129,25 +130,28 @@ PROJECTORS = {
 def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
     """Return the header of a model's text with the encoder from one of the files beside it, the largest that fits.
 
-    Where none does, `no_images` has the reason, unless the text has no token of images. ModelError if none fits and one
-    is damaged.
+    Where none does, `no_images` has the reason, unless no file is there and the text knows no images. ModelError if
+    none fits and one is damaged.
     """
     projector = PROJECTORS.get(str(header.metadata.get("general.architecture")))
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if projector is None or not isinstance(tokens, LazyStrings):
-        return header
-    if tokens.find(next(iter(projector.tokens.values()))) is None:
-        return header
+    if projector is None:
+        return _unread(header, candidates, f"encoders of images are read beside texts of {', '.join(PROJECTORS)}")
+    tokens, image = header.metadata.get("tokenizer.ggml.tokens"), next(iter(projector.tokens.values()))
+    if not isinstance(tokens, LazyStrings) or tokens.find(image) is None:
+        return _unread(header, candidates, f"the text has no token {image}, which stands for an image")
     fitting: list[Header] = []
     damaged: list[ModelError] = []
     foreign: list[str] = []
     for path in candidates:
+        if not is_file(path):  # to open a pipe would wait for its writer
+            foreign.append(f"{path.name} is no file")
+            continue
         try:
             found = read_header(path)
         except ModelError as error:
             damaged.append(error)
             continue
-        reason = _mismatch(found, projector, header.metadata)
+        reason = _mismatch(found, projector, Metadata(header))
         if reason is None:
             fitting.append(found)
         else:
@@ -162,20 +166,25 @@ def with_encoder(header: Header, candidates: Sequence[Path]) -> Header:
     return replace(header, no_images=f"images are refused: {reason}")
 
 
-def _mismatch(found: Header, projector: Projector, text: JsonObject) -> str | None:
+def _unread(header: Header, candidates: Sequence[Path], reason: str) -> Header:
+    names = ", ".join(path.name for path in candidates)
+    return replace(header, no_images=f"{names} is not read: {reason}") if names else header
+
+
+def _mismatch(found: Header, projector: Projector, text: Metadata) -> str | None:
     """Return why a file is no encoder of the model; None if it is one."""
-    values = found.metadata
+    values = {name: value for name, value in found.metadata.items() if isinstance(value, str | int)}  # no arrays
     if values.get("general.architecture") != "clip" or values.get("clip.has_vision_encoder") is not True:
         return f"is no encoder of images (architecture {values.get('general.architecture')!r})"
     kind = values.get("clip.projector_type", values.get("clip.vision.projector_type"))
     if kind != projector.kind:
         return f"is of another model: its projector_type is {kind!r}, and should be {projector.kind!r}"
     size = values.get("clip.vision.projection_dim")
-    of_text = text.get(f"{text['general.architecture']}.embedding_length")
+    of_text = text.integer("embedding_length")
     if size != of_text:
         return f"is of another model: its projection_dim is {size!r}, and the text's embedding_length {of_text!r}"
     if values.get("clip.use_gelu") is not True:
-        return "has clip.use_gelu = false; supported: true"
+        return f"has clip.use_gelu = {values.get('clip.use_gelu')!r}; supported: True"
     others = [name for name in found.tensors if not name.startswith(OF_ENCODER)]
     return f"has tensors that belong to no encoder of images: {', '.join(others[:3])}" if others else None
 
