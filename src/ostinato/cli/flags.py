@@ -100,7 +100,7 @@ def read_config_file(ctx: typer.Context, path: Path) -> None:
 
 
 def _problem_of(document: yaml.Node | None) -> str | None:
-    """Return the problem of a document, if any: too many values, or a key twice (YAML takes the last).
+    """Return the problem of a document, if any: too many values, or a key twice; YAML itself takes the last.
 
     What aliases stand for counts wherever they stand: lines of a few bytes may stand for billions of values.
     """
