@@ -612,10 +612,10 @@ NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
         "messages[0].content[0].b",
         "known are type, text, citations",
     ),
-    "a message of another server's answer": (
-        chat(messages=[{"role": "assistant", "content": "a", "reasoning": "b"}]),
-        "messages[0].reasoning",
-        "here it is reasoning_content",
+    "a message": (
+        chat(messages=[{"role": "assistant", "content": "a", "reasoning_text": "b"}]),
+        "messages[0].reasoning_text",
+        "did you mean reasoning_content?",
     ),
     "in responses": ((RESPONSES, {"input": "a", "max_token": 1}), "max_token", "max_output_tokens"),
     "in messages": ((MESSAGES, {"messages": ASKED, "max_tokens": 2, "stop_words": 1}), "stop_words", "stop_sequences"),
