@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_serializer
 
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, Remedy, short_repr
 from ostinato.json_io import DuplicateMemberError, parse_json
-from ostinato.setting_names import short_repr
 
 BUDGETS = "encoder_token_budgets"
 

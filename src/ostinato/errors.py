@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _LONG_WORD = re.compile(r"\S{1000,}")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 1000
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+short_repr = _SHORT.repr
+"""Form of a wrong value in an error, whatever its length and depth."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import reprlib
 import textwrap
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -18,7 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 
-from ostinato.errors import ConfigError, Remedy
+from ostinato.errors import ConfigError, Remedy, short_repr
 from ostinato.other_engines import SETTING_ADVICE, other_value
 from ostinato.units import number_in
 
@@ -143,13 +142,6 @@ def in_plain_words(text: str) -> str:
     for pattern, words in _PYDANTIC_WORDS.items():
         text = re.sub(pattern, words, text)
     return text
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 1000
-_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
-short_repr = _SHORT.repr
-"""Form of a wrong value in an error, whatever its length and depth."""
 
 
 def validation_problem(found: Mapping[str, Any], equals: str = " = ") -> tuple[str, list[Remedy]]:

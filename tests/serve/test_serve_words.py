@@ -612,7 +612,7 @@ NESTED: dict[str, tuple[tuple[str, Any], str, str]] = {
         "messages[0].content[0].b",
         "known are type, text, citations",
     ),
-    "a message": (
+    "an answer in messages": (
         chat(messages=[{"role": "assistant", "content": "a", "reasoning_text": "b"}]),
         "messages[0].reasoning_text",
         "did you mean reasoning_content?",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar, cast
 from ostinato.engine.text.chat_marks import list_of_marks
 from ostinato.engine.text.chat_template import ChatTemplate
 from ostinato.engine.text.tokenizer import Tokenizer
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import Remedy, RequestError, short_repr
 from ostinato.json_io import JsonMapping
 from ostinato.kv_cache.marks import DEFAULT_TTL, MAX_MARKS, Mark
 from ostinato.media.media_input import RenderedChat
@@ -22,7 +22,7 @@ from ostinato.plan.plan import Plan
 from ostinato.sampling.grammar import Grammar, GrammarCompiler
 from ostinato.sampling.params import SamplingParams, check_token_ids, sampling_advice
 from ostinato.scheduler.limits import check_prompt_length
-from ostinato.setting_names import plain_numbers, short_repr
+from ostinato.setting_names import plain_numbers
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -25,11 +25,11 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.errors import RequestError
+from ostinato.errors import RequestError, short_repr
 from ostinato.json_io import DuplicateMemberError, JsonObject, parse_json, unique_members
 from ostinato.sampling.json_schema import enforceable
 from ostinato.sampling.schema_limits import MAX_JOINED_PATTERNS, MAX_MULTIPLE, MAX_MULTIPLE_DIGITS
-from ostinato.setting_names import describe_fields, plain_words, short_repr
+from ostinato.setting_names import describe_fields, plain_words
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

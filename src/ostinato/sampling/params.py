@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ostinato.errors import Remedy, RequestError
+from ostinato.errors import Remedy, RequestError, short_repr
 from ostinato.other_engines import SAMPLING_ADVICE
 from ostinato.sampling.guide import Guide
-from ostinato.setting_names import describe_fields, plain_numbers, short_repr, validation_problem
+from ostinato.setting_names import describe_fields, plain_numbers, validation_problem
 
 if TYPE_CHECKING:
     from ostinato.setting_types import GuideSettings, SamplingSettings

@@ -30,11 +30,10 @@ from ostinato.engine.text.template_sandbox import (
     TemplateBudget,
     TemplateBudgetExceeded,
 )
-from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text
+from ostinato.errors import ConfigError, ModelError, Remedy, RequestError, os_error_text, short_repr
 from ostinato.files import find_in_checkpoint, is_stream, matches, read_text
 from ostinato.formats.checkpoint_json import read_checkpoint_json
 from ostinato.json_io import JsonMapping, JsonObject
-from ostinato.setting_names import short_repr
 
 # The mark after a message to continue, to find its end in the rendered text. The space after the mark
 # shows whether the template trims messages.
