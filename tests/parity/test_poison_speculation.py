@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.engine.core import EngineCore
 from ostinato.layers.attention import Attention
-from ostinato.models.nemotron_h.model import Head
+from ostinato.models.base import PredictionHead
 from tests.support.assistants import assistant_checkpoint
 from tests.support.checkpoints import checkpoint
 from tests.support.engines import complete, greedy
@@ -95,7 +95,7 @@ def test_a_key_of_a_texts_first_token_would_be_seen_if_a_head_read_it() -> None:
     engine = speculating_engine(*case, expected_outputs(case[0]))
     logits = record_logits(engine)
     head = engine.runner.model.head
-    assert isinstance(head, Head)
+    assert isinstance(head, PredictionHead)
     for block in head.blocks:
         if isinstance(block.mixer, Attention):
             block.mixer.first_key = 0
